@@ -16,9 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import explain
-from explain.cli.arguments import parser
-from explain.cli.commands import COMMANDS
-from explain.cli.explaining import EXPLAIN
+from explain.cli.commands import COMMANDS, EXPLAIN, parser
 
 USED = [
     "hooks", "training", "distributed.communication", "distributed.packaging", "methods", "targets", "baselines",
@@ -71,7 +69,9 @@ def write(folder: Path) -> None:
     described: dict[int, str] = {}
     pages = {"explain": _page("explain", described)}
     pages |= {room: _page(f"explain.{room}", described) for room in rooms()}
-    pages |= {"index": _index(), "command-line": "".join(_command_line())}
+    inside = _title("Internals") + "Rooms that the package is made of. What is written here may change.\n\n"
+    inside += _toctree("Rooms", [room for room in rooms() if room not in USED])
+    pages |= {"index": _index(), "inside": inside, "command-line": "".join(_command_line())}
     for name, text in pages.items():
         path = folder / f"{name}.rst"
         if not path.exists() or path.read_text("utf-8") != text:
@@ -86,14 +86,29 @@ def _title(text: str, under: str = "=") -> str:
 
 
 def _index() -> str:
-    used = [room for room in rooms() if room in USED]
-    inside = [room for room in rooms() if room not in USED]
+    names = [name for name in explain.__all__ if not name.startswith("_")]
+    errors = [name for name in names if isinstance(getattr(explain, name), type) and _is_error(getattr(explain, name))]
+    links = ", ".join(f":py:obj:`~explain.{name}`" for name in errors)
     return (
         _title("Reference")
-        + "Every public name, with its options. It is written from the docstrings.\n\n"
-        + _toctree("What you call", ["explain", "command-line", *used])
-        + _toctree("What these are made of", inside)
+        + "What ``import explain`` gives:\n\n"
+        + _table([name for name in names if name not in errors])
+        + f"Errors and warnings: {links}.\n\n"
+        + _toctree("All pages", ["explain", "command-line", *(room for room in rooms() if room in USED), "inside"])
     )
+
+
+def _is_error(kind: type) -> bool:
+    return issubclass(kind, BaseException)
+
+
+def _table(names: list[str]) -> str:
+    """Names of the top level, each with the first line of its docstring."""
+    rows = []
+    for name in names:
+        first = (inspect.getdoc(getattr(explain, name)) or "").split("\n\n")[0]
+        rows.append(f"   * - :py:obj:`~explain.{name}`\n     - {' '.join(first.split())}\n")
+    return f".. list-table::\n   :widths: 25 75\n\n{''.join(rows)}\n"
 
 
 def _toctree(caption: str, pages: list[str]) -> str:
@@ -106,7 +121,10 @@ def _page(name: str, described: dict[int, str]) -> str:
     module = importlib.import_module(name)
     things = {f"{name}.{each}": getattr(module, each) for each in public(module)}
     again = [full for full, thing in things.items() if id(thing) in described and _has_identity(thing)]
-    parts = [_title(name), f".. automodule:: {name}\n\n"]
+    opening = f".. automodule:: {name}\n\n"
+    if name == "explain":  # its docstring is a map of the rooms, for those who work on them
+        opening = ".. py:module:: explain\n\nThe names of the top level, as ``explain.attribute``.\n\n"
+    parts = [_title(name), opening]
     if again:
         links = ", ".join(f":py:obj:`{described[id(things[full])]}`" for full in again)
         parts.append(f"Also here, and described elsewhere: {links}.\n\n")
@@ -166,11 +184,8 @@ def _command_line() -> Iterator[str]:
 
 def parsers() -> Iterator[tuple[str, argparse.ArgumentParser]]:
     """What is typed for each command, and the parser of its options."""
-    flags = tuple(command.flag for command in COMMANDS.values() if command.flag is not None)
-    every = {option.name: option for option in (*EXPLAIN.options, *flags)}
-    yield "explain", parser("explain", EXPLAIN.about, tuple(every.values()), "")
-    for command in COMMANDS.values():
-        yield f"explain {command.name}", parser(f"explain {command.name}", command.about, command.options, "")
+    for command in (EXPLAIN, *COMMANDS.values()):
+        yield command.prog, parser(command)
 
 
 def _options(words: str, made: argparse.ArgumentParser) -> Iterator[str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import io
+import re
 from pathlib import Path
 from typing import Any
 
@@ -37,5 +39,7 @@ def _png(value: Any) -> Image.Image | None:
         canvas = FigureCanvasAgg(value)  # a figure that no window shows has none that draws
         canvas.draw()
         return Image.fromarray(np.asarray(canvas.buffer_rgba()))
-    drawn = getattr(value, "_repr_png_", lambda: None)()
-    return None if drawn is None else Image.open(io.BytesIO(drawn))
+    if hasattr(value, "sheet"):  # larger than in a notebook
+        return value.sheet(260)
+    drawn = re.search(r'src="data:image/\w+;base64,([^"]+)"', getattr(value, "_repr_html_", str)())
+    return None if drawn is None else Image.open(io.BytesIO(base64.b64decode(drawn[1])))

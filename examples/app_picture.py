@@ -14,7 +14,7 @@ from pathlib import Path
 import explain
 from explain.app import application
 from explain.app.service import Service
-from explain.app.serving import LOOPBACK, bound
+from explain.app.web import bound
 
 PHOTOS = ["astronaut.png", "chelsea.png", "coffee.png", "grace_hopper.jpg", "rocket.jpg"]
 METHODS = ["gradcam", "layercam", "hirescam", "guidedbackprop"]
@@ -28,10 +28,10 @@ def main(file: Path = FILE) -> None:
 
     service = Service([explain.Explainer(crop="whole")], examples={name: ASSETS / name for name in PHOTOS})
     server = uvicorn.Server(uvicorn.Config(application(service), log_level="warning", lifespan="off", ws="none"))
-    with bound(LOOPBACK, 0) as socket:
+    with bound("127.0.0.1", 0) as socket:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [socket]}, daemon=True)
         thread.start()
-        photograph(f"http://{LOOPBACK}:{socket.getsockname()[1]}/", file)
+        photograph(f"http://127.0.0.1:{socket.getsockname()[1]}/", file)
         server.should_exit = True
         thread.join()
     service.close()

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib import colormaps
 
-from explain.render.colors import HEAT, INTENSITY, SIGNED
+from explain.render.styles import HEAT, INTENSITY, SIGNED
 
 FILE = Path(__file__).resolve().parents[1] / "explain" / "render" / "colormaps.json"
 

@@ -52,8 +52,6 @@ def fuzz_files(count: int, seed: int, keep: Path) -> bool:
     summary = fuzz(count, seed, keep, lambda done, so_far: show(done, count, so_far))
     print(table(summary))
     print(f"\n{summary.calls} calls in one process, {1000 * summary.seconds / count:.0f} ms a file")
-    print(f"slowest file: {summary.slowest[0]:.1f} s ({summary.slowest[1]})")
-    print(f"memory: {summary.peak / 1e6:.0f} MB at most, {summary.growth / 1e6:.0f} MB more at the end than before")
     for failure in summary.failures:
         print(f"FAILED {failure}")
     if summary.failures:
@@ -61,7 +59,7 @@ def fuzz_files(count: int, seed: int, keep: Path) -> bool:
     return not summary.failures
 
 
-def fuzz_networks(count: int, seed: int, minutes: float, shrink: bool) -> bool:
+def fuzz_networks(count: int, seed: int, minutes: float) -> bool:
     """Explain random networks; return whether every result was what the plain computation gives."""
     start, known = time.perf_counter(), set[str]()
 
@@ -77,7 +75,7 @@ def fuzz_networks(count: int, seed: int, minutes: float, shrink: bool) -> bool:
     figures = networks.run(count, seed, told)
     print(networks.table(figures))
     for failure, case in networks.kinds(figures):
-        print(f"\nFAILED {failure}\n{networks.shrunk(failure, case) if shrink else case}")
+        print(f"\nFAILED {failure}\n{case}")
     return not figures.failures
 
 
@@ -109,13 +107,12 @@ def main() -> int:
     parser.add_argument("--records", type=int, default=0, metavar="N", help="how many damaged records")
     parser.add_argument("--seed", type=int, default=0, help="another seed, other networks and files (0)")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="no more networks after so long")
-    parser.add_argument("--shrink", action="store_true", help="look for the simplest network of each failure (slow)")
     parser.add_argument("--keep", type=Path, default=Path("fuzz-failures"), help="where failures go (fuzz-failures)")
     options = parser.parse_args()
     if not options.networks and not options.files and not options.records:
         parser.error("say how many: --networks N, --files N, --records N")
     torch.set_num_threads(1)  # what is this small is done sooner by one
-    good = not options.networks or fuzz_networks(options.networks, options.seed, options.minutes, options.shrink)
+    good = not options.networks or fuzz_networks(options.networks, options.seed, options.minutes)
     good &= not options.files or fuzz_files(options.files, options.seed, options.keep)
     good &= not options.records or fuzz_records(options.records, options.seed)
     return 0 if good else 1

@@ -16,7 +16,8 @@ from PIL import Image
 
 import explain
 from explain import ExplainError
-from explain.attribution.selection import select
+from explain.attribution.api import select
+from explain.methods.base import title_of
 from explain.render.sheets import Tile, table
 from explain.render.styles import CHOICES
 
@@ -82,7 +83,7 @@ def main(folder: Path) -> None:
     explainer = explain.Explainer(crop="whole")
     found = {name: explainer(ASSETS / name, METHODS) for name in SHOWN}
     rows = [[answer(each, name), *(Tile(each.overlay(method)) for method in METHODS)] for name, each in found.items()]
-    put(table(rows, ["photo", *METHODS], 260), folder / "gallery.jpg", "every photo with five methods")
+    put(table(rows, ["photo", *map(title_of, METHODS)], 260), folder / "gallery.jpg", "every photo with five methods")
     rows = [
         [answer(each, name), *(Tile(each.overlay("gradcam", style=style)) for style in CHOICES)]
         for name, each in found.items()

@@ -21,6 +21,7 @@ from torch import nn
 
 from explain import HookError, attribute, hooks
 from explain.hooks import HookGroup
+from explain.hooks.graph import accumulator as node_of_leaf
 
 WIDTH = 96
 SECTIONS: dict[str, Callable[[], None]] = {}
@@ -249,6 +250,34 @@ def inplace() -> None:
 
 
 @section
+def edited() -> None:
+    """A hook that edits its gradient and returns it as well changes two tensors: the one it got, and the one passed on.
+
+    The tensor that it got may be the caller's own, or shared with another branch. Return a new one, or nothing.
+    """
+    x = torch.ones(2, requires_grad=True)
+    given = torch.ones(2)
+
+    def edits_and_returns(gradient: torch.Tensor) -> torch.Tensor:
+        gradient *= 2
+        return gradient * 3
+
+    y = 1 * x
+    y.register_hook(edits_and_returns)  # PyTorch's own, which does not look
+    y.backward(given)
+    show("x's gradient, and the tensor that backward was given", x.grad, given)
+    y = 1 * x
+    with HookGroup() as group:
+        group.tensor(y, edits_and_returns)
+        refused(lambda: y.backward(torch.ones(2)))
+    x.grad, given, y = None, torch.ones(2), 1 * x
+    with HookGroup() as group:
+        group.tensor(y, lambda gradient: gradient * 6)
+        y.backward(given)
+    show("return gradient * 6 instead: the same two", x.grad, given)
+
+
+@section
 def tensors() -> None:
     """group.tensors([...], fn) calls fn once for several tensors: with all gradients, or with the first to arrive."""
     x = number(1.0)
@@ -400,10 +429,17 @@ def deprecated() -> None:
         warnings.simplefilter("always")
         compare("y = 5 * (2 * x) ** 3, at x = 1", Cube(), torch.ones(1))
         compare("the linear network's last layer", linear_network()[2], torch.tensor([[7.0, 0, 27, 0]]))
+        layer = nn.Linear(2, 2)
+        with torch.no_grad():
+            layer.weight.copy_(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+        compare("a layer of two outputs, for a batch of two", layer, torch.ones(2, 2))
+        compare("the same layer, for one input without a batch", layer, torch.ones(2))
     tell(
         "Of y, the old hook shows what the multiplication by 5 passes on, and misses the power and the doubling. Of "
-        "the layer, it shows the gradients of all operands of addmm: bias, input and transposed weight. PyTorch warns: "
-        f"{str(caught[0].message).split('. ')[1]}."
+        "the layer, it shows the gradients of all operands of addmm: bias, input and transposed weight. That of the "
+        "bias is a sum over the batch; early versions of PyTorch had a row for each sample, and scripts that read "
+        "per-sample gradients from it are wrong today. Without a batch, the last operation is a view, and the old hook "
+        f"sees nothing of the layer. PyTorch warns: {str(caught[0].message).split('. ')[1]}."
     )
 
 
@@ -543,13 +579,15 @@ def close(found: torch.Tensor, expected: torch.Tensor) -> bool:
 
 @section
 def accumulator() -> None:
-    """hooks.accumulator(p) is the Node that adds to p.grad; autograd does not show it, p.expand_as(p) leads to it.
+    """explain.hooks.graph.accumulator(p) is the Node that adds to p.grad, which autograd does not show.
+
+    p.expand_as(p) leads to it.
 
     A hook on it sees the final gradient, the sum of all branches.
     """
     p = number(3.0)
     y = p * p + p
-    found = hooks.accumulator(p)
+    found = node_of_leaf(p)
     show("behind p.expand_as(p)", found.name(), p.expand_as(p).grad_fn.next_functions[0][0] is found)
     with HookGroup() as group:
         group.node_pre(found, lambda grad_outputs: show("p = 3; y = p * p + p: before accumulation", *grad_outputs))

@@ -10,6 +10,8 @@ findings of each kind in `run.insight()` are checked by covering parts of their 
 - for classes that look away from the object, the object itself is blurred, and then all else;
 - of mistakes, what spoke for the wrong class is blurred: how many are still made, how many answers become right?
 
+The page has each with its control, an equal area elsewhere, and probabilities that are corrected for all tests.
+
 Then each class is asked: does covering the object change the more answers, the more of the evidence is on it?
 
 The figures go to assets/insight/tiny.json with pictures of mean maps (the photos may not be published), and from there
@@ -38,6 +40,7 @@ CLASSES = 200
 FIRST = 6  # findings of each kind that are checked
 EVERY = 5  # one photo of so many shows what is usual
 LEAST = 20  # photos of a class that is compared with the others
+PARTS = ("evidence", "object")  # what is tested of each class
 NAMED = 7  # classes with the least on the object that are named in the figure
 
 Key = tuple[str, str]
@@ -187,40 +190,62 @@ def _by_name(value: Any) -> Any:
 
 
 def section(found: Mapping[str, Any]) -> str:
-    """What was found, as tables for the page."""
+    """What was found, as tables for the page, with controls and the probabilities of all tests together."""
     usual = found["all"]
+    tests = [each[what] for each in found["looks"] for what in PARTS]
+    tests += [each["evidence"] for each in found["reasons"]] + [each["corrected"] for each in found["mistakes"]]
+    chances = iter(holm([each["chance"] for each in tests]))
     lines = [
-        f"{found['photos']:,} photos; the model classifies {found['accuracy']:.0%} of them correctly.", "",
-        "| class | photos | evidence on the object | share of the object | accuracy | … evidence blurred | … as much "
-        "blurred elsewhere | predictions kept with the object blurred | … all else blurred |",
-        "|---|---|---|---|---|---|---|---|---|",
+        f"{found['photos']:,} photos; the model classifies {found['accuracy']:.0%} of them correctly. p is McNemar's, "
+        f"corrected for the {len(tests)} tests of these tables (Holm).", "",
+        "| class | photos | evidence on the object | share of the object | predictions kept with the evidence "
+        "blurred | … as much blurred elsewhere | p | with the object blurred | … as much blurred elsewhere | p | "
+        "with all else blurred |", "|" + "---|" * 11,
     ]  # fmt: skip
     for each in found["looks"]:
         figures = f"{each['on_object']['mean']:.0%} | {each['object_size']['mean']:.0%}"
-        lines.append(f"| {_short(each['target'])} | {each['photos']} | {figures} | {_of_look(each)} |")
+        of_look = _of_look(each, _chance(next(chances)), _chance(next(chances)))
+        lines.append(f"| {_short(each['target'])} | {each['photos']} | {figures} | {of_look} |")
     lines.append(f"| *all classes (a fifth of all photos)* | {usual['evidence']['photos']:,} | "
-                 f"{found['on_object']:.0%} | {found['object_size']:.0%} | {_of_look(usual)} |")  # fmt: skip
+                 f"{found['on_object']:.0%} | {found['object_size']:.0%} | {_of_look(usual, '–', '–')} |")  # fmt: skip
     lines += ["", "| cluster | photos | of the class | silhouette | predictions kept with the evidence blurred | … as "
-              "much blurred elsewhere |", "|---|---|---|---|---|---|"]  # fmt: skip
+              "much blurred elsewhere | p |", "|" + "---|" * 7]  # fmt: skip
     for each in found["reasons"]:
         figures = f"{each['size']} | {each['share']:.0%} | {each['stands_out']:.2f}"
-        lines.append(f"| {_short(each['target'])} | {figures} | {_percent(each['evidence'], 'after', 'control')} |")
+        kept = f"{_percent(each['evidence'], 'after', 'control')} | {_chance(next(chances))}"
+        lines.append(f"| {_short(each['target'])} | {figures} | {kept} |")
     lines += ["", "| mistake | photos | of | still made with the evidence for the wrong class blurred | … as much "
-              "blurred elsewhere | right with the evidence blurred | … as much blurred elsewhere |",
-              "|---|---|---|---|---|---|---|"]  # fmt: skip
+              "blurred elsewhere | p | right with the evidence blurred | … as much blurred elsewhere |",
+              "|" + "---|" * 8]  # fmt: skip
     for each in found["mistakes"]:
         pair = f"{_short(each['label'])} taken for {_short(each['prediction'])}"
         removal = each["corrected"]
-        figures = (
-            f"{_percent(removal, 'after', 'control')} | {removal['accuracy'][1]:.0%} | {removal['accuracy'][2]:.0%}"
-        )
+        right = " | ".join(f"{value:.0%}" for value in removal["accuracy"][1:])
+        figures = f"{_percent(removal, 'after', 'control')} | {_chance(next(chances))} | {right}"
         lines.append(f"| {pair} | {each['count']} | {each['of']} | {figures} |")
     return "\n".join(lines)
 
 
-def _of_look(each: Mapping[str, Any]) -> str:
-    accuracy = " | ".join(f"{value:.0%}" for value in each["evidence"]["accuracy"])
-    return f"{accuracy} | {each['object']['after']:.0%} | {each['background']['after']:.0%}"
+def holm(chances: Sequence[float]) -> list[float]:
+    """Correct the probabilities of several tests (Holm, Scandinavian Journal of Statistics 1979).
+
+    >>> holm([0.04, 0.01, 0.5])
+    [0.08, 0.03, 0.5]
+    """
+    least, found = 0.0, [0.0] * len(chances)
+    for number, place in enumerate(sorted(range(len(chances)), key=chances.__getitem__)):
+        least = max(least, min(1.0, (len(chances) - number) * chances[place]))
+        found[place] = least
+    return found
+
+
+def _chance(value: float) -> str:
+    return "< 0.001" if value < 0.001 else f"{value:.2g}"
+
+
+def _of_look(each: Mapping[str, Any], *chances: str) -> str:
+    kept = [f"{_percent(each[what], 'after', 'control')} | {p}" for what, p in zip(PARTS, chances, strict=True)]
+    return f"{' | '.join(kept)} | {each['background']['after']:.0%}"
 
 
 def _percent(found: Mapping[str, Any], *names: str) -> str:

@@ -3,11 +3,12 @@
     python examples/interrupts.py --signals 5000 --seed 0
 
 Each signal comes at a random time to a call drawn at random: methods by `attribute`, `hooks.capture`, `HookGroup`,
-`FeatureExtractor`, `inspect` and `Explainer`, on a ResNet, a chain of 300 modules, and small networks, partly frozen
-and with dropout. It is a SIGINT (Ctrl-C), a SIGINT with a handler that raises something else, or a SIGALRM with one
-that raises (a time limit). Afterwards everything is compared with what it was before: modes, hooks, parameters,
-``.grad``, random numbers, the settings of torch, warning filters, handlers of signals, and what the package counts
-itself. At the end every call must give the values that it gave at first. The exit code is 1 if anything was damaged.
+`FeatureExtractor`, `inspect`, `intervene`, `trace` and `Explainer`, on a ResNet, a chain of 300 modules, and small
+networks, partly frozen and with dropout. It is a SIGINT (Ctrl-C), a SIGINT with a handler that raises something else,
+or a SIGALRM with one that raises (a time limit). Afterwards everything is compared with what it was before: modes,
+hooks, parameters, ``.grad``, random numbers, the settings of torch, warning filters, handlers of signals, and what the
+package counts itself. At the end every call must give the values that it gave at first. The exit code is 1 if anything
+was damaged.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ def main() -> int:
         *interruptions.calls_of("a chain of 300 modules", interruptions.deep(), photos[:1], ["gradcam", "saliency"]),
         *interruptions.calls_of("resnet18", resnet, larger, ["gradcam", "saliency", "guidedbackprop"]),
         *interruptions.calls_of_explainer(),
+        *interruptions.calls_of_interventions(),
     ]
     tally = interruptions.interrupt_often(calls, options.signals, options.seed, show)
     print(f"{tally.sent} signals to {len(calls)} calls; {tally.in_time} ended a call before it was done")

@@ -46,10 +46,10 @@ from torch import nn
 
 import explain
 from explain import ExplainError
-from explain.attribution.selection import select
+from explain.attribution.api import select
 from explain.engine import Evidence, Need
 from explain.methods import Method
-from explain.methods.registry import get_method
+from explain.methods.base import get_method
 from explain.metrics import MPRT, ROAD, Deletion, Insertion, Metric, RandomLogit, Sensitivity, get_metric
 from explain.models import CenterCrop, Classifier, load
 

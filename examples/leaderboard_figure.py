@@ -13,16 +13,16 @@ from explain.methods.base import FAMILIES
 PANELS = {"relevancerank": "on the object's box", "road": "for the model's answer"}
 COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000"]
 MARKERS = ["o", "s", "^", "D", "v", "P", "X"]
-SIZE = 7.5
-HEIGHT = 0.018  # of a label, as a share of the panel's
-WIDTH = 0.0105  # of a letter, as a share of the panel's width
+SIZE = 9
+HEIGHT = 0.022  # of a label, as a share of the panel's
+WIDTH = 0.0125  # of a letter, as a share of the panel's width
 
 
 def figure(name: str, model: Mapping[str, Any]) -> Figure:
     """Draw a panel for each of two metrics: one of boxes, one of faithfulness."""
     columns = [metric for metric in PANELS if metric in model["metrics"]] or list(model["metrics"])[:1]
-    found = Figure(figsize=(8 * len(columns), 8.6), layout="constrained")
-    for axes, metric in zip(found.subplots(1, len(columns), squeeze=False)[0], columns, strict=True):
+    found = Figure(figsize=(8, 7.6 * len(columns)), layout="constrained")
+    for axes, metric in zip(found.subplots(len(columns), 1, squeeze=False)[:, 0], columns, strict=True):
         _panel(axes, metric, model)
     handles, labels = found.axes[0].get_legend_handles_labels()
     found.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=9)
@@ -72,7 +72,7 @@ def _label(axes: Axes, points: Mapping[str, tuple[float, float]], lines: Mapping
     to_panel = axes.transData + axes.transAxes.inverted()
     for name, y in sorted(lines.items(), key=lambda each: each[1]):
         height = float(to_panel.transform((axes.get_xlim()[0], y))[1])
-        corner = _free([(0.99 - WIDTH * len(name), height + up) for up in (0.004, -0.02, 0.026, -0.044)], name, taken)
+        corner = _free([(0.99 - WIDTH * len(name), height + up) for up in (0.004, -0.026, 0.03, -0.05)], name, taken)
         axes.text(0.99, corner[1], name, transform=axes.transAxes, ha="right", va="bottom", fontsize=SIZE, color="0.35")
     spots = {name: tuple(map(float, to_panel.transform(place))) for name, place in points.items()}
     taken += [(x - 0.006, y - 0.008, x + 0.006, y + 0.008) for x, y in spots.values()]

@@ -15,7 +15,7 @@ import numpy as np
 from standings import DRAWS, FEWEST, beaten, correlations, draws, figures, ranks
 
 import explain
-from explain.methods.registry import family
+from explain.methods.base import innermost
 from explain.metrics import Metric
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -103,7 +103,7 @@ def about(name: str, records: Sequence[Any]) -> dict[str, Any]:
     costs = [record["costs"][name] for record in records if name in record["costs"]]
     failed = [record["errors"][name] for record in records if name in record["errors"]]
     kind = "reference" if name == REFERENCE else "baseline" if name in BASELINES else "method"
-    found: dict[str, Any] = {"kind": kind, "family": family(name) if kind == "method" else kind}
+    found: dict[str, Any] = {"kind": kind, "family": innermost(name).family if kind == "method" else kind}
     if costs and name != REFERENCE:
         found["cost"] = round(statistics.median(costs), 2)
     return found | ({"refused": failed[0], "refused on": len(failed)} if failed else {})
@@ -297,7 +297,7 @@ def _cell(figure: Mapping[str, Any] | None, *, bold: bool = False) -> str:
         return "–"
     half = (figure["high"] - figure["low"]) / 2
     mean = f"**{_short(figure['mean'])}**" if bold else _short(figure["mean"])
-    return f"{mean} ± {half:.2f}" if half < 9.995 else f"{mean} ± {half:.0f}"
+    return f"{mean}\u00a0±\u00a0{half:.{2 if half < 9.995 else 0}f}"  # on one line
 
 
 def _short(figure: float) -> str:
@@ -424,6 +424,11 @@ LIMITS = """\
   Compare with the box itself: it marks the object, and is still not always the best.
 - The models are small, the photos have 64 pixels, and each method has its default options and layer. Another model,
   layer or option can change the order, especially where intervals overlap.
+- The ImageNet model was made for photos of 224 pixels. Of these, which are enlarged from 64, it gets about a third
+  right, and only those count: what it does on sharp photos may differ. Tiny-ImageNet is made of photos of ImageNet,
+  so it may have been trained on larger versions of them.
+- Expensive methods were measured on few photos, and mostly against boxes. On planted evidence, where the answer is
+  known, some of them (`partitionshap`, `occlusion`) have far more of their map on the mark than `gradcam`.
 - There are about three hundred comparisons with baselines for each model. At a level of 95 %, a few of them are
   due to chance.
 - Signed values are used as the method defines them: pixels with negative values rank below pixels with zero. Pixel

@@ -28,8 +28,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from explain import Attribution, ExplainWarning, attribute
 from explain.methods import GradCAM, IntegratedGradients, Method
-from explain.methods.base import uses_layer
-from explain.methods.registry import get_method
+from explain.methods.base import get_method, uses_layer
 
 METHODS = [*map(get_method, ["gradcam", "layercam", "saliency", "guidedbackprop"]), IntegratedGradients(steps=3)]
 SIDES = (32, 48, 64, 80, 96, 128, 160, 192, 224, 240, 256, 384)

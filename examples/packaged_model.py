@@ -22,7 +22,7 @@ from typing import Any
 import explain
 from explain import ExplainError
 from explain.distributed.packaging import export_package, import_package
-from explain.models.tiny import load_tiny
+from explain.models.bundled import load_tiny
 
 PHOTO = Path(__file__).resolve().parents[1] / "assets" / "chelsea.png"
 SOURCES = {

@@ -41,7 +41,7 @@ from torch import nn
 import explain
 from explain import ExplainError
 from explain.methods import Method
-from explain.methods.registry import get_method
+from explain.methods.base import get_method
 from explain.metrics import EnergyPointingGame, PointingGame
 from explain.models import CenterCrop, Classifier, load
 
@@ -189,7 +189,11 @@ def trained(
 def decided(
     model: nn.Module, photos: torch.Tensor, labels: torch.Tensor, marks: int, look: CenterCrop
 ) -> dict[str, float]:
-    """On photos that it was not trained on: how often a mark decides, and how often decoys change the answer."""
+    """On photos that it was not trained on: how often a mark decides, and what decoys change.
+
+    "decoys decide nothing" is about marks: with decoys, a marked photo has the same answer, and another one is taken
+    for marked as often as without. "decoys change the answer" is about the class of a photo without a mark.
+    """
     generator = torch.Generator().manual_seed(99)
     which = torch.randint(0, marks, (len(photos),), generator=generator).tolist()
     marked = [planted(photo, [mark], 2, look, generator).x for photo, mark in zip(photos, which, strict=True)]
@@ -204,6 +208,7 @@ def decided(
         "mark decides": (of_marked == covered).float().mean().item(),
         "no mark, no such class": (of_others < CLASSES).float().mean().item(),
         "decoys decide nothing": same.float().mean().item(),
+        "decoys change the answer": (of_others != of_photos).float().mean().item(),
         "own class without a mark": (of_photos == labels).float().mean().item(),
         "the same with decoys": (of_others == labels).float().mean().item(),
     }

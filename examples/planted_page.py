@@ -90,10 +90,13 @@ def _marks(name: str) -> str:
 
 
 def _learnt(each: Mapping[str, float]) -> str:
+    changed = each.get("decoys change the answer")
     return (
-        f"the mark decides in {each['mark decides']:.1%}, decoys change nothing in "
-        f"{each['decoys decide nothing']:.1%}, and {1 - each['no mark, no such class']:.1%} of the photos without a "
-        "mark are taken for marked ones"
+        f"the mark decides in {each['mark decides']:.1%}, {1 - each['no mark, no such class']:.1%} of the photos "
+        "without a mark are taken for marked ones, and decoys make no difference to either in "
+        f"{each['decoys decide nothing']:.1%}; but of photos without a mark, decoys lower the accuracy from "
+        f"{each['own class without a mark']:.0%} to {each['the same with decoys']:.0%}"
+        + (f" and change {changed:.0%} of the answers" if changed is not None else "")
     )
 
 
@@ -128,8 +131,8 @@ def shown(found: Mapping[str, Any]) -> str:
     ]
     if drawn_to:
         lines.append(
-            "- **No mark:** decoys cover 7 % of the photo and do not affect its class, but more than 16 % of the map "
-            f"is on them for {_listed(drawn_to)}."
+            "- **No mark:** decoys cover 7 % of the photo and mostly leave its class as it is, but more than 16 % of "
+            f"the map is on them for {_listed(drawn_to)}."
         )
     return "\n".join(lines)
 
@@ -164,12 +167,13 @@ INTRODUCTION = """\
 
 Here the evidence is known. The small model was trained further on photos of ten classes, some of them with a mark of
 12 pixels (`python examples/planted_evidence.py`). The mark determines the class, whatever the photo shows. Decoys of
-the same colours have no effect. On photos that were not used for training: {models}.
+the same colours are not taken for marks; they cover some of the photo, as anything would. On photos that were not used
+for training: {models}.
 
 The table has the share of each map's positive values on the mark, in per cent ({photos}; fewer for expensive
 methods). The mark covers {share} of a photo. Maps of 8 × 8 values extend beyond the mark, because neighbouring
 positions see it too; "maximum on it" is fairer to them. Where there is no mark, the target is the photo's own class,
-and the share on the decoys should be small."""
+and the share on the decoys should mostly be small: they change some of the answers."""
 
 PICTURES = """\
 ![Share of each map on the mark, with intervals, and on the decoys](../assets/leaderboard/planted.png)

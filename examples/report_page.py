@@ -22,7 +22,7 @@ FILE = ASSETS / "report.html"
 
 
 def main(file: Path = FILE) -> None:
-    photos = [ASSETS / name for name in PHOTOS]
+    photos = [os.path.relpath(ASSETS / name) for name in PHOTOS]  # records have these paths
     explanations = explain.Explainer(crop="whole")(photos, METHODS, top_k=2)
     explain.report.sheet(explanations, file, steps=STEPS, title="Five photos", overwrite=True)
     print(f"wrote {file}, {file.stat().st_size / 1e6:.2f} MB")

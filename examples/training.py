@@ -196,6 +196,7 @@ def draw(runs: dict[str, list[Run]]) -> Figure:
         by_layer.set_ylabel("root mean square", fontsize=9)
         by_layer.tick_params("x", rotation=60)
         by_step.set(yscale="log", title="gradient of the first layer, before clipping if any", xlabel="step")
+        loss.set_yscale("log")  # one that explodes would hide the others
         loss.set(title=f"training loss, mean of the last {SPAN} steps or fewer", xlabel="step")
         for axes in (by_layer, by_step, loss):
             axes.title.set_fontsize(10)

@@ -22,7 +22,8 @@ import torch
 
 import explain
 from explain.data.images import EXTENSIONS
-from explain.runs import Content, Entry, State, run_on_ray
+from explain.runs import Content, Entry, run_on_ray
+from explain.runs.runner import State
 from explain.runs.sources import Folder
 
 

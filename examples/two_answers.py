@@ -31,7 +31,7 @@ def side_by_side(pictures: list[Image.Image], gap: int = 12) -> Image.Image:
 
 def main(file: Path = FILE) -> None:
     photo = ROOT / "assets" / "astronaut.png"
-    explanation = explain.Explainer(crop="whole")(photo, target=ANSWERS)
+    explanation = explain.Explainer(crop="whole")(photo, targets=ANSWERS)
     with Image.open(photo) as opened:
         pictures = [opened.convert("RGB")]
     pictures += [explanation.overlay(target=answer, caption=True).convert("RGB") for answer in ANSWERS]

@@ -1,4 +1,4 @@
-"""See why a PyTorch vision model said what it said.
+"""Explain what PyTorch vision models predict: attribution maps, metrics, checks and hooks.
 
     import explain
     explain.explain("cat.jpg").save("out/")
@@ -15,16 +15,16 @@ The package map; each room imports only from rooms above it:
     baselines/      what stands for "absent": zero, mean, blur, noise, neighbours, another photo
     tracing/        the tracer: a forward pass as operations and steps, and what is known of them
     relevance/      rules, composites, relevance propagation, multipliers of DeepLIFT
-    engine/         needs, plan, collectors, perturbations, batching, execution
+    engine/         needs, plan, collectors, perturbations, reruns, execution
     methods/        frozen dataclasses: options and mathematics
     attribution/    `attribute`, requests, results, selection, warnings, citation, records, concepts
     metrics/        how good a map is: figures for each image, in a table
     checks/         the verdict: which maps of a photo stand up to questions
-    models/         default, tiny, transformer; torchvision, timm, transformers; preprocessing, labels
+    models/         default, tiny, transformer, detector, segmenter; torchvision, timm, transformers; preprocessing
     report/         an explanation as a page for any browser: HTML, CSS and JavaScript in one file
     explanation/    `Explainer` and `Explanation`: photos and a model in, pictures, files and records out
     runs/           all photos of a folder or data set explained, stored as they come, continued after anything
-    insight/        what the maps of a run say together
+    insight/        summary of the maps of a run
     training/       gradients clipped and watched, photos explained during training
     app/            a page to ask a live model in, and the small server behind it
     cli/            arguments in, lines and exit codes out; no logic of its own
@@ -39,7 +39,7 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from explain._utils.removed import NAMES
+from explain._utils.spelling import replacement
 from explain._utils.version import __version__
 
 _HOME = {
@@ -51,7 +51,7 @@ _HOME = {
     "Run": "explain.runs.result",
     "applicable_methods": "explain.attribution.api",
     "attribute": "explain.attribution.api",
-    "cite": "explain.attribution.citation",
+    "cite": "explain.attribution.api",
     "evaluate": "explain.metrics",
     "explain": "explain.explanation.explainer",
     "find_concepts": "explain.attribution.concepts",
@@ -70,74 +70,36 @@ _ROOMS = {
 }  # fmt: skip
 
 __all__ = [
-    "AppError",
-    "ArgumentError",
-    "Attribution",
-    "BaselineError",
-    "Concepts",
-    "ExplainError",
-    "ExplainWarning",
-    "Explainer",
-    "Explanation",
-    "FolderError",
-    "HookError",
-    "ImageError",
-    "Inputs",
-    "LabelsError",
-    "LayerError",
-    "MethodError",
-    "MetricError",
-    "ModelError",
-    "NotRecordedError",
-    "OutputError",
-    "PhotoError",
-    "PhotosError",
-    "RecordError",
-    "Run",
-    "RunError",
-    "TargetError",
-    "UnusedLayerError",
-    "__version__",
-    "applicable_methods",
-    "attribute",
-    "cite",
-    "evaluate",
-    "explain",
-    "find_concepts",
-    "list_layers",
-    "list_methods",
-    "list_metrics",
-    "load",
-    "open_run",
-    "plan",
-    "run",
-]
+    "AppError", "ArgumentError", "Attribution", "BaselineError", "Concepts", "ExplainError", "ExplainWarning",
+    "Explainer", "Explanation", "FolderError", "HookError", "ImageError", "Inputs", "LabelsError", "LayerError",
+    "MethodError", "MetricError", "ModelError", "NotRecordedError", "OutputError", "PhotoError", "PhotosError",
+    "RecordError", "Run", "RunError", "TargetError", "UnusedLayerError", "__version__", "applicable_methods",
+    "attribute", "cite", "evaluate", "explain", "find_concepts", "list_layers", "list_methods", "list_metrics", "load",
+    "open_run", "plan", "run",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(importlib.import_module(_HOME[name]), name)
-    if name in __all__:  # the others are errors and warnings
-        return getattr(importlib.import_module("explain._utils.errors"), name)
+    home = _HOME.get(name) or ("explain._utils.errors" if name in __all__ else None)
+    if home is not None:
+        return getattr(importlib.import_module(home), name)
     if name in _ROOMS:
         return importlib.import_module(f"explain.{name}")
-    if name in NAMES:
-        from explain._utils.errors import RemovedError
+    from explain._utils.errors import getattr_of
 
-        raise RemovedError(f"explain.{name} is gone; use {NAMES[name]}")
-    raise AttributeError(f"module 'explain' has no attribute {name!r}")
+    return getattr_of(__name__)(name)
 
 
 class _RemovedModules:
-    """Asked last when a module is imported: refuses those that are gone, with what replaces them."""
+    """The last finder of modules: refuses those that are gone, with what replaces them."""
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: Any = None) -> None:
-        old = name.removeprefix("explain.")
-        if old != name and old in NAMES:
+        message = replacement(name)
+        if message is not None:
             from explain._utils.errors import RemovedModuleError
 
-            raise RemovedModuleError(f"{name} is gone; use {NAMES[old]}")
+            raise RemovedModuleError(message)
 
 
 sys.meta_path.append(_RemovedModules)
@@ -170,12 +132,10 @@ if TYPE_CHECKING:
         RunError,
         TargetError,
         UnusedLayerError,
-    )
-    from explain.attribution.api import attribute, plan
-    from explain.attribution.citation import cite
+    )  # fmt: skip
+    from explain.attribution.api import applicable_methods, attribute, cite, plan
     from explain.attribution.concepts import Concepts, find_concepts
     from explain.attribution.result import Attribution
-    from explain.attribution.selection import applicable_methods
     from explain.data.inputs import Inputs
     from explain.explanation.explainer import Explainer, explain
     from explain.explanation.explanation import Explanation

@@ -6,7 +6,8 @@ import gc
 import hashlib
 import os
 import signal
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch import nn
 
 import explain
 from explain.methods import Method
-from explain.methods.registry import get_method
+from explain.methods.base import get_method
 
 ROOT = Path(__file__).resolve().parents[1]
 ALONG_PATHS = {"blurintegratedgradients", "guidedintegratedgradients", "idgi", "expectedgradients", "xrai"}
@@ -72,6 +73,28 @@ class TinyNet(nn.Module):
         out += x
         x = F.relu(self.layer2(F.relu_(out)))
         return self.fc(self.avgpool(self.dropout(x)).flatten(1))
+
+
+class Made(nn.Module):
+    """A network of the parts given, by their names, that does with its input what a function of it says."""
+
+    def __init__(self, function: Callable[..., Any], **parts: Any) -> None:
+        super().__init__()
+        self.function = function
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(self, *args, **kwargs)
+
+
+def in_threads(count: int, work: Callable[[int], object]) -> None:
+    """Call ``work`` with a number in each of several threads, and wait for all of them."""
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def settled(model: nn.Module, seed: int = 0) -> nn.Module:

@@ -21,9 +21,11 @@ from torch.nn.modules import module as torch_modules
 
 import explain
 from explain import hooks
-from explain._utils import errors
+from explain._utils import errors, signals
 from explain.engine import validation as entry
-from explain.hooks import modes, preserve
+from explain.hooks import preserve
+from explain.hooks.interventions import active_interventions
+from explain.hooks.unwrap import _inserted
 
 METHODS = ["gradcam", "saliency", "guidedbackprop", "integratedgradients", "scorecam", "smooth(gradcam)"]
 DICTS = ["_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"]
@@ -116,6 +118,42 @@ def calls_of_explainer() -> list[Call]:
     ]
 
 
+class Attention(nn.Module):
+    """Pixels as tokens, an attention, and a layer that something is inserted behind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.attn = nn.Linear(3, 8), nn.MultiheadAttention(8, 2, batch_first=True)
+        self.act, self.fc = nn.ReLU(), nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tokens = self.embed(x.flatten(2).transpose(1, 2))
+        return self.fc(self.act(self.attn(tokens, tokens, tokens)[0]).mean(1))
+
+
+def calls_of_interventions() -> list[Call]:
+    """Interventions of every kind: in attention, from another input, and with a module that is inserted."""
+    model, x, other = Attention().eval(), torch.rand(1, 3, 6, 6), torch.rand(1, 3, 6, 6)
+    inserted = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+    several = [
+        hooks.Ablate("attn:pattern", heads=[0]), hooks.Patch("embed", other, from_input=True, tokens=[1, 2]),
+        hooks.Replace("act", inserted, name="sae"), hooks.Ablate("act/sae.1", channels=[3]),
+    ]  # fmt: skip
+
+    def intervene() -> torch.Tensor:
+        with hooks.intervene(model, several):
+            return model(x).detach()
+
+    def explained() -> torch.Tensor:
+        return explain.attribute(model, x, "saliency", target=1, interventions=several).values
+
+    def trace() -> torch.Tensor:
+        return hooks.trace(model, x, other, "heads", target=1, batch_size=1).by_layer["attn:heads"]
+
+    works = {"intervene": intervene, "attribute under interventions": explained, "trace": trace}
+    return [_timed(name, model, run) for name, run in works.items()]
+
+
 def _timed(name: str, model: nn.Module, run: Callable[[], torch.Tensor], *, own: bool = False) -> Call:
     buffers = {key: tensor.clone() for key, tensor in model.named_buffers()}
     run()
@@ -151,11 +189,12 @@ def state(model: nn.Module) -> dict[str, Any]:
         "gradients": (torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
         "mixed precision": (torch.is_autocast_enabled("cpu"), torch.is_autocast_cache_enabled()),
         "function modes": torch._C._len_torch_function_stack(),
+        "interventions": (active_interventions(model), sorted(_inserted.of.get(model, {}))),
         "warning filters": list(warnings.filters),
         "handlers": (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGALRM)),
         "counters": (
-            len(modes._uses), getattr(modes._here, "depth", 0), len(preserve._generators), preserve.is_under_way(),
-            errors._listeners, bool(getattr(errors._here, "muted", False)), getattr(entry._running, "now", False),
+            len(preserve._uses), preserve._here.depth, len(signals.changed), preserve.is_under_way(),
+            bool(getattr(errors._here, "muted", False)), getattr(entry._running, "now", False),
         ),
     }  # fmt: skip
 

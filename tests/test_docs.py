@@ -222,6 +222,6 @@ def test_the_python_of_the_pages_runs_as_pasted(tmp_path: Path) -> None:
 def test_the_lines_on_training_run_one_after_the_other(tmp_path: Path) -> None:
     blocks = re.findall(r"```py(?:thon)?\n(.*?)```", (DOCS / "training.md").read_text("utf-8"), re.DOTALL)
     own = [block for block in blocks if "lightning" not in block]
-    assert len(own) == 3
+    assert len(own) >= 3
     assert run_blocks(["".join(own)], tmp_path) == {}
     assert {"training.sqlite", "chelsea.gif", "chelsea.png"} <= {path.name for path in (tmp_path / "0").iterdir()}

@@ -192,19 +192,6 @@ def test_so_does_one_in_the_progress_that_is_told(method: str, net: TinyNet, x: 
     assert torch.equal(explain.attribute(net, x, method, target=1, batch_size=2).values, wanted)
 
 
-@pytest.mark.parametrize("layer", ["conv1", "fc"])
-def test_so_does_one_while_the_layer_is_looked_for_or_listed(layer: str, x: torch.Tensor) -> None:
-    net = settled(TinyNet()).double().train()
-    handle = net.get_submodule(layer).register_forward_hook(interrupt)
-    before, hooks = snapshot(net), hooks_of(net)
-    for run in (explain.attribute, explain.list_layers, explain.applicable_methods, explain.hooks.inspect):
-        with pytest.raises(KeyboardInterrupt):
-            run(net, x)
-        assert (snapshot(net), hooks_of(net)) == (before, hooks)
-    handle.remove()
-    assert explain.attribute(net, x, target=1).layer == "dropout"
-
-
 @pytest.mark.parametrize("step", ["drawing", "writing", "putting in place"])
 def test_an_interruption_while_saving_leaves_no_half_written_file(
     step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

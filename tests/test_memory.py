@@ -71,7 +71,7 @@ ACTIONS: dict[str, Callable[[explain.Explanation, Path], Any]] = {
     "an overlay with a caption": lambda explanation, folder: explanation.overlay(caption=True, alpha=0.4),
     "a sheet": lambda explanation, folder: explanation.sheet(),
     "a figure": lambda explanation, folder: explanation.figure().canvas.draw(),  # type: ignore[attr-defined]
-    "what a notebook shows": lambda explanation, folder: explanation._repr_png_(),
+    "what a notebook shows": lambda explanation, folder: explanation._repr_html_(),
     "a record": lambda explanation, folder: explanation.record(),
     "files": lambda explanation, folder: explanation.save(folder, overwrite=True),
 }
@@ -91,10 +91,10 @@ def test_an_explanation_goes_with_all_its_tensors_without_the_collector(
         parts = [part for a in found for part in (a, a.values, a.heatmap, a.score, a.logits)]
         return [weakref.ref(thing) for thing in (explanation, explanation.photo, *parts)]
 
-    alive_after(run)
+    assert_nothing_outlives(run)
 
 
-def alive_after(run: Callable[[], list[weakref.ref[Any]]]) -> None:
+def assert_nothing_outlives(run: Callable[[], list[weakref.ref[Any]]]) -> None:
     """Fail if anything of a run outlives it, or if there are more tensors than before."""
     run()
     gc.collect()
@@ -116,7 +116,7 @@ def test_concepts_inspections_and_lists_of_layers_go_too(photo: Image.Image, exp
         explain.list_layers(explainer.model, explainer.preprocess(photo)[None])
         return [weakref.ref(thing) for thing in (picture, concepts, concepts.maps, concepts.vectors, seen)]
 
-    alive_after(run)
+    assert_nothing_outlives(run)
 
 
 @pytest.mark.usefixtures("new_objects_alone")
@@ -127,7 +127,7 @@ def test_an_explanation_that_fails_keeps_nothing_either(photo: Image.Image, expl
                 explainer(photo, ["gradcam", "guidedbackprop"], **wrong)
         return []
 
-    alive_after(run)
+    assert_nothing_outlives(run)
 
 
 @pytest.mark.usefixtures("new_objects_alone")
@@ -142,4 +142,4 @@ def test_a_model_goes_with_its_explainer(photo: Image.Image) -> None:
         explain.attribute(model, explainer.preprocess(photo)[None], "cam")
         return [weakref.ref(thing) for thing in (model, model[0], model[0].weight, explainer)]
 
-    alive_after(run)
+    assert_nothing_outlives(run)

@@ -12,8 +12,7 @@ import torch
 from torch import nn
 
 import explain
-from explain import ArgumentError, ExplainError, ExplainWarning, RecordError, TargetError
-from explain._utils.spelling import close_to, did_you_mean
+from explain import ArgumentError, ExplainError, ExplainWarning, RecordError
 from explain.attribution.pictures import remark
 from explain.cli import main
 from explain.methods import AblationCAM
@@ -80,38 +79,7 @@ def test_a_misspelt_keyword_is_answered_with_the_right_one(call: Any, word: str)
         call()
 
 
-def test_one_function_finds_what_was_meant() -> None:
-    assert close_to("grad-cam", explain.list_methods()) == ["gradcam"]
-    assert close_to("Guided_Backprop", explain.list_methods()) == ["guidedbackprop"]
-    assert close_to("centre", ["center", "whole", "five"]) == ["center"]
-    assert close_to("zzz", ["center"]) == []
-    assert did_you_mean("a.b", ["a-b", "ab.c"]) == "did you mean 'a-b'?"
-
-
 # Values that are no values
-
-
-OF_EXPLAINER = [
-    *(({"size": size}, "size must") for size in ("a", 0, 64.0, True)),
-    ({"weights": 5}, "weights"), ({"device": 3.5}, "device"),
-    ({"crop": "centre"}, "crop must"), ({"crop": [1]}, "crop must"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("options", "word"), OF_EXPLAINER)
-@pytest.mark.parametrize("model", ["tiny", settled(TinyNet())], ids=["name", "module"])
-def test_what_cannot_be_a_value_of_an_explainer_is_refused(options: Any, word: str, model: Any) -> None:
-    if "crop" in options and isinstance(model, nn.Module):
-        options = {**options, "preprocess": explain.models.CenterCrop(8)}
-    with pytest.raises(ExplainError, match=word) as caught:
-        explain.Explainer(model, **options)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_number_of_best_classes_is_a_number(tiny: explain.Explainer) -> None:
-    for wrong in ("3", 2.0, True):
-        with pytest.raises(TargetError, match="top_k must"):
-            tiny(CAT, top_k=wrong)  # type: ignore[arg-type]
 
 
 WRONG_VALUES = [
@@ -127,23 +95,13 @@ WRONG_VALUES = [
 def test_what_cannot_be_meant_is_refused_in_one_line(
     call: Any, word: str, cat: explain.Explanation, tiny: explain.Explainer
 ) -> None:
-    with pytest.raises(ExplainError, match=f"^{word} must") as caught:
+    with pytest.raises(ExplainError, match=f"^{word} (of attribute )?must") as caught:
         call(cat, tiny.model)
     assert "\n" not in str(caught.value)
 
 
 def test_a_method_object_names_its_map(cat: explain.Explanation) -> None:
     assert cat.overlay(explain.methods.Saliency()).tobytes() == cat.overlay("saliency").tobytes()
-
-
-def test_a_classifier_has_no_boxes_for_drise(tiny: explain.Explainer) -> None:
-    for target in (None, 3):
-        with pytest.raises(TargetError) as caught:
-            tiny(CAT, "drise(samples=4)", target)
-        assert str(caught.value) == (
-            "target must be a detected box, explain.targets.Detection, for a method that compares detections, got a "
-            "class; drise is for detectors, so take rise"
-        )
 
 
 # What an explanation holds
@@ -173,7 +131,7 @@ def test_concepts_that_were_saved_are_read_back(tiny: explain.Explainer, tmp_pat
         assert torch.equal(saved.vectors, found.concepts.vectors)
         assert torch.allclose(saved.heatmaps, found.concepts.heatmaps[0])
     record = json.loads(written[3].read_text("utf-8"))
-    for wrong in ({"concepts": record["concepts"][:2]}, {"values": {}}):
+    for wrong in ({"concepts": record["concepts"][:2]}, {"values": {"sha256": ""}}):
         written[3].write_text(json.dumps({**record, **wrong}), "utf-8")
         with pytest.raises(RecordError, match="beside"):
             explain.load(written[3])
@@ -290,7 +248,7 @@ def test_a_class_that_is_named_twice_is_explained_once(
     code, out, err = run(capsys, *common, "--target", "tabby", "--target", "66", "--target", "tabby cat")
     assert (code, err) == (0, [])
     assert [line for line in out if "wrote" in line] == [
-        f"  wrote explained/chelsea-saliency.{end}" for end in ("png", "npy", "json")
+        f"  wrote explained/chelsea-tiny-tabby-cat-saliency.{end}" for end in ("png", "npy", "json")
     ]
     again = run(capsys, *common, "--target", "66", "--target", "tabby")[1]
     assert again[1] == "  skipped: its results are there"

@@ -13,7 +13,6 @@ import pytest
 
 import explain
 from tests.conftest import ROOT
-from tests.test_house import fresh
 
 PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"]
 
@@ -75,10 +74,27 @@ def test_the_pages_python_runs_as_pasted_and_what_fails_would_be_told(tmp_path: 
     }, failed
 
 
-def test_the_readmes_first_lines_run_in_a_new_interpreter(tmp_path: Path) -> None:
+def fresh(code: str, folder: Path) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=folder, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_readmes_first_lines_run_in_a_new_interpreter_and_importing_is_light(tmp_path: Path) -> None:
     (tmp_path / "assets").symlink_to(ROOT / "assets")
-    light = "import sys\nassert not {'matplotlib', 'torchvision', 'explain.metrics'} & set(sys.modules)"
-    fresh(f"{blocks_of('README.md', 'python')[0]}\n{light}", tmp_path)  # they take longer to load than a photo
+    unloaded = "assert not {{{}}} & set(sys.modules), sorted(sys.modules)"
+    code = [
+        "import sys, explain",
+        unloaded.format("'torch', 'torchvision', 'matplotlib', 'cv2'"),
+        "explain.attribute, explain.list_methods()",
+        unloaded.format("'torchvision', 'matplotlib', 'cv2'"),
+        blocks_of("README.md", "python")[0],
+        unloaded.format("'torchvision', 'matplotlib', 'explain.metrics'"),  # they take longer to load than a photo
+    ]
+    fresh("\n".join(code), tmp_path)
     assert {path.suffix for path in (tmp_path / "out").iterdir()} == {".png", ".npy", ".json"}
 
 

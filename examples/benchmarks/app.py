@@ -27,7 +27,7 @@ from tables import Table, line
 import explain
 from explain.app import application
 from explain.app.service import Service
-from explain.app.serving import LOOPBACK, bound
+from explain.app.web import bound
 
 ASSETS = Path(__file__).resolve().parents[2] / "assets"
 MARKED = {"x-explain": "1"}
@@ -64,7 +64,7 @@ def post(connection: http.client.HTTPConnection, path: str, body: bytes) -> byte
 
 def user(port: int, rounds: int, content: bytes) -> tuple[list[float], int]:
     """Send a photo, ask about it, and return the seconds of each answer, and how many failed."""
-    connection = http.client.HTTPConnection(LOOPBACK, port, timeout=300)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
     seconds, failed = [], 0
     photo = json.loads(post(connection, "/api/photos", content))["photo"]
     for _ in range(rounds):
@@ -86,7 +86,7 @@ def served(model: str | None) -> Iterator[int]:
 
     service = Service([explain.Explainer(model)])
     server = uvicorn.Server(uvicorn.Config(application(service), log_level="warning", lifespan="off", ws="none"))
-    with bound(LOOPBACK, 0) as socket:
+    with bound("127.0.0.1", 0) as socket:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [socket]}, daemon=True)
         thread.start()
         yield socket.getsockname()[1]

@@ -30,13 +30,14 @@ from explain.engine.needs import (
     BlockAttention,
     BlockTokens,
     ClassWeights,
+    InputAttention,
     LayerCurvature,
     Multipliers,
     Relevance,
 )
 from explain.engine.perturbations import PerturbationRuns, Scores
 from explain.methods import Method, list_methods
-from explain.methods.registry import get_method
+from explain.methods.base import get_method
 
 WORDS: dict[type, str] = {
     Activations: "activations",
@@ -45,7 +46,7 @@ WORDS: dict[type, str] = {
     ClassWeights: "the head's weights",
     InputGradients: "gradients of the pixels",
     BiasTerms: "gradients of all biases",
-    **dict.fromkeys((Attention, BlockAttention), "attention"),
+    **dict.fromkeys((Attention, BlockAttention, InputAttention), "attention"),
     BlockTokens: "tokens of all blocks",
     **dict.fromkeys((Relevance, AttentionRelevance, Multipliers), "a rule for every operation"),
     **dict.fromkeys((PerturbationRuns, Attributions, Scores), "further runs"),
@@ -131,7 +132,7 @@ def main() -> None:
     for method in map(get_method, list_methods(options.methods)):
         only_for = method.only_for
         if "detected boxes" in only_for:
-            figure = cost(AsDetector(model), x, method, rounds, target=explain.targets.Detection())
+            figure = cost(AsDetector(model), x, method, rounds, target=explain.targets.Detections())
         else:
             suited = queries if "other tokens" in only_for else transformer if "transformers" in only_for else model
             figure = cost(suited, x.repeat(2, 1, 1, 1) if "batches" in only_for else x, method, rounds)

@@ -28,8 +28,9 @@ from torch.utils.data import DataLoader, Dataset
 import explain
 from explain.data.images import load_image
 from explain.models import CenterCrop
-from explain.runs import Entry, State
+from explain.runs import Entry
 from explain.runs.preparing import at_once
+from explain.runs.runner import State
 from explain.runs.sources import Folder
 
 WARM_UP = 500  # photos after which growth counts

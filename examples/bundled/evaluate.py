@@ -18,7 +18,7 @@ from data import validation_files
 from measures import calibration_error, logits_of, top
 
 from explain.models import CenterCrop, Classifier, load
-from explain.models.tiny import FILE, load_tiny
+from explain.models.bundled import FILE, load_tiny
 
 PHOTOS = Path(__file__).resolve().parents[2] / "assets"
 EXPECTED = {  # what is on the photos, of the labels that the model has

@@ -14,7 +14,7 @@ from measures import fit_temperature, logits_of
 from train import MEAN, STD
 
 from explain.models import CenterCrop, Classifier
-from explain.models.small_resnet import SmallResNet
+from explain.models.small_networks import SmallResNet
 
 ARCHITECTURE = {"classes": 200, "stem": 32, "widths": (128, 256, 512), "depths": (2, 3, 4)}
 SIDE, CROP = 80, 1.0

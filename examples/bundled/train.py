@@ -27,7 +27,7 @@ from data import SIDE, decode, training_files, validation_files
 from muon import orthogonal
 from torch import nn
 
-from explain.models.small_resnet import SmallResNet
+from explain.models.small_networks import SmallResNet
 
 STAGES = ((5, 32), (6, 40), (5, 48), (4, 64))  # epochs, pixels
 BATCH = 256

@@ -18,8 +18,8 @@ import torch
 
 from explain.data.images import EXTENSIONS, load_image
 from explain.models import Classifier, FiveCrops, WholePhoto, load
+from explain.models.custom import DEFAULT
 from explain.models.preprocessing import cropped
-from explain.models.torchvision_models import DEFAULT
 
 
 @torch.inference_mode()

@@ -77,7 +77,7 @@ figure
 # A method has one value for each region. The same method with four kinds of regions:
 
 from explain.methods import Quadtree, Squares, region_values
-from explain.metrics.segments import superpixels
+from explain.metrics.faithfulness import superpixels
 
 ways = {
     "4 x 4 squares": Squares(4),
@@ -117,7 +117,7 @@ figure
 # %%
 # The centre of the photo with each baseline:
 
-from explain.baselines.registry import get_baseline
+from explain.baselines.replacements import get_baseline
 from explain.data.images import load_image
 
 photo = load_image(assets / "chelsea.png")

@@ -18,8 +18,7 @@ from pathlib import Path
 import torch
 
 from explain.models import load
-from explain.models.tiny import TRANSFORMER_FILE, TRANSFORMER_SHA256
-from explain.models.torchvision_models import TRANSFORMER
+from explain.models.bundled import TRANSFORMER, TRANSFORMER_FILE, TRANSFORMER_SHA256
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "bundled"))
 

@@ -17,7 +17,7 @@ import torch
 from prepare import SIDE
 
 from explain.models import CenterCrop, Classifier, load
-from explain.models.small_transformer import SmallTransformer
+from explain.models.small_networks import SmallTransformer
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "bundled"))
 

@@ -21,8 +21,8 @@ import torch
 from torch import nn
 
 from explain.models import CenterCrop, Classifier, load
-from explain.models.labels import IMAGENET
-from explain.models.small_transformer import SmallTransformer
+from explain.models.bundled import IMAGENET
+from explain.models.small_networks import SmallTransformer
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "bundled"))
 

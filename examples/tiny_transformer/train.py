@@ -28,7 +28,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from explain.models import load
-from explain.models.small_transformer import SmallTransformer
+from explain.models.small_networks import SmallTransformer
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "bundled"))
 

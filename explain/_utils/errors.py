@@ -5,9 +5,8 @@ user's own model, target or callback raises is never wrapped: it comes through a
 that does not fit the model's weights is told in our words; it stays there as the cause.)
 """
 
-from __future__ import annotations
-
 import functools
+import importlib
 import inspect
 import logging
 import re
@@ -15,16 +14,15 @@ import sys
 import threading
 import unicodedata
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import fields
-from types import MappingProxyType
-from typing import Any, ParamSpec, Self, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
-from explain._utils.removed import NAMES
-from explain._utils.signals import SignalSafe
+from explain._utils.signals import shared, signal_safe
 from explain._utils.spelling import close_to as close_to
 from explain._utils.spelling import did_you_mean as did_you_mean
+from explain._utils.spelling import replacement
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -39,13 +37,12 @@ def printable(text: object) -> str:
     >>> printable("tabby\\x1b[2J\\ncat")
     'tabby\\\\x1b[2J\\\\ncat'
     """
-    steers = [unicodedata.category(c) in _STEERING and c not in _JOINERS for c in str(text)]
-    shown = zip(str(text), steers, strict=True)
-    return "".join(c.encode("unicode_escape").decode("ascii") if escape else c for c, escape in shown)
+    steering = {c for c in str(text) if unicodedata.category(c) in _STEERING} - _JOINERS
+    return str(text).translate({ord(c): c.encode("unicode_escape").decode("ascii") for c in steering})
 
 
 _STEERING = frozenset(["Cc", "Cf", "Cs", "Zl", "Zp"])
-_JOINERS = "\u200c\u200d\u00ad"  # and the soft hyphen
+_JOINERS = frozenset("\u200c\u200d\u00ad")  # and the soft hyphen
 
 
 class ExplainError(ValueError):
@@ -71,13 +68,14 @@ class RemovedModuleError(ExplainError, ImportError):
     """A module that the package no longer has; the message says what replaces it."""
 
 
-def getattr_of(room: str) -> Callable[[str], Any]:
-    """A module's ``__getattr__`` for ``explain.room``, which says what replaces the names that are gone."""
+def getattr_of(module: str) -> Callable[[str], Any]:
+    """A module's ``__getattr__``, which says what replaces the names that are gone."""
 
     def missing(name: str) -> Any:
-        if f"{room}.{name}" not in NAMES:
-            raise AttributeError(f"module 'explain.{room}' has no attribute {name!r}")
-        raise RemovedError(f"explain.{room}.{name} is gone; use {NAMES[f'{room}.{name}']}")
+        message = replacement(f"{module}.{name}")
+        if message is not None:
+            raise RemovedError(message)
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
 
     return missing
 
@@ -178,23 +176,20 @@ for _kind in (*ExplainError.__subclasses__(), *OutputError.__subclasses__(), *La
 LabelsError.__module__ = ExplainError.__module__ = ExplainWarning.__module__ = "explain"
 
 
-class _Setting(SignalSafe[None]):
+@signal_safe
+def _setting(name: str, value: Any) -> Iterator[None]:
     """A setting that messages in this thread follow while a block lasts."""
-
-    def __init__(self, name: str, value: Any) -> None:
-        self._name, self._value, self._before = name, value, getattr(_here, name, None)
-
-    def begin(self) -> None:
-        self._before = getattr(_here, self._name, None)
-        setattr(_here, self._name, self._value)
-
-    def end(self, error: BaseException | None) -> None:
-        setattr(_here, self._name, self._before)
+    before = vars(_here).get(name)
+    setattr(_here, name, value)
+    try:
+        yield
+    finally:
+        setattr(_here, name, before)
 
 
 def naming(images: Sequence[str | None]) -> AbstractContextManager[None]:
     """Let messages in this thread call the images of a batch by these names; those of None by their numbers."""
-    return _Setting("images", images)
+    return _setting("images", images)
 
 
 def image_name(number: int) -> str:
@@ -212,7 +207,7 @@ def image_name(number: int) -> str:
 
 def typed() -> AbstractContextManager[None]:
     """Let messages in this thread speak to somebody who types a command, and not Python."""
-    return _Setting("typed", True)
+    return _setting("typed", True)
 
 
 def either(python: str, command: str) -> str:
@@ -239,13 +234,9 @@ def option(name: str) -> str:
     return either(name, f"--{name.replace('_', '-')}")
 
 
-_lock = threading.Lock()
-_filters, _listeners = ExitStack(), 0
-
-
 def muted() -> AbstractContextManager[None]:
     """Keep the package's own warnings in this thread to itself."""
-    return _Setting("muted", True)
+    return _setting("muted", True)
 
 
 def overheard(messages: list[str]) -> AbstractContextManager[None]:
@@ -257,37 +248,23 @@ def overheard(messages: list[str]) -> AbstractContextManager[None]:
     >>> said
     ['the map is empty']
     """
-    return _Setting("overheard", messages)
-
-
-class _Quiet(SignalSafe[None]):
-    _listens = False
-
-    def begin(self) -> None:
-        global _listeners
-        with _lock:
-            if not _listeners:
-                _filters.enter_context(warnings.catch_warnings())
-                warnings.simplefilter("ignore")
-            _listeners += 1
-            self._listens = True
-
-    def end(self, error: BaseException | None) -> None:
-        global _listeners
-        with _lock:
-            _listeners -= self._listens
-            self._listens = False
-            if not _listeners:
-                _filters.close()
+    return _setting("overheard", messages)
 
 
 def quiet() -> AbstractContextManager[None]:
     """Ignore the warnings of libraries.
 
-    Filters belong to the process, so that of several threads the first one puts them there and the last one takes them
-    away. (``warnings.catch_warnings`` alone would bring back what another thread had put there.)
+    Filters belong to the process. (``warnings.catch_warnings`` alone would bring back what another thread had put
+    there.)
     """
-    return _Quiet()
+    return shared({"warnings": _ignored})
+
+
+def _ignored() -> AbstractContextManager[Any]:
+    caught = warnings.catch_warnings()
+    caught.__enter__()
+    warnings.simplefilter("ignore")
+    return caught
 
 
 def note(message: str) -> None:
@@ -300,10 +277,11 @@ def note(message: str) -> None:
 
 def warn(message: str) -> None:
     """Warn the caller of the package: the warning carries the line outside it that led here."""
+    heard: list[str] | None = getattr(_here, "overheard", None)
     if getattr(_here, "muted", False):
         return
-    if getattr(_here, "overheard", None) is not None:
-        _here.overheard.append(printable(message))
+    if heard is not None:
+        heard.append(printable(message))
         return
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).split(".")[0] == "explain":
@@ -311,37 +289,7 @@ def warn(message: str) -> None:
     warnings.warn(printable(message), ExplainWarning, stacklevel=level)
 
 
-def deprecated(instead: str, *, since: str, until: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Mark a function or class that will go away: calling it works as before, and warns.
-
-    Args:
-        instead: what to write in its place.
-        since: the version that deprecates it.
-        until: the version that it goes away in.
-
-    >>> @deprecated("new()", since="0.2.0", until="0.3.0")
-    ... def old() -> int:
-    ...     return 3
-    >>> with warnings.catch_warnings(record=True) as said:
-    ...     warnings.simplefilter("always")
-    ...     print(old(), said[0].message)
-    3 old is deprecated since version 0.2.0 and goes away in 0.3.0; use new()
-    """
-
-    def mark(function: Callable[P, R]) -> Callable[P, R]:
-        @functools.wraps(function)
-        def warned(*args: P.args, **kwargs: P.kwargs) -> R:
-            warn(f"{function.__name__} is deprecated since version {since} and goes away in {until}; use {instead}")
-            return function(*args, **kwargs)
-
-        return warned
-
-    return mark
-
-
-def keywords(
-    *more: type, elsewhere: Mapping[str, str] = MappingProxyType({})
-) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def keywords(*more: type, elsewhere: Mapping[str, str] | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Refuse keyword arguments that a function does not have, in one line with a hint.
 
     Args:
@@ -367,9 +315,8 @@ def keywords(
 
         @functools.wraps(function)
         def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-            wrong = next((name for name in kwargs if name not in known), None)
-            if wrong is not None:
-                hint = elsewhere.get(wrong) or did_you_mean(wrong, known)
+            for wrong in [name for name in kwargs if name not in known]:
+                hint = (elsewhere or {}).get(wrong) or did_you_mean(wrong, known)
                 name = re.sub(r"\.__\w+__$", "", function.__qualname__)  # of a constructor, its class
                 raise ArgumentError(f"{name} has no argument {wrong!r}; {hint}")
             return function(*args, **kwargs)
@@ -377,17 +324,6 @@ def keywords(
         return checked
 
     return mark
-
-
-class KnownOptions:
-    """A dataclass that refuses options that it does not have, in one line with a hint."""
-
-    def __new__(cls, *args: Any, **options: Any) -> Self:
-        known = [field.name for field in fields(cls) if field.init]  # type: ignore[arg-type]
-        wrong = next((name for name in options if name not in known), None)
-        if wrong is not None:
-            raise ArgumentError(f"{cls.__name__} has no option {wrong!r}; {did_you_mean(wrong, known)}")
-        return super().__new__(cls)
 
 
 def raised(error: BaseException) -> str:
@@ -410,6 +346,20 @@ def shown(value: object, width: int = 60) -> str:
         return f"{type(value).__name__} of shape {tuple(shape)}"
     words = " ".join(repr(value).split())
     return words if len(words) <= width else f"{words[: width - 3].rstrip()} ..."
+
+
+def optional(module: str, why: str, extra: str, error: type[ExplainError]) -> Any:
+    """Import a module of a package that comes with an extra.
+
+    >>> optional("nothing.at.all", "for this", "app", AppError)
+    Traceback (most recent call last):
+    explain.AppError: nothing must be installed for this; run pip install 'explain-hooks[app]'
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        package = module.partition(".")[0]
+        raise error(f"{package} must be installed {why}; run pip install 'explain-hooks[{extra}]'") from None
 
 
 def in_short(value: Any) -> str:

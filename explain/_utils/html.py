@@ -1,11 +1,9 @@
 """Pieces of HTML for notebooks: everything is escaped, every picture has an alternative text."""
 
-from __future__ import annotations
-
 import base64
 import html
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from PIL import Image
 
@@ -19,14 +17,24 @@ def png(picture: Image.Image) -> bytes:
     return buffer.getvalue()
 
 
-def picture_html(content: bytes, alternative: str) -> str:
-    """Return an ``img`` with a PNG file inside.
+LARGEST = 220_000
+"""Bytes of a picture in a notebook, so that a result takes at most 300 kB there."""
 
-    >>> picture_html(b"", "a <cat>")
-    '<img src="data:image/png;base64," alt="a &lt;cat&gt;" style="max-width: 100%">'
+
+def picture_html(picture: Image.Image, alternative: str, most: int = LARGEST, style: str = "max-width: 100%") -> str:
+    """Return an ``img`` with a file of at most ``most`` bytes inside: a PNG, or else a JPEG, and reduced if need be.
+
+    >>> picture_html(Image.new("RGB", (2, 1)), "a <cat>")[-46:]
+    '" alt="a &lt;cat&gt;" style="max-width: 100%">'
     """
+    content, kind, scale = png(picture), "png", 1.0
+    while len(content) > most and scale > 0.05:
+        buffer = io.BytesIO()
+        smaller = picture.convert("RGB").resize([max(1, round(scale * side)) for side in picture.size])
+        smaller.save(buffer, "JPEG", quality=85)
+        content, kind, scale = buffer.getvalue(), "jpeg", 0.85 * scale
     data = base64.b64encode(content).decode("ascii")
-    return f'<img src="data:image/png;base64,{data}" alt="{escaped(alternative)}" style="max-width: 100%">'
+    return f'<img src="data:image/{kind};base64,{data}" alt="{escaped(alternative)}" style="{style}">'
 
 
 def table_html(header: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> str:
@@ -39,6 +47,16 @@ def table_html(header: Sequence[str], rows: Sequence[Sequence[str]], caption: st
     body = "".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in rows)
     title = f"<caption>{escaped(caption)}</caption>" if caption else ""
     return f"<table>{title}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def lines_html(lines: Iterable[str]) -> str:
+    """Return lines of text as they are, broken where the page is narrow.
+
+    >>> lines_html(["a", "<b>"])
+    '<pre style="white-space: pre-wrap">a\\n&lt;b&gt;</pre>'
+    """
+    text = "\n".join(map(escaped, lines))
+    return f'<pre style="white-space: pre-wrap">{text}</pre>'
 
 
 def escaped(text: str) -> str:

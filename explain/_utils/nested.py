@@ -1,7 +1,5 @@
 """Tensors in containers of every kind: found, replaced, and named by their place."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import fields, is_dataclass
@@ -11,8 +9,9 @@ import torch
 
 from explain._utils.errors import HookError
 
-Path: TypeAlias = "tuple[Any, ...]"
+Path: TypeAlias = tuple[Any, ...]
 """The way to a tensor: positions, keys and names of fields, from the outermost container on."""
+Change: TypeAlias = Callable[[Path, torch.Tensor], torch.Tensor]
 
 
 def items(value: Any) -> list[tuple[Any, Any]]:
@@ -36,7 +35,11 @@ def paths(value: Any) -> Iterator[tuple[Path, torch.Tensor]]:
     >>> [path for path, tensor in paths({"a": torch.ones(1), "b": (0, torch.ones(1))})]
     [('a',), ('b', 1)]
     """
-    return ((path, leaf) for path, leaf in _leaves(value, ()) if isinstance(leaf, torch.Tensor))
+    if isinstance(value, torch.Tensor):
+        yield (), value
+        return
+    for key, inner in items(value):
+        yield from (((key, *path), tensor) for path, tensor in paths(inner))
 
 
 def constants(value: Any) -> Iterator[Any]:
@@ -57,7 +60,7 @@ def find(value: Any) -> tuple[Path, torch.Tensor] | None:
     return min(paths(value), key=lambda found: len(found[0]), default=None)
 
 
-def replace(value: Any, change: Callable[[Path, torch.Tensor], torch.Tensor]) -> Any:
+def replace(value: Any, change: Change) -> Any:
     """Return a value with each tensor replaced by ``change(path, tensor)``; containers are copied, never edited.
 
     Raises:
@@ -69,7 +72,7 @@ def replace(value: Any, change: Callable[[Path, torch.Tensor], torch.Tensor]) ->
     return _changed(value, (), change, False, {})
 
 
-def edit(value: Any, change: Callable[[Path, torch.Tensor], torch.Tensor]) -> Any:
+def edit(value: Any, change: Change) -> Any:
     """Put ``change(path, tensor)`` in the place of each tensor, and return the value.
 
     Lists, mappings and dataclasses stay the same objects, for others may hold them and write into them. Only those that
@@ -95,29 +98,13 @@ def with_items(like: Any, values: Iterable[Any]) -> Any:
     {'a': 3, 'b': 4}
     """
     try:
-        return _with_items(like, list(values))
+        return _made(like, list(values))
     except Exception as error:
-        raise HookError(
-            f"a container of tensors must be one that can be copied with others in it, got {type(like).__name__} "
-            f"({type(error).__name__}: {error}); use a tuple, list, dict or dataclass"
-        ) from error
+        kind = type(like).__name__
+        raise HookError(f"container of tensors must be a list, dict or dataclass, got {kind}: {error}") from error
 
 
-def _leaves(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
-    inside = items(value)
-    if not inside:
-        yield path, value
-    for key, inner in inside:
-        yield from _leaves(inner, (*path, key))
-
-
-def _changed(
-    value: Any,
-    path: Path,
-    change: Callable[[Path, torch.Tensor], torch.Tensor],
-    in_place: bool,
-    done: dict[int, tuple[Any, Any]],
-) -> Any:
+def _changed(value: Any, path: Path, change: Change, in_place: bool, done: dict[int, tuple[Any, Any]]) -> Any:
     if isinstance(value, torch.Tensor):
         return change(path, value)
     inside = items(value)
@@ -126,9 +113,8 @@ def _changed(
         return value
     if id(value) not in done:  # a container that is there twice stays one
         made = [_changed(inner, (*path, key), change, in_place, done) for key, inner in inside]
-        kept = all(new is old for new, (_, old) in zip(made, inside, strict=True))
-        # Of what holds no tensor, lists and mappings are copied too: the receiver may write into these.
-        if kept:
+        if all(new is old for new, (_, old) in zip(made, inside, strict=True)):
+            # Of what holds no tensor, lists and mappings are copied too: the receiver may write into these.
             result = copy.copy(value) if writable and not in_place else value
         else:
             result = _written(value, made) if in_place else with_items(value, made)
@@ -151,30 +137,23 @@ def _written(into: Any, values: list[Any]) -> Any:
     return into
 
 
-def _with_items(like: Any, values: list[Any]) -> Any:
-    if isinstance(like, Mapping):
-        return _mapping(like, dict(zip(like, values, strict=True)))
+def _made(like: Any, values: list[Any]) -> Any:
+    """A container like ``like``: a copy where it has more than its items, such as attributes, a default, an order."""
     if isinstance(like, (tuple, list)):
         return type(like)(*values) if hasattr(like, "_fields") else type(like)(values)
-    made = copy.copy(like)
-    for (name, _), value in zip(items(like), values, strict=True):
-        object.__setattr__(made, name, value)  # a frozen one too
-    return made
-
-
-def _mapping(like: Mapping[Any, Any], content: dict[Any, Any]) -> Any:
-    """Put new content into a copy, which keeps what else the mapping has: attributes, a default, an order."""
-    if type(like) is dict:
-        return content
-    before = {key: like[key] for key in content}
+    made, before = copy.copy(like), items(like)
+    content = {key: value for (key, _), value in zip(before, values, strict=True)}
+    if not isinstance(like, Mapping):
+        for name, value in content.items():
+            object.__setattr__(made, name, value)  # a frozen one too
+        return made
     try:
-        made: Any = copy.copy(like)
         for key, value in content.items():
             made[key] = value
     except TypeError:  # one that does not change
         return content
-    if any(like[key] is not value for key, value in before.items()):  # the copy writes into the same memory
-        for key, value in before.items():
+    if any(like[key] is not value for key, value in before):  # the copy writes into the same memory
+        for key, value in before:
             made[key] = value
         return type(like)(content)  # type: ignore[call-arg]
     return made
@@ -186,8 +165,7 @@ def _is_data(value: Any) -> bool:
 
 def first_tensor(output: Any) -> torch.Tensor | None:
     """Return the first tensor of a module's output: the output itself, or the first in its containers."""
-    found = find(output)
-    return None if found is None else found[1]
+    return (find(output) or ((), None))[1]
 
 
 def replace_first(output: Any, new: torch.Tensor) -> Any:
@@ -202,18 +180,18 @@ def replace_first(output: Any, new: torch.Tensor) -> Any:
     return edit(output, lambda path, tensor: new if tensor is old else tensor)
 
 
-class Lent:
-    """Other tensors in what a module is given, for as long as its call lasts; ``pairs`` has the old ones and the new.
+class SwappedInputs:
+    """Tensors replaced in a module's inputs for one call; ``pairs`` has each old tensor and the new one.
 
-    Containers stay those of the caller, who may see there what the module has put in. `give_back` puts the old tensors
-    back, wherever in these the module has left the new ones.
+    Containers stay those of the caller, since the module may write into them. `restore` puts the old tensors back
+    wherever the module has left the new ones.
 
     >>> skips = [torch.zeros(1)]
-    >>> lent = Lent((skips,), lambda tensor: tensor + 1)
-    >>> lent.inputs[0].append("more")
+    >>> swapped = SwappedInputs((skips,), lambda tensor: tensor + 1)
+    >>> swapped.inputs[0].append("more")
     >>> print(skips)
     [tensor([1.]), 'more']
-    >>> lent.give_back()
+    >>> swapped.restore()
     >>> print(skips)
     [tensor([0.]), 'more']
     """
@@ -221,47 +199,20 @@ class Lent:
     def __init__(self, inputs: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
         made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
-        def lent(path: Path, tensor: torch.Tensor) -> torch.Tensor:
+        def replaced(path: Path, tensor: torch.Tensor) -> torch.Tensor:
             if id(tensor) not in made:
                 made[id(tensor)] = tensor, change(tensor)
             return made[id(tensor)][1]
 
-        self.inputs = edit(inputs, lent)
+        self.inputs = edit(inputs, replaced)
         self.pairs = [(old, new) for old, new in made.values() if new is not old]
 
-    def give_back(self) -> None:
+    def restore(self) -> None:
         old = {id(new): old for old, new in self.pairs}
         edit(self.inputs, lambda path, tensor: old.get(id(tensor), tensor))
 
 
-class Loans:
-    """What is lent to the calls of a module that are running, the last one last."""
-
-    def __init__(self) -> None:
-        self._running: list[Lent | None] = []
-
-    def begin(self, lent: Lent | None) -> Any:
-        """Return what the module is to be given instead of its inputs."""
-        self._running.append(lent)
-        return None if lent is None else lent.inputs
-
-    def end(self) -> Lent | None:
-        """Take back what was lent to the call that has just ended, and return it."""
-        lent = self._running.pop() if self._running else None
-        if lent is not None:
-            lent.give_back()
-        return lent
-
-    def remove(self) -> None:
-        """Take back what was lent to calls that raised, when the hooks go."""
-        while self._running:
-            self.end()
-
-
 def as_sources(inputs: Iterable[Any]) -> list[Any]:
     """Return inputs with each floating-point tensor replaced by a leaf that requires a gradient."""
-    leaves = []
-    for x in inputs:
-        source = isinstance(x, torch.Tensor) and x.is_floating_point()
-        leaves.append(x.detach().clone().requires_grad_() if source else x)
-    return leaves
+    floating = ((x, isinstance(x, torch.Tensor) and x.is_floating_point()) for x in inputs)
+    return [x.detach().clone().requires_grad_() if source else x for x, source in floating]

@@ -10,8 +10,6 @@ counts as part of a beginning or end too, where this package has called it.
 Ours is a handler for the main thread only, as Python's are. Other threads receive no signals and need nothing.
 """
 
-from __future__ import annotations
-
 import _signal  # type: ignore[import-not-found]  # `signal` itself spends 2 µs a call on making enums
 import _weakrefset
 import contextlib
@@ -20,11 +18,10 @@ import signal
 import sys
 import threading
 import weakref
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import wraps
-from types import CodeType, FrameType, FunctionType, TracebackType
+from types import CodeType, FrameType, FunctionType
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 P = ParamSpec("P")
@@ -57,7 +54,7 @@ def came_by_signal(error: BaseException) -> bool:
     return hasattr(error, "_came_by_signal")
 
 
-class SignalSafe(ABC, Generic[T]):
+class SignalSafe(Generic[T]):
     """A context whose beginning and end are never split by a signal.
 
     Subclasses write ``begin``, whose result the ``with`` statement binds, and ``end``, which is given the error that
@@ -81,11 +78,8 @@ class SignalSafe(ABC, Generic[T]):
 
     _in_front: tuple[tuple[int, _InFront], ...] = ()
 
-    @abstractmethod
-    def begin(self) -> T: ...
-
-    @abstractmethod
-    def end(self, error: BaseException | None) -> None: ...
+    begin: Callable[[], T]
+    end: Callable[[BaseException | None], None]
 
     def __enter__(self) -> T:
         self._in_front = _step_in_front()
@@ -100,9 +94,7 @@ class SignalSafe(ABC, Generic[T]):
             raise
         return found
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         try:
             self.end(error)
         finally:
@@ -155,6 +147,33 @@ def signal_safe(function: Callable[P, Iterator[T]]) -> Callable[P, AbstractConte
     return made
 
 
+lock = threading.RLock()
+changed: dict[Any, tuple[int, Any]] = {}
+"""By setting of the process that is changed: how many threads need it so, and a context whose end restores it."""
+
+
+@signal_safe
+def shared(settings: Mapping[Any, Callable[[], Any]]) -> Iterator[None]:
+    """Change settings of the process: the first of several threads sets them, and the last one restores them.
+
+    Each is a function that changes one, and returns a context whose end restores it.
+    """
+    with lock:
+        for key, change in settings.items():
+            count, context = changed.get(key) or (0, change())
+            changed[key] = count + 1, context
+    try:
+        yield
+    finally:
+        with lock:
+            for key in settings.keys() & changed.keys():  # a forked child has none
+                count, context = changed.pop(key)
+                if count > 1:
+                    changed[key] = count - 1, context
+                else:
+                    context.__exit__(None, None, None)
+
+
 def unsplit(function: Callable[P, T]) -> Callable[P, T]:
     """Let signals wait that come while ``function`` runs; they are handled when it is done.
 
@@ -184,15 +203,18 @@ def unsplit(function: Callable[P, T]) -> Callable[P, T]:
 _WHOLE: set[CodeType] = {SignalSafe.__enter__.__code__, SignalSafe.__exit__.__code__}
 
 
+def _stack(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield a frame and those that have called it."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
 def _is_amid(frame: FrameType | None) -> bool:
     """Whether a frame is inside something that must not be split; a handler of the caller's is not."""
-    inner: FrameType | None = None
-    while frame is not None:
-        if frame.f_code in _WHOLE:
-            return True
-        if frame.f_code is _handle.__code__ and inner is not None:
-            return False
-        inner, frame = frame, frame.f_back
+    for each in _stack(frame):
+        if each.f_code in _WHOLE or (each.f_code is _handle.__code__ and each is not frame):
+            return each.f_code in _WHOLE
     return False
 
 
@@ -201,11 +223,8 @@ def _is_in_a_context_of_ours(frame: FrameType | None) -> bool:
 
     A signal there must not keep a context from being left, or from being noted as entered.
     """
-    if frame is None or frame.f_code.co_filename != contextlib.__file__:
-        return False
-    while frame is not None and frame.f_code.co_filename == contextlib.__file__:
-        frame = frame.f_back
-    return frame is not None and str(frame.f_globals.get("__name__", "")).split(".")[0] == "explain"
+    caller = next((each for each in _stack(frame) if each.f_code.co_filename != contextlib.__file__), None)
+    return caller not in (None, frame) and str(caller.f_globals.get("__name__", "")).split(".")[0] == "explain"
 
 
 def _is_where_errors_are_lost(frame: FrameType | None) -> bool:
@@ -213,16 +232,13 @@ def _is_where_errors_are_lost(frame: FrameType | None) -> bool:
 
     A signal there would be lost. It waits for the next beginning or end of a block.
     """
-    while frame is not None:
-        if frame.f_code.co_filename in _WEAK and frame.f_code.co_name in ("_remove", "remove"):
-            return True
-        frame = frame.f_back
-    return False
+    codes = (each.f_code for each in _stack(frame))
+    return any(code.co_filename in _WEAK and code.co_name in ("_remove", "remove") for code in codes)
 
 
 def _step_in_front() -> tuple[tuple[int, _InFront], ...]:
     """Put a handler of ours in front of each of the caller's that has none there yet; return the new ones."""
-    if threading.get_ident() != threading.main_thread().ident:
+    if not _is_main():
         return ()
     placed: list[tuple[int, _InFront]] = []
     try:
@@ -255,17 +271,19 @@ def _step_aside(in_front: tuple[tuple[int, _InFront], ...], caller: FrameType | 
                 _hand_over(caller)
 
 
+def _is_main() -> bool:
+    return threading.get_ident() == threading.main_thread().ident
+
+
 def _give_back(in_front: tuple[tuple[int, _InFront], ...]) -> None:
-    if threading.get_ident() != threading.main_thread().ident:
-        return  # a block that ends in another thread than it began in; ours goes on handing over
-    for number, ours in in_front:
+    for number, ours in in_front if _is_main() else ():  # ours goes on handing over where another thread ends a block
         if _signal.getsignal(number) is ours:
             _signal.signal(number, ours.theirs)
 
 
 def _hand_over(caller: FrameType | None) -> None:
     """Call the handlers that have waited, unless the caller too is inside something that must not be split."""
-    if not _waiting or threading.get_ident() != threading.main_thread().ident or _is_amid(caller):
+    if not _waiting or not _is_main() or _is_amid(caller):
         return
     number, theirs = _waiting.pop(0)
     try:
@@ -292,5 +310,10 @@ def _begin_child() -> None:
             _signal.signal(number, handler)
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_child)
+def at_fork(**callbacks: Callable[[], Any]) -> None:
+    """Call functions when this process is forked, as `os.register_at_fork` does, where there are forks."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(**callbacks)
+
+
+at_fork(after_in_child=_begin_child)

@@ -4,8 +4,6 @@ Values are literals of Python (numbers, texts in quotes, True, False, None, tupl
 which stand for themselves: ``blur``, or again a name with options.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator
@@ -39,7 +37,7 @@ def read_written(text: str) -> MethodSpec:
     """Read a name with options.
 
     Raises:
-        WrittenError: it is none; the message goes on after "...", since the caller knows what it is about.
+        SpecError: it is none; the message goes on after "...", since the caller knows what it is about.
 
     >>> read_written("Smooth(gradcam++(), samples=5)")
     MethodSpec(name='smooth', values=('gradcam++()',), options={'samples': 5})
@@ -51,8 +49,7 @@ def read_written(text: str) -> MethodSpec:
     found = _NAME.fullmatch(text)
     if found is None:
         raise SpecError(f"must be a name, or a name with options in brackets, got {shown(text)}")
-    values: list[Any] = []
-    options: dict[str, Any] = {}
+    values, options = list[Any](), dict[str, Any]()
     for part in _parts(found[2] or "", text):
         named = _NAMED.fullmatch(part)
         if named is None:
@@ -96,15 +93,10 @@ def _value(given: str, text: str) -> Any:
     try:
         value = ast.literal_eval(word)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        value = word if _NAME.fullmatch(word) else _no_value
+        value = word if _NAME.fullmatch(word) else ...
     if not _is_plain(value):
-        raise SpecError(
-            f"must have numbers, words, quoted texts or lists of these for values, got {shown(word)} in {shown(text)}"
-        )
+        raise SpecError(f"must have numbers, words or quoted texts for values, got {shown(word)} in {shown(text)}")
     return value
-
-
-_no_value = object()
 
 
 def _is_plain(value: Any) -> bool:

@@ -1,12 +1,33 @@
 """What somebody may have meant who misspelt a name."""
 
-from __future__ import annotations
-
 import difflib
+import json
 import re
 from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
 
-from explain._utils.removed import OPTIONS
+OPTIONS = {
+    "runs": "samples", "until": "tolerance", "seconds": "max_seconds", "fill": "baseline",
+    "baselines": "baseline", "reading": "score",
+}  # fmt: skip
+"""Options of functions, methods and metrics, where these have the new one."""
+
+
+def replacement(name: str) -> str | None:
+    """Return the message for a module or name of the package that is gone; None for others.
+
+    >>> replacement("explain.fills")
+    'explain.fills is gone; use explain.baselines'
+    """
+    new = moved_names().get(name.removeprefix("explain.")) if name.startswith("explain.") else None
+    return new and f"{name} is gone; use {new}"
+
+
+@cache
+def moved_names() -> dict[str, str]:
+    """What replaces the modules and names below ``explain.`` that are gone."""
+    return json.loads(Path(__file__).with_name("moved.json").read_text("utf-8"))  # type: ignore[no-any-return]
 
 
 def did_you_mean(name: str, known: Iterable[str], count: int = 3) -> str:
@@ -29,8 +50,7 @@ def did_you_mean(name: str, known: Iterable[str], count: int = 3) -> str:
         return f"did you mean {' or '.join(repr(match) for match in close)}?"
     if not names:
         return "none is known"
-    shown = ", ".join(names[:8])
-    return f"known: {shown}" + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    return f"known: {', '.join(names[:8])}" + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
 
 def close_to(name: str, known: Iterable[str], count: int = 3) -> list[str]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,15 +16,108 @@ from PIL import Image
 
 from explain._utils.errors import ExplainError, overheard
 from explain.app.requests import CheckRequest, ExplainRequest
-from explain.app.scheduler import Scheduler
 from explain.attribution.pictures import array
 from explain.explanation.explainer import Explainer
 from explain.explanation.explanation import Explanation
 from explain.methods import Method
 from explain.methods.base import options, uses_layer
-from explain.report.curves import STEPS, curve
-from explain.report.item import map_info, method_info
-from explain.report.maps import as_drawn, plane
+from explain.report.item import STEPS, as_drawn, curve, map_info, method_info, plane
+from explain.targets import Text
+from explain.targets.texts import is_image_text
+
+PATIENCE = 2.0
+"""Seconds that a slow task waits for quick ones, however many come."""
+
+
+class BusyError(ExplainError):
+    """Too many requests wait already."""
+
+
+class Scheduler:
+    """Lets one thread at a time use a model.
+
+    >>> scheduler = Scheduler()
+    >>> with scheduler.quick():
+    ...     scheduler.busy
+    True
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._quick_waiting = 0
+        self.busy = False
+
+    @contextmanager
+    def quick(self) -> Iterator[None]:
+        """A task that begins before the next part of a slow one, and does not pause."""
+        with self._changed:
+            self._quick_waiting += 1
+            self._changed.wait_for(lambda: not self.busy)
+            self._quick_waiting -= 1
+            self.busy = True
+        with closing(self):
+            yield
+
+    @contextmanager
+    def slow(self) -> Iterator[None]:
+        """A task that calls `pause` between its parts."""
+        self._enter_slow()
+        with closing(self):
+            yield
+
+    def pause(self) -> None:
+        """Let quick tasks run first; called from within a slow one."""
+        if self._quick_waiting:
+            self.close()
+            self._enter_slow()
+
+    def _enter_slow(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: not self.busy and not self._quick_waiting, PATIENCE)
+            self._changed.wait_for(lambda: not self.busy)
+            self.busy = True
+
+    def close(self) -> None:
+        """End a task."""
+        with self._changed:
+            self.busy = False
+            self._changed.notify_all()
+
+
+class WorkerThread:
+    """One thread with a queue of at most ``most`` waiting tasks.
+
+    >>> worker = WorkerThread("quick", 1)
+    >>> worker.submit(lambda: None)
+    >>> worker.close()
+    """
+
+    def __init__(self, name: str, most: int) -> None:
+        self._most, self._lock = most, threading.Lock()
+        self._tasks: list[Future[None]] = []
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"explain-{name}")
+
+    @property
+    def waiting(self) -> int:
+        """How many tasks wait or run."""
+        return sum(not each.done() for each in self._tasks)
+
+    def submit(self, task: Callable[[], None]) -> None:
+        """Run a task when all before it are done.
+
+        Raises:
+            BusyError: too many wait already.
+        """
+        with self._lock:
+            self._tasks = [each for each in self._tasks if not each.done()]
+            if len(self._tasks) > self._most:
+                raise BusyError(f"{len(self._tasks)} requests wait already; try again in a moment")
+            self._tasks.append(self._thread.submit(task))
+
+    def close(self) -> None:
+        """Begin no further task."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
 
 INTERVAL = 0.2
 """Seconds between two intermediate maps of a slow method."""
@@ -30,59 +126,51 @@ SendStep = Callable[[Mapping[str, Any]], None]
 """Sends a step of an answer to the page, in plain values."""
 
 
+MakeStep = Callable[[int, int, Mapping[str, torch.Tensor]], dict[str, Any]]
+"""Makes a step of the passes done, their total, and the maps so far."""
+
+
 class AbandonedError(Exception):
     """Nobody waits for the answer any more."""
 
 
 class Job:
-    """One request that is being answered. ``stop`` ends slow methods with what they have, ``drop`` ends everything."""
+    """One request that is being answered.
+
+    ``stopped`` ends slow methods with what they have, and ``dropped`` everything, since nobody waits for the answer.
+    """
 
     def __init__(self, send: SendStep) -> None:
         self.send = send
-        self.stopped = self._dropped = False
-
-    def stop(self) -> None:
-        self.stopped = True
-
-    def drop(self) -> None:
-        self._dropped = True
+        self.stopped = self.dropped = False
 
     def check_wanted(self) -> None:
         """Raise `AbandonedError` where the job was dropped."""
-        if self._dropped:
+        if self.dropped:
             raise AbandonedError
 
+    def progress(self, scheduler: Scheduler, step: MakeStep = lambda done, total, maps: {}) -> Any:
+        """Return a progress callback: it sends progress at intervals, lets quick tasks run, and ends the work."""
+        sent = float("-inf")
 
-class JobProgress:
-    """A progress callback: sends progress at intervals, lets quick tasks run, and ends the work where it was stopped.
+        def report(done: int, total: int, maps: Mapping[str, torch.Tensor] | None = None) -> None:
+            nonlocal sent
+            self.check_wanted()
+            if self.stopped:
+                raise KeyboardInterrupt
+            now = time.monotonic()
+            if now - sent >= INTERVAL or done >= total:
+                sent = now
+                self.send({"progress": [done, total], **step(done, total, maps or {})})
+            scheduler.pause()
 
-    ``step(done, total, maps)`` makes the step that is sent.
-    """
-
-    def __init__(
-        self,
-        job: Job,
-        scheduler: Scheduler,
-        step: Callable[[int, int, Mapping[str, torch.Tensor]], dict[str, Any]] = lambda done, total, maps: {},
-    ) -> None:
-        self._job, self._scheduler, self._step = job, scheduler, step
-        self._sent = float("-inf")
-
-    def __call__(self, done: int, total: int, maps: Mapping[str, torch.Tensor] | None = None) -> None:
-        self._job.check_wanted()
-        if self._job.stopped:
-            raise KeyboardInterrupt
-        now = time.monotonic()
-        if now - self._sent >= INTERVAL or done >= total:
-            self._sent = now
-            self._job.send({"progress": [done, total], **self._step(done, total, maps or {})})
-        self._scheduler.pause()
+        return report
 
 
 def unfinished(method: Method, values: torch.Tensor, done: int, total: int) -> dict[str, Any]:
     """Return the intermediate map ``(h, w)`` or ``(C, H, W)`` of a slow method, as the page takes it.
 
-    >>> from explain.methods.registry import get_method
+    >>> from explain.methods.base import get_method
     >>> found = unfinished(get_method("rise"), torch.rand(4, 5), 30, 1000)
     >>> found["plane"]["height"], found["remark"]
     (4, 'not finished: 30 of 1000 perturbed photos')
@@ -110,23 +198,18 @@ class Answer:
 
     def fits(self, request: ExplainRequest) -> bool:
         """Whether its maps can be reused for another request, where both have the same methods."""
-        same = replace(request, methods=self.request.methods, targets=self.request.targets) == self.request
-        return same and (
-            request.targets == self.request.targets or list(request.targets) == classes_of(self.explanation)
-        )
+        mine = self.request
+        same = replace(request, methods=mine.methods, targets=mine.targets) == mine
+        return same and (request.targets == mine.targets or list(request.targets) == classes_of(self.explanation))
 
 
 class ExplainJob(Job):
     """Answers one request; maps of an earlier answer ``before`` are reused where they fit."""
 
     def __init__(
-        self,
-        request: ExplainRequest,
-        explainer: Explainer,
-        photo: Image.Image,
-        send: SendStep,
+        self, request: ExplainRequest, explainer: Explainer, photo: Image.Image, send: SendStep,
         before: Answer | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(send)
         self.request, self.photo, self._explainer = request, photo, explainer
         reused = before if before is not None and before.fits(request) else None
@@ -147,9 +230,8 @@ class ExplainJob(Job):
         if new or found is None:
             with scheduler.quick(), overheard(self.notes):
                 self.check_wanted()  # it may have waited for long
-                own = self._explainer(
-                    self.photo, new, targets=list(self.request.targets) or None, layer=self.request.layer
-                )
+                targets = self._as_targets(self.request.targets) or None
+                own = self._explainer(self.photo, new, targets=targets, layer=self.request.layer)
             found = own if found is None else merged(found, own)
         names = [method.name for method in (*methods, *self.request.methods)]
         results = tuple({name: result[name] for name in names if name in result} for result in found.results)
@@ -168,21 +250,23 @@ class ExplainJob(Job):
                 return {"method": method.name}
             empty = map_info("heat", plane(np.zeros((1, 1), np.float32)), remark="not computed yet", samples=0)
             rest = [empty] * (len(before.results) - 1)  # the engine reports intermediate maps of the first target
-            return {
-                "method": method.name,
-                "about": method_info(method.name),
-                "maps": [unfinished(method, values[0], done, total), *rest],
-            }
+            maps_now = [unfinished(method, values[0], done, total), *rest]
+            return {"method": method.name, "about": method_info(method.name), "maps": maps_now}
 
         with scheduler.slow(), overheard(self.notes):
             self.check_wanted()
             found = self._explainer(
-                self.photo, [method], targets=classes_of(before), layer=self.request.layer,
+                self.photo, [method], targets=self._as_targets(classes_of(before)), layer=self.request.layer,
                 max_seconds=self.request.seconds if "max_seconds" in options(method) else None, keep_partial=True,
-                progress=JobProgress(self, scheduler, step),
+                progress=self.progress(scheduler, step),
             )  # fmt: skip
         self.explanation = merged(before, found)
         return self.explanation
+
+    def _as_targets(self, chosen: Sequence[Any]) -> list[Any]:
+        """Classes and names of boxes as they are; a text to an image-text model is a target of its own."""
+        texts = is_image_text(self._explainer.model)
+        return [Text(each) if texts and isinstance(each, str) else each for each in chosen]
 
 
 def merged(one: Explanation, other: Explanation) -> Explanation:
@@ -193,11 +277,13 @@ def merged(one: Explanation, other: Explanation) -> Explanation:
 
 
 def classes_of(explanation: Explanation) -> list[Any]:
-    """Return the classes of an explanation, so that slow methods explain the same."""
+    """Return the classes, boxes by name, and texts of an explanation, so that slow methods explain the same."""
+    request, named = explanation.request, any(explanation.boxes)
+    named = named or (request is not None and any(isinstance(target, Text) for target in request.targets))
     chosen = [next(iter(result.values())).target for result in explanation.results]
-    if not all(isinstance(each, torch.Tensor) for each in chosen):
-        raise ExplainError("model must give class scores for slow methods in the app; use explain.attribute")
-    return [int(each[0]) for each in chosen]
+    if any(isinstance(each, str) for each in chosen) and not named:
+        raise ExplainError("model must give class scores or boxes for slow methods in the app; use explain.attribute")
+    return [each if isinstance(each, str) else int(each[0]) for each in chosen]
 
 
 class CheckJob(Job):
@@ -216,7 +302,7 @@ class CheckJob(Job):
         notes: list[str] = []
         with scheduler.slow(), overheard(notes):
             self.check_wanted()
-            progress = JobProgress(self, scheduler)
+            progress = self.progress(scheduler)
             method, target = self.request.method, self.request.target
             if self.request.what == "check":
                 verdict = self._answer.explanation.check(method, target, progress=progress)
@@ -224,8 +310,6 @@ class CheckJob(Job):
             found = self._answer.curves.get((target, method))
             found = found or curve(self._answer.explanation, target, method, STEPS, progress)
             if found is None:
-                raise ExplainError(
-                    "map must be of a class, and of one crop, to have curves, got another; choose a class"
-                )
+                raise ExplainError("map must be of a class and one crop to have curves, got another; choose a class")
             self._answer.curves[target, method] = found
             return {"curve": found}

@@ -1,22 +1,100 @@
-"""Requests to the app, read from JSON that anybody may have written; photos with a covered region."""
+"""What comes to the app from anybody: its limits, uploaded photos, requests in JSON, and regions to cover."""
 
 from __future__ import annotations
 
+import io
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 
-from explain._utils.errors import ExplainError, shown
-from explain.app.uploads import Limits
-from explain.baselines.registry import get_baseline
-from explain.data.images import Box
+from explain._utils.errors import ExplainError, ImageError, printable, quiet, shown
+from explain.baselines.replacements import get_baseline
+from explain.data.images import Box, load_image
 from explain.methods import Method
-from explain.methods.registry import get_method
+from explain.methods.base import get_method
+
+NAME_LENGTH = 100  # characters of a file name that stay
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds that keep one visitor from using up the machine.
+
+    ``upload`` is the largest number of bytes of a photo and ``pixels`` its largest number of pixels, both checked
+    before it is decoded. ``photos`` and ``kept_pixels`` limit the photos in memory and their pixels together;
+    ``explanations`` and ``kept_values`` limit the answers in memory and the values of their maps together. All of these
+    expire after ``age`` seconds without use. ``waiting`` requests may wait for a model. A request has at most ``body``
+    bytes, ``methods`` methods and ``targets`` targets, and a slow method may take ``seconds``.
+
+    >>> Limits().upload
+    33554432
+    """
+
+    upload: int = 32 * 2**20
+    pixels: int = 50_000_000
+    photos: int = 64
+    kept_pixels: int = 200_000_000
+    explanations: int = 48
+    kept_values: int = 100_000_000
+    age: float = 3600.0
+    waiting: int = 64
+    body: int = 64 * 2**10
+    methods: int = 16
+    targets: int = 8
+    seconds: float = 120.0
+
+
+class TooLargeError(ImageError):
+    """A photo has more bytes or pixels than the app takes."""
+
+
+def decode_upload(content: bytes, name: str, limits: Limits) -> Image.Image:
+    """Decode an uploaded photo, and return it under its name.
+
+    Raises:
+        TooLargeError: it has too many bytes or pixels; it has not been decoded then.
+        ImageError: it is no photo, or damaged.
+
+    >>> decode_upload(b"", "cat.jpg", Limits())
+    Traceback (most recent call last):
+    explain.ImageError: image of 0 bytes is empty (0 bytes); get the file again
+    """
+    check_bytes(len(content), limits)
+    try:
+        with quiet(), Image.open(io.BytesIO(content)) as header:
+            width, height = header.size
+    except Image.DecompressionBombError:
+        raise TooLargeError("photo has far too many pixels; resize it first") from None
+    except Exception:  # broken files raise nearly anything; `load_image` says what is wrong
+        width = height = 0
+    if width * height > limits.pixels:
+        raise TooLargeError(f"photo must have at most {limits.pixels / 1e6:g} megapixels, got {width} x {height}")
+    photo = load_image(content)
+    photo.filename = file_name(name)  # type: ignore[attr-defined]  # the name in records
+    return photo
+
+
+def check_bytes(count: int, limits: Limits) -> None:
+    """Refuse a photo of more bytes than the app takes."""
+    if count > limits.upload:
+        raise TooLargeError(f"photo must have at most {limits.upload / 2**20:g} MiB, got more; resize it")
+
+
+def file_name(name: str) -> str:
+    r"""Return the last part of a path, without control characters.
+
+    >>> file_name("C:\\photos\\cat.jpg"), file_name("../../etc/passwd"), file_name("/..")
+    ('cat.jpg', 'passwd', 'photo')
+    """
+    last = PurePosixPath(name.replace("\\", "/")).name
+    return printable(last)[-NAME_LENGTH:] if last.strip(". ") else "photo"
+
 
 SIDE = 320
 """The longer side in pixels at which a baseline is computed: about the size of a network's input, as blurs expect."""
@@ -43,10 +121,8 @@ class CoveredRegion:
     def __post_init__(self) -> None:
         left, top, right, bottom = self.region
         if not (0 <= left < right <= 1 and 0 <= top < bottom <= 1):
-            raise ExplainError(
-                f"region must be x0, y0, x1, y1 from 0 to 1 with x0 < x1 and y0 < y1, got {shown(self.region)}; "
-                "draw it on the part of the photo that the model sees"
-            )
+            what = "region must be x0, y0, x1, y1 from 0 to 1 with x0 < x1 and y0 < y1"
+            raise ExplainError(f"{what}, got {shown(self.region)}; draw it on the part that the model sees")
         if self.fill not in FILLS:
             raise ExplainError(f"fill must be one of {', '.join(FILLS)}, got {shown(self.fill)}; choose one of them")
 
@@ -56,9 +132,9 @@ class CoveredRegion:
         wide, high = box.right - box.left, box.bottom - box.top
         left, right = (min(max(round(box.left + share * wide), 0), photo.width) for share in self.region[::2])
         top, bottom = (min(max(round(box.top + share * high), 0), photo.height) for share in self.region[1::2])
+        edges = left, top, right, bottom
         if left < right and top < bottom:
-            filled = self._filled(photo, (left, top, right, bottom))
-            covered.paste(filled.crop((left, top, right, bottom)), (left, top))
+            covered.paste(self._filled(photo, edges).crop(edges), (left, top))
         return covered
 
     def _filled(self, photo: Image.Image, edges: tuple[int, int, int, int]) -> Image.Image:
@@ -76,7 +152,6 @@ class CoveredRegion:
         return Image.fromarray(levels.numpy()).resize(photo.size, Image.Resampling.BICUBIC)
 
 
-FIELDS = ("photo", "model", "methods", "targets", "layer", "seconds", "cover", "before")
 CHECKS = ("curve", "check")
 
 
@@ -84,15 +159,15 @@ CHECKS = ("curve", "check")
 class ExplainRequest:
     """A request to explain a photo with one of the models.
 
-    Without ``targets``, the best class is explained; without ``layer``, each method takes its own. A slow method may
-    take ``seconds``. ``cover`` is a region to cover first. ``before`` names an earlier answer: its maps are reused
-    where they fit.
+    ``targets`` are classes, names of detections, or texts. Without them, the best class is explained; without
+    ``layer``, each method takes its own. A slow method may take ``seconds``. ``cover`` is a region to cover first.
+    ``before`` names an earlier answer: its maps are reused where they fit.
     """
 
     photo: str
     model: int = 0
     methods: tuple[Method, ...] = ()
-    targets: tuple[int, ...] = ()
+    targets: tuple[int | str, ...] = ()
     layer: str | None = None
     seconds: float = 20.0
     cover: CoveredRegion | None = None
@@ -108,25 +183,20 @@ class ExplainRequest:
         >>> ExplainRequest.of({"photo": "abc", "methods": ["gradcam"], "targets": [3]}, 1, Limits()).targets
         (3,)
         """
-        _check_fields(values, FIELDS)
+        _check_fields(values, cls)
         names = _list("methods", values.get("methods", ["gradcam"]), limits.methods)
-        methods = [_method(name) for name in names or ["gradcam"]]
-        targets = _list("targets", values.get("targets", []), limits.targets)
+        methods = {method.name: method for method in map(_method, names or ["gradcam"])}
+        targets = [
+            _text("target", each) if isinstance(each, str) else whole("target", each, 10**6)
+            for each in _list("targets", values.get("targets", []), limits.targets)
+        ]
         seconds = values.get("seconds", 20.0)
         if not _is_number(seconds) or not 0 < seconds <= limits.seconds:
-            raise ExplainError(
-                f"seconds must be above 0 and up to {limits.seconds:g}, got {shown(seconds)}; choose another time"
-            )
-        return cls(
-            photo=_text("photo", values.get("photo")),
-            model=whole("model", values.get("model", 0), models),
-            methods=tuple({method.name: method for method in methods}.values()),
-            targets=tuple(whole("target", each, 10**6) for each in targets),
-            layer=None if values.get("layer") is None else _text("layer", values["layer"]),
-            seconds=float(seconds),
-            cover=None if values.get("cover") is None else _cover(values["cover"]),
-            before=None if values.get("before") is None else _text("before", values["before"]),
-        )
+            raise ExplainError(f"seconds must be above 0 and up to {limits.seconds:g}, got {shown(seconds)}; change it")
+        photo, model = _text("photo", values.get("photo")), whole("model", values.get("model", 0), models)
+        layer, before = (None if values.get(key) is None else _text(key, values[key]) for key in ("layer", "before"))
+        cover = None if values.get("cover") is None else _cover(values["cover"])
+        return cls(photo, model, tuple(methods.values()), tuple(targets), layer, float(seconds), cover, before)
 
 
 @dataclass(frozen=True)
@@ -145,7 +215,7 @@ class CheckRequest:
     @classmethod
     def of(cls, values: Any, limits: Limits) -> CheckRequest:
         """Read a request; errors as of `ExplainRequest.of`."""
-        _check_fields(values, ("answer", "what", "method", "target"))
+        _check_fields(values, cls)
         what = _text("what", values.get("what"))
         if what not in CHECKS:
             raise ExplainError(f"what must be one of {', '.join(CHECKS)}, got {shown(what)}; choose one of them")
@@ -153,12 +223,12 @@ class CheckRequest:
         return cls(_text("answer", values.get("answer")), what, method, target)
 
 
-def _check_fields(values: Any, fields: Sequence[str]) -> None:
-    if not isinstance(values, Mapping):
-        raise ExplainError(f"request must be an object of JSON, got {shown(values)}; send its fields by name")
-    unknown = sorted(set(map(str, values)) - set(fields))
+def _check_fields(values: Any, kind: type[Any]) -> None:
+    """Refuse what is no object of JSON, or has fields that a request of this kind does not have."""
+    names = [field.name for field in fields(kind)]
+    unknown = sorted(set(map(str, values)) - set(names)) if isinstance(values, Mapping) else [values]
     if unknown:
-        raise ExplainError(f"request must have the fields {', '.join(fields)}, got {shown(unknown[0])}; leave it out")
+        raise ExplainError(f"request must be an object with {', '.join(names)}, got {shown(unknown[0])}; send these")
 
 
 def _method(name: Any) -> Method:
@@ -169,10 +239,9 @@ def _method(name: Any) -> Method:
 
 
 def _cover(values: Any) -> CoveredRegion:
-    if not isinstance(values, Mapping) or not set(values) <= {"region", "fill"}:
-        raise ExplainError(f"cover must have a region and a fill, got {shown(values)}; draw a region first")
+    _check_fields(values, CoveredRegion)
     region = _list("region", values.get("region"), 4)
-    if len(region) != 4 or not all(_is_number(edge) for edge in region):
+    if len(region) != 4 or not all(map(_is_number, region)):
         raise ExplainError(f"region must be four numbers from 0 to 1, got {shown(region)}; draw it on the photo")
     left, top, right, bottom = map(float, region)
     return CoveredRegion((left, top, right, bottom), _text("fill", values.get("fill", "mean")))
@@ -180,9 +249,7 @@ def _cover(values: Any) -> CoveredRegion:
 
 def _text(name: str, value: Any, longest: int = 200) -> str:
     if not isinstance(value, str) or not 0 < len(value) <= longest:
-        raise ExplainError(
-            f"{name} must be a text of 1 to {longest} characters, got {shown(value)}; choose it on the page"
-        )
+        raise ExplainError(f"{name} must be a text of 1 to {longest} characters, got {shown(value)}; choose it")
     return value
 
 

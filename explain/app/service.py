@@ -2,35 +2,102 @@
 
 from __future__ import annotations
 
-import io
 import math
+import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
+import torch
 from PIL import Image
 
-from explain._utils.errors import ExplainError, muted, printable, raised, shown
-from explain.app.cache import Cache, ExpiredError
-from explain.app.jobs import AbandonedError, Answer, CheckJob, ExplainJob, Job, SendStep
-from explain.app.requests import CheckRequest, ExplainRequest, whole
-from explain.app.scheduler import Scheduler, WorkerThread
-from explain.app.uploads import Limits, decode_upload
-from explain.attribution.selection import select
+from explain._utils.errors import ExplainError, TargetError, muted, printable, raised, shown
+from explain.app.jobs import AbandonedError, Answer, CheckJob, ExplainJob, Job, Scheduler, SendStep, WorkerThread
+from explain.app.requests import CheckRequest, ExplainRequest, Limits, decode_upload, whole
+from explain.attribution.api import select
 from explain.data.images import Box, load_image, locate
 from explain.explanation.explainer import Explainer
 from explain.explanation.explanation import Explanation
 from explain.layers import default_layer, list_layers
 from explain.methods import Method
-from explain.methods.registry import get_method
+from explain.methods.base import get_method
 from explain.models import FiveCrops
-from explain.report.curves import passes_run
-from explain.report.item import Detail, item, method_info
-from explain.report.reported import page_with
+from explain.report.item import Detail, item, jpeg, method_info, passes_run
+from explain.report.pages import page_with
+from explain.targets import Detections, Segmentation, Target
+from explain.targets.layouts import find_layout
+from explain.targets.texts import is_image_text
+
+T = TypeVar("T")
+
+
+class ExpiredError(ExplainError):
+    """No item of the cache has this name, or no longer."""
+
+
+class Cache(Generic[T]):
+    """At most ``most`` items of at most ``size`` together, each under a random name.
+
+    Items that were not used for ``age`` seconds expire at the next use of the cache, or by `remove_expired`.
+
+    >>> cache = Cache("photo", 2)
+    >>> first, second = cache.add("a"), cache.add("b")
+    >>> cache[first], cache[cache.add("c")], second in cache
+    ('a', 'c', False)
+    """
+
+    def __init__(
+        self, kind: str, most: int, size: float = math.inf, size_of: Callable[[T], float] = lambda item: 0,
+        age: float = math.inf,
+    ) -> None:  # fmt: skip
+        self._kind, self._most, self._size, self._size_of, self._age = kind, most, size, size_of, age
+        self._items: dict[str, tuple[T, float]] = {}  # with the time of the last use, in that order
+        self._lock = threading.RLock()
+
+    def add(self, item: T) -> str:
+        """Add an item, remove the oldest where there are too many, and return its name."""
+        name = secrets.token_urlsafe(16)
+        with self._lock:
+            self._items[name] = item, time.monotonic()
+            while len(self._items) > 1 and (len(self._items) > self._most or self._total() > self._size):
+                del self._items[next(iter(self._items))]
+            self.remove_expired()
+        return name
+
+    def __getitem__(self, name: str) -> T:
+        with self._lock:
+            self.remove_expired()
+            if name not in self._items:
+                raise ExpiredError(f"{self._kind} is unknown or has expired; send it again")
+            item, _ = self._items.pop(name)
+            self._items[name] = item, time.monotonic()
+            return item
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._items
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def pop(self, name: str) -> T | None:
+        """Remove an item and return it; None where there is none."""
+        with self._lock:
+            return self._items.pop(name, (None,))[0]
+
+    def remove_expired(self) -> None:
+        """Remove the items that were not used for too long."""
+        with self._lock:
+            oldest = time.monotonic() - self._age
+            for name in [name for name, (_, used) in self._items.items() if used < oldest]:
+                del self._items[name]
+
+    def _total(self) -> float:
+        return sum(self._size_of(item) for item, _ in self._items.values())
+
 
 QUICK = 12.0
 """Passes up to which a method is quick: its map comes with the predictions."""
@@ -55,8 +122,14 @@ class ServedModel:
     def costs(self) -> dict[str, float]:
         """How many passes each method takes that fits the model."""
         with muted(), self.scheduler.quick():
-            x = self.explainer.as_input(Image.new("RGB", (256, 256), "gray"))
-            return dict(select(self.explainer.model, x, "everything").costs)
+            model, x = self.explainer.model, self.explainer.as_input(Image.new("RGB", (256, 256), "gray"))
+            try:
+                return dict(select(model, x, "everything").costs)
+            except TargetError:  # nothing is found in grey: take the best box, however unlikely, or the whole map
+                with torch.no_grad():
+                    boxes = find_layout(model(x), 1, tuple(x.shape[2:]))
+                nothing: Target = Segmentation(0, torch.ones(x.shape[2:])) if boxes is None else Detections(threshold=0)
+                return dict(select(model, x, "everything", target=nothing).costs)
 
     def warm_up(self) -> None:
         """Find out which methods fit, and explain an empty photo; errors come up again with the first request."""
@@ -77,23 +150,16 @@ class ServedModel:
 
     def methods(self) -> list[dict[str, Any]]:
         """The methods that fit the model, with their costs."""
-        return [
-            {
-                **method_info(name, passes=cost if math.isfinite(cost) else None),
-                "quick": self.is_quick(name),
-            }
-            for name, cost in self.costs.items()
-        ]
+        costs = self.costs.items()
+        return [{**method_info(name, passes=_finite(cost)), "quick": self.is_quick(name)} for name, cost in costs]
 
     def layers(self, photo: Image.Image) -> dict[str, Any]:
         """The layers whose output is a feature map of one photo, with its size."""
         with muted(), self.scheduler.quick():
             x = self.explainer.as_input(photo)
-            calls = list_layers(self.explainer.model, x)
-            try:
+            calls, default = list_layers(self.explainer.model, x), None
+            with suppress(ExplainError):
                 default = default_layer(self.explainer.model, x)
-            except ExplainError:
-                default = None
         layers = [[call.label, call.kind, str(call.grid)] for call in calls if call.grid is not None]
         return {"default": default, "layers": layers}
 
@@ -109,21 +175,15 @@ class Service:
     """
 
     def __init__(
-        self,
-        explainers: Sequence[Explainer],
-        limits: Limits | None = None,
-        examples: Mapping[str, Path] | None = None,
+        self, explainers: Sequence[Explainer], limits: Limits | None = None, examples: Mapping[str, Path] | None = None
     ) -> None:
         self.limits = limits = limits or Limits()
         self.models = [ServedModel(explainer, limits) for explainer in explainers]
         self.examples = dict(examples or {})
-        self._photos: Cache[Image.Image] = Cache(
-            "photo", limits.photos, limits.kept_pixels, lambda photo: photo.width * photo.height, limits.age
-        )
-        self._answers: Cache[Answer] = Cache(
-            "answer", limits.explanations, limits.kept_values, lambda answer: answer.size, limits.age
-        )
-        self._jobs: Cache[Job] = Cache("job", 10 * limits.waiting, age=limits.age)
+        age, size_of, values_of = limits.age, lambda photo: photo.width * photo.height, lambda answer: answer.size
+        self._photos: Cache[Image.Image] = Cache("photo", limits.photos, limits.kept_pixels, size_of, age)
+        self._answers: Cache[Answer] = Cache("answer", limits.explanations, limits.kept_values, values_of, age)
+        self._jobs: Cache[Job] = Cache("job", 10 * limits.waiting, age=age)
         self._closed = threading.Event()
         threading.Thread(target=self._clean_up, name="explain-cleanup", daemon=True).start()
 
@@ -147,7 +207,7 @@ class Service:
     # --- photos ---
 
     def upload(self, content: bytes, name: str) -> dict[str, Any]:
-        """Add an uploaded photo; errors as of `explain.app.uploads.decode_upload`."""
+        """Add an uploaded photo; errors as of `explain.app.requests.decode_upload`."""
         return self.add_photo(decode_upload(content, name, self.limits))
 
     def example(self, name: str) -> dict[str, Any]:
@@ -163,30 +223,35 @@ class Service:
 
     def picture(self, photo: str) -> bytes:
         """A photo as a JPEG of the size that the page shows."""
-        return _jpeg(self._photos[photo], SIDE)
+        return jpeg(self._photos[photo], SIDE)
 
     def example_picture(self, name: str) -> bytes:
         """An example as a small JPEG."""
         if name not in self.examples:
             raise ExpiredError(f"example {shown(name)} is unknown; choose one on the page")
-        return _jpeg(load_image(self.examples[name]), THUMBNAIL)
+        return jpeg(load_image(self.examples[name]), THUMBNAIL)
 
     # --- models ---
 
     def models_info(self) -> list[dict[str, Any]]:
-        """The names of the models, and their labels."""
+        """The names of the models, their labels, and whether they can be asked for a text."""
+        made = [each.explainer for each in self.models]
         return [
-            {"name": printable(each.explainer.name), "labels": list(map(printable, each.explainer.categories or ()))}
-            for each in self.models
+            {
+                "name": printable(e.name),
+                "labels": [*map(printable, e.categories or ())],
+                "texts": is_image_text(e.model),
+            }
+            for e in made
         ]
 
-    def methods(self, model: Any) -> list[dict[str, Any]]:
-        """The methods that fit one of the models."""
-        return self.models[whole("model", model, len(self.models))].methods()
+    def model(self, values: Mapping[str, Any]) -> ServedModel:
+        """The model that a request names."""
+        return self.models[whole("model", values.get("model", 0), len(self.models))]
 
-    def layers(self, model: Any, photo: str) -> dict[str, Any]:
+    def layers(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """The layers of one of the models that can be chosen for a photo."""
-        return self.models[whole("model", model, len(self.models))].layers(self._photos[photo])
+        return self.model(values).layers(self._photos[str(values.get("photo"))])
 
     # --- requests ---
 
@@ -194,16 +259,17 @@ class Service:
         """Begin to answer a request, and return the name of the job; see `explain.app.requests.ExplainRequest`.
 
         Raises:
-            ExplainError: the request is not valid, or too many wait (`explain.app.scheduler.BusyError`).
+            ExplainError: the request is not valid, or too many wait (`explain.app.jobs.BusyError`).
         """
         request = ExplainRequest.of(values, len(self.models), self.limits)
         served, photo = self.models[request.model], self._photos[request.photo]
-        before = None
-        if request.before is not None:
-            with suppress(ExpiredError):
-                before = self._answers[request.before]
+        before, preprocess = None, served.explainer.preprocess
+        with suppress(ExpiredError):
+            before = self._answers[request.before or ""]
         if request.cover is not None:
-            photo = request.cover.apply(photo, _box_of(served.explainer, photo))
+            crops = isinstance(preprocess, FiveCrops)  # their maps lie on the whole photo
+            seen = Box(0.0, 0.0, *map(float, photo.size)) if crops else locate(preprocess, photo.size)
+            photo = request.cover.apply(photo, seen)
         job = ExplainJob(request, served.explainer, photo, send, before)
         name = self._jobs.add(job)
         send({"work": name, "before": served.quick.waiting})
@@ -229,13 +295,13 @@ class Service:
 
     def stop(self, name: str) -> None:
         """End the slow methods of a job with what they have."""
-        self._jobs[name].stop()
+        self._jobs[name].stopped = True
 
     def drop(self, name: str) -> None:
         """End a job whose answer nobody waits for."""
         job = self._jobs.pop(name)
         if job is not None:
-            job.drop()
+            job.dropped = True
 
     def answer(self, name: str) -> Explanation:
         """The explanation of an answer, to be saved."""
@@ -280,18 +346,17 @@ class Service:
         _add_curves(values, answer)
         costs = self.models[request.model].costs
         for method, attribution in zip(values["methods"], explanation.attributions.values(), strict=True):
-            cost = passes_run(costs.get(method["name"], math.inf), attribution)
-            method["passes"] = cost if math.isfinite(cost) else None
+            method["passes"] = _finite(passes_run(costs.get(method["name"], math.inf), attribution))
         notes, job.notes[:] = list(dict.fromkeys(job.notes)), []
-        job.send(
-            {
-                "item": {**values, "classes": [each.category for each in explanation.predicted]},
-                "answer": self._answers.add(answer),
-                "seconds": round(time.perf_counter() - start, 4),
-                "notes": list(map(printable, notes)),
-                "end": last,
-            }
-        )
+        if is_image_text(self.models[request.model].explainer.model):
+            for each in values["targets"]:
+                each["class"] = each["label"] if each["class"] is None else each["class"]
+        classes = [each.label if each.box else each.category for each in explanation.predicted]
+        job.send({
+            "item": {**values, "classes": classes},
+            "answer": self._answers.add(answer), "seconds": round(time.perf_counter() - start, 4),
+            "notes": list(map(printable, notes)), "end": last,
+        })  # fmt: skip
 
 
 def _run_step(job: Job, step: Callable[[], None]) -> None:
@@ -315,20 +380,9 @@ def _add_curves(values: dict[str, Any], answer: Answer) -> None:
             values["maps"][target][answer.explanation.methods.index(method)]["curve"] = dict(curve)
 
 
+def _finite(cost: float) -> float | None:
+    return cost if math.isfinite(cost) else None
+
+
 def _name(photo: Image.Image) -> str:
     return printable(getattr(photo, "filename", "") or "photo")
-
-
-def _jpeg(photo: Image.Image, side: int) -> bytes:
-    smaller = photo.copy()
-    smaller.thumbnail((side, side), Image.Resampling.LANCZOS)
-    buffer = io.BytesIO()
-    smaller.save(buffer, "JPEG", quality=86)
-    return buffer.getvalue()
-
-
-def _box_of(explainer: Explainer, photo: Image.Image) -> Box:
-    """The part of a photo that the maps lie on."""
-    if isinstance(explainer.preprocess, FiveCrops):
-        return Box(0.0, 0.0, float(photo.width), float(photo.height))
-    return locate(explainer.preprocess, photo.size)

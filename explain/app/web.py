@@ -3,22 +3,90 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
+import ipaddress
 import json
-from collections import deque
+import re
+import secrets
+import socket
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from importlib import resources
 from typing import Any
 from urllib.parse import quote, unquote
 
-from explain._utils.errors import AppError, ExplainError
-from explain.app.access import COOKIE, Access
-from explain.app.cache import ExpiredError
-from explain.app.requests import FILLS
-from explain.app.scheduler import BusyError
-from explain.app.service import Service
-from explain.app.uploads import TooLargeError, check_bytes
+from explain._utils.errors import AppError, ExplainError, optional
+from explain.app.jobs import BusyError, SendStep
+from explain.app.requests import FILLS, TooLargeError, check_bytes
+from explain.app.service import ExpiredError, Service
 from explain.data.files import slug
-from explain.report.page import SCRIPTS, STYLES, PageTemplate, page, static
+from explain.report.pages import SCRIPTS, STYLES, PageTemplate, page, static
+
+COOKIE = "explain-token"
+HEADER = "x-explain"
+"""A header that the page sends with every request that changes something: other sites cannot add it."""
+LOCAL = ("localhost", "127.0.0.1", "::1")
+_OTHER_SITE = (403, "requests from other sites are refused; open the app itself")
+
+
+@dataclass(frozen=True)
+class Access:
+    """Which requests are allowed.
+
+    ``hosts`` are the names of the app in the ``Host`` header. With a ``token``, IP addresses are allowed as well.
+    Other names are refused: another site's name may be pointed at this machine. Without a token, the app is for this
+    machine alone.
+    """
+
+    hosts: tuple[str, ...] = LOCAL
+    token: str | None = None
+
+    def refusal(self, method: str, headers: Mapping[str, str], token: str | None = None) -> tuple[int, str] | None:
+        """Return the status and message with which a request is refused; None where it is allowed.
+
+        ``headers`` have their names in lower case; ``token`` is that of the address or of the cookie.
+
+        >>> Access().refusal("GET", {"host": "127.0.0.1:8000"})
+        >>> Access().refusal("GET", {"host": "evil.example"})
+        (421, 'host must be a name of this machine; open the address that explain serve has printed')
+        """
+        host, site = headers.get("host", ""), headers.get("sec-fetch-site", "same-origin")
+        if not self._is_known(host):
+            return 421, "host must be a name of this machine; open the address that explain serve has printed"
+        # A link on another site may open the page: the other site learns nothing by it.
+        mode = headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")
+        if site not in ("same-origin", "none") and (method, *mode) != ("GET", "navigate", "document"):
+            return _OTHER_SITE
+        if "origin" in headers and headers["origin"] not in (f"http://{host}", f"https://{host}"):
+            return _OTHER_SITE
+        if method != "GET" and headers.get(HEADER) != "1":
+            return 403, f"requests that change something must have the header {HEADER}: 1; use the page"
+        given = (token or "").encode("utf-8", "replace")
+        if self.token is not None and not hmac.compare_digest(given, self.token.encode()):
+            return 401, "a token is needed; open the address that explain serve has printed"
+        return None
+
+    def _is_known(self, host: str) -> bool:
+        name = name_of(host)
+        if name in self.hosts:
+            return True
+        with suppress(ValueError):
+            ipaddress.ip_address(name or "")
+            return self.token is not None
+        return False
+
+
+def name_of(host: str) -> str | None:
+    """Return the name in a ``Host`` header, without its port; None where there is none.
+
+    >>> name_of("LocalHost:8000"), name_of("[::1]:8000"), name_of("a b"), name_of("x@127.0.0.1")
+    ('localhost', '::1', None, None)
+    """
+    found = re.fullmatch(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9_.-]+))(?::\d{1,5})?", host.lower())
+    return found and (found[1] or found[2])
+
 
 OWN_SCRIPTS = ("live.js", "choosing.js", "covering.js", "checking.js", "beside.js", "photos.js", "app.js")
 POLICY = "img-src 'self' data: blob:; media-src blob:; connect-src 'self'"
@@ -26,25 +94,15 @@ POLICY = "img-src 'self' data: blob:; media-src blob:; connect-src 'self'"
 
 def app_page(service: Service) -> str:
     """Return the page of the app; all that it loads later comes from the same address."""
-    style = "\n".join([static(STYLES), _own("app.css")])
-    script = "\n".join([static(SCRIPTS), *map(_own, OWN_SCRIPTS)])
+    own = resources.files("explain.app") / "static"
+    style = "\n".join([static(STYLES), (own / "app.css").read_text("utf-8")])
+    script = "\n".join([static(SCRIPTS), *((own / name).read_text("utf-8") for name in OWN_SCRIPTS)])
     index = {
-        "title": "explain",
-        "photos": [],
-        "models": service.models_info(),
-        "examples": list(service.examples),
-        "fills": list(FILLS.items()),
+        "title": "explain", "photos": [], "models": service.models_info(),
+        "examples": list(service.examples), "fills": list(FILLS.items()),
         "limits": {name: getattr(service.limits, name) for name in ("upload", "pixels", "seconds", "targets")},
-    }
+    }  # fmt: skip
     return page(index, [], title="explain", front=PageTemplate("report app", style, script, POLICY))
-
-
-def _own(name: str) -> str:
-    return (resources.files("explain.app") / "static" / name).read_text("utf-8")
-
-
-PENDING = 4
-"""Steps that wait for a slow reader; beyond these, older steps of progress are left out."""
 
 
 class Stream:
@@ -52,34 +110,19 @@ class Stream:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._steps: deque[Mapping[str, Any]] = deque()
-        self._new = asyncio.Event()
+        self._steps: asyncio.Queue[Mapping[str, Any]] = asyncio.Queue()
 
     def send(self, step: Mapping[str, Any]) -> None:
         """Take a step; from any thread."""
-        try:
-            self._loop.call_soon_threadsafe(self._append, step)
-        except RuntimeError:  # the app has ended meanwhile
-            return
-
-    def _append(self, step: Mapping[str, Any]) -> None:
-        if "progress" in step and len(self._steps) >= PENDING:
-            older = next((each for each in self._steps if "progress" in each), None)
-            if older is not None:
-                self._steps.remove(older)
-        self._steps.append(step)
-        self._new.set()
+        with suppress(RuntimeError):  # the app has ended meanwhile
+            self._loop.call_soon_threadsafe(self._steps.put_nowait, step)
 
     async def lines(self) -> AsyncIterator[bytes]:
-        """Give the steps until the last one."""
-        while True:
-            await self._new.wait()
-            self._new.clear()
-            while self._steps:
-                step = self._steps.popleft()
-                yield (json.dumps(step, separators=(",", ":"), allow_nan=False) + "\n").encode("ascii")
-                if step.get("end"):
-                    return
+        """Yield the steps as they come, until the one that ends the answer."""
+        step: Mapping[str, Any] = {}
+        while not step.get("end"):
+            step = await self._steps.get()
+            yield (json.dumps(step, separators=(",", ":"), allow_nan=False) + "\n").encode("ascii")
 
 
 HEADERS = {
@@ -90,15 +133,8 @@ HEADERS = {
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
 }
-BODY_TIMEOUT = 30.0
-"""Seconds between two parts of the body of a request."""
-
-
-class SlowError(ExplainError):
-    """The body of a request did not arrive in time."""
-
-
-STATUS = {ExpiredError: 404, SlowError: 408, TooLargeError: 413, BusyError: 503}
+NEEDED: Any = ("for the app", "app", AppError)
+STATUS = {ExpiredError: 404, TooLargeError: 413, BusyError: 503}
 
 
 def application(service: Service, access: Access | None = None) -> Any:
@@ -107,30 +143,28 @@ def application(service: Service, access: Access | None = None) -> Any:
     Raises:
         AppError: Starlette is not installed.
     """
-    try:
-        from starlette.applications import Starlette
-        from starlette.routing import Route
-    except ImportError:
-        raise AppError("starlette must be installed for the app; run pip install 'explain[app]'") from None
+    starlette, routing = (optional(f"starlette.{part}", *NEEDED) for part in ("applications", "routing"))
     handlers = Handlers(service, access or Access())
-    get = {"/photo/{name}": handlers.picture, "/example/{name}": handlers.example_picture}
-    post = {
-        "/api/photos": handlers.upload,
-        "/api/examples": handlers.example,
-        "/api/methods": handlers.methods,
-        "/api/layers": handlers.layers,
-        "/api/explain": handlers.explain,
-        "/api/check": handlers.check,
-        "/api/stop": handlers.stop,
-        "/api/save": handlers.save,
-        "/api/report": handlers.report,
+    call, jpeg, as_made = handlers.call, partial(_reply, kind="image/jpeg"), lambda reply: reply
+    get = {
+        "/": handlers.index,
+        "/photo/{name}": call(lambda values: service.picture(values["name"]), jpeg),
+        "/example/{name}": call(lambda values: service.example_picture(values["name"]), jpeg),
     }
-    made = Starlette(
-        routes=[
-            Route("/", handlers.index, methods=["GET"]),
-            *(Route(path, handlers.guarded(handler), methods=["GET"]) for path, handler in get.items()),
-            *(Route(path, handlers.guarded(handler), methods=["POST"]) for path, handler in post.items()),
-        ]
+    post = {
+        "/api/examples": call(lambda values: service.example(str(values.get("name")))),
+        "/api/methods": call(lambda values: service.model(values).methods()),
+        "/api/layers": call(service.layers),
+        "/api/stop": call(lambda values: service.stop(str(values.get("work")))),
+        "/api/photos": handlers.upload,
+        "/api/explain": handlers.steps(service.explain),
+        "/api/check": handlers.steps(service.check),
+        "/api/save": call(partial(handlers.download, ending="zip"), as_made),
+        "/api/report": call(partial(handlers.download, ending="html"), as_made),
+    }
+    every = [("GET", *each) for each in get.items()] + [("POST", *each) for each in post.items()]
+    made = starlette.Starlette(
+        routes=[routing.Route(path, handlers.guarded(path, how), methods=[verb]) for verb, path, how in every]
     )
     made.router.redirect_slashes = False  # a path that begins with two slashes would name another host
     return made
@@ -143,11 +177,12 @@ class Handlers:
         self._service, self._access = service, access
         self._page: bytes | None = None
 
-    def guarded(self, handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def guarded(self, path: str, handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Refuse requests that are not allowed, and reply to an error with one line."""
 
         async def handle(request: Any) -> Any:
-            refused = self._access.refusal(request.method, dict(request.headers), request.cookies.get(COOKIE))
+            token = (request.query_params.get("token") if path == "/" else None) or request.cookies.get(COOKIE)
+            refused = self._access.refusal(request.method, dict(request.headers), token)
             if refused:
                 return _reply(refused[1], "text/plain", refused[0])
             try:
@@ -160,12 +195,7 @@ class Handlers:
 
     async def index(self, request: Any) -> Any:
         """The page; a token in the address becomes a cookie, and leaves the address."""
-        token = request.query_params.get("token")
-        known = token or request.cookies.get(COOKIE)
-        refused = self._access.refusal(request.method, dict(request.headers), known)
-        if refused:
-            return _reply(refused[1], "text/plain", refused[0])
-        if token is not None:
+        if request.query_params.get("token") is not None:
             reply = _reply("", "text/plain", 303, {"location": "/"})
             if self._access.token is not None:
                 reply.set_cookie(COOKIE, self._access.token, httponly=True, samesite="strict")
@@ -179,94 +209,73 @@ class Handlers:
         name = unquote(request.headers.get("x-name", ""))
         return _json(await asyncio.to_thread(self._service.upload, content, name))
 
-    async def example(self, request: Any) -> Any:
-        values = await self._values(request)
-        return _json(await asyncio.to_thread(self._service.example, str(values.get("name"))))
-
-    async def picture(self, request: Any) -> Any:
-        return _reply(await asyncio.to_thread(self._service.picture, request.path_params["name"]), "image/jpeg")
-
-    async def example_picture(self, request: Any) -> Any:
-        return _reply(await asyncio.to_thread(self._service.example_picture, request.path_params["name"]), "image/jpeg")
-
-    async def methods(self, request: Any) -> Any:
-        values = await self._values(request)
-        return _json(await asyncio.to_thread(self._service.methods, values.get("model", 0)))
-
-    async def layers(self, request: Any) -> Any:
-        values = await self._values(request)
-        return _json(await asyncio.to_thread(self._service.layers, values.get("model", 0), str(values.get("photo"))))
-
-    async def explain(self, request: Any) -> Any:
-        return await self._steps(request, self._service.explain)
-
-    async def check(self, request: Any) -> Any:
-        return await self._steps(request, self._service.check)
-
-    async def _steps(self, request: Any, begin: Callable[[Any, Any], str]) -> Any:
-        """Reply step by step, each in one line."""
-        from starlette.responses import StreamingResponse
-
-        values, stream = await self._values(request), Stream()
-        name = await asyncio.to_thread(begin, values, stream.send)
-
-        async def lines() -> Any:
-            try:
-                async for line in stream.lines():
-                    yield line
-            finally:
-                self._service.drop(name)  # the reader may have gone
-
-        return StreamingResponse(lines(), media_type="application/x-ndjson", headers=HEADERS)
-
-    async def stop(self, request: Any) -> Any:
-        values = await self._values(request)
-        self._service.stop(str(values.get("work")))
-        return _json({})
-
-    async def save(self, request: Any) -> Any:
-        """The files of `Explanation.save`, as one archive."""
-        explanation = self._service.answer(str((await self._values(request)).get("answer")))
-        return _download(await asyncio.to_thread(explanation.packed), "application/zip", explanation, "zip")
-
-    async def report(self, request: Any) -> Any:
-        name = str((await self._values(request)).get("answer"))
-        text = await asyncio.to_thread(self._service.report, name)
-        return _download(text.encode("utf-8"), "text/html", self._service.answer(name), "html")
-
     async def _values(self, request: Any) -> Any:
-        """Return the JSON object in the body of a request."""
-        most = self._service.limits.body
+        """Return the JSON object in the body of a request, or the names in its path."""
+        if request.method == "GET":
+            return request.path_params
+        most, values = self._service.limits.body, None
 
         def check(count: int) -> None:
             if count > most:
                 raise TooLargeError(f"request must have at most {most} bytes, got more; send less")
 
         body = await _body(request, check)
-        try:
+        with suppress(ValueError, RecursionError):
             values = json.loads(body)
-        except (ValueError, RecursionError):
-            values = None
         if not isinstance(values, dict):
             raise ExplainError("request must be an object of JSON, got something else; use the page")
         return values
+
+    def call(self, function: Callable[[Any], Any], reply: Any = None) -> Callable[[Any], Any]:
+        """Reply with what a function makes of the request's values."""
+
+        async def handle(request: Any) -> Any:
+            found = await asyncio.to_thread(function, await self._values(request))
+            return _json(found) if reply is None else reply(found)
+
+        return handle
+
+    def steps(self, begin: Callable[[Any, SendStep], str]) -> Callable[[Any], Any]:
+        """Reply step by step, each in one line."""
+
+        async def handle(request: Any) -> Any:
+            values, stream = await self._values(request), Stream()
+            name = await asyncio.to_thread(begin, values, stream.send)
+
+            async def lines() -> Any:
+                try:
+                    async for line in stream.lines():
+                        yield line
+                finally:
+                    self._service.drop(name)  # the reader may have gone
+
+            from starlette.responses import StreamingResponse
+
+            return StreamingResponse(lines(), media_type="application/x-ndjson", headers=HEADERS)
+
+        return handle
+
+    def download(self, values: Any, ending: str) -> Any:
+        """The files of `Explanation.save` as one archive, or the report, to be saved."""
+        name = str(values.get("answer"))
+        explanation = self._service.answer(name)
+        source = str(explanation.source or "photo")
+        stem = slug(source.rsplit(".", 1)[0] if "." in source else source)
+        named = f"attachment; filename*=UTF-8''{quote(f'{stem}-explained.{ending}')}"
+        zipped = ending == "zip"
+        made, kind = (explanation.packed(), "application/zip") if zipped else (self._service.report(name), "text/html")
+        return _reply(made, kind, headers={"content-disposition": named})
 
 
 async def _body(request: Any, check: Callable[[int], None]) -> bytes:
     """Return the body of a request; ``check`` refuses a number of bytes, first the announced one."""
     announced = request.headers.get("content-length", "0")
     check(int(announced) if announced.isdecimal() else 0)
-    body, stream = bytearray(), aiter(request.stream())
-    while True:
-        try:
-            body += await asyncio.wait_for(anext(stream), BODY_TIMEOUT)
-        except StopAsyncIteration:
-            return bytes(body)
-        except TimeoutError:
-            raise SlowError(
-                f"request must send something every {BODY_TIMEOUT:g} s, but did not; send it again"
-            ) from None
+    body = bytearray()
+    async for part in request.stream():
+        body += part
         check(len(body))
+    return bytes(body)
 
 
 def _reply(content: str | bytes, kind: str, status: int = 200, headers: Mapping[str, str] | None = None) -> Any:
@@ -276,11 +285,60 @@ def _reply(content: str | bytes, kind: str, status: int = 200, headers: Mapping[
 
 
 def _json(values: Any) -> Any:
-    return _reply(json.dumps(values, allow_nan=False), "application/json")
+    return _reply(json.dumps({} if values is None else values, allow_nan=False), "application/json")
 
 
-def _download(content: bytes, kind: str, explanation: Any, ending: str) -> Any:
-    source = str(explanation.source or "photo")
-    stem = slug(source.rsplit(".", 1)[0] if "." in source else source)
-    name = f"attachment; filename*=UTF-8''{quote(f'{stem}-explained.{ending}')}"
-    return _reply(content, kind, headers={"content-disposition": name})
+BACKLOG = 128
+
+
+def address(host: str, port: int, token: str | None = None) -> str:
+    """Return the address to open in a browser.
+
+    >>> address("127.0.0.1", 8000), address("::1", 80, "abc")
+    ('http://127.0.0.1:8000/', 'http://[::1]:80/?token=abc')
+    """
+    name = f"[{host}]" if ":" in host else host
+    return f"http://{name}:{port}/{f'?token={token}' if token else ''}"
+
+
+def access_for(host: str) -> Access:
+    """Return who may use an app at an address: this machine without a token; others with a new one.
+
+    >>> access_for("127.0.0.1").token is None, access_for("0.0.0.0").token is None
+    (True, False)
+    """
+    loopback = host.lower() == "localhost"
+    with suppress(ValueError):
+        loopback = ipaddress.ip_address(host).is_loopback
+    if loopback:
+        return Access((*LOCAL, host.lower()))
+    return Access((*LOCAL, host.lower(), socket.gethostname().lower()), secrets.token_urlsafe(24))
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """Return a socket that listens at an address; port 0 takes a free one.
+
+    Raises:
+        AppError: the address cannot be listened at.
+    """
+    try:
+        family, *_, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(place[:2], family=family, backlog=BACKLOG)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise AppError(f"address {host}:{port} cannot be listened at: {reason}; choose another --port") from None
+
+
+def listen(application: Any, bound_socket: socket.socket, on_start: Callable[[], None] = lambda: None) -> None:
+    """Answer requests at a socket until an interrupt.
+
+    Raises:
+        AppError: uvicorn is not installed.
+    """
+    uvicorn = optional("uvicorn", *NEEDED)
+    config = uvicorn.Config(
+        application, log_level="warning", access_log=False, server_header=False, lifespan="off", ws="none",
+        timeout_graceful_shutdown=1, proxy_headers=False,
+    )  # fmt: skip
+    on_start()
+    uvicorn.Server(config).run(sockets=[bound_socket])

@@ -1,6 +1,4 @@
-"""Concepts in a layer: what its feature maps are made of, where each lies, and which class it speaks for."""
-
-from __future__ import annotations
+"""Concepts in a layer: what its feature maps are made of, where each lies, and which class it contributes to."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,13 +10,13 @@ from PIL import Image
 from torch import nn
 
 from explain._utils.errors import LayerError, MethodError, keywords, option, warn
-from explain._utils.html import picture_html, png
+from explain._utils.html import picture_html
 from explain._utils.random_numbers import normal
 from explain.data.images import Box
-from explain.data.inputs import InputsLike
+from explain.data.inputs import Inputs, InputsLike
 from explain.engine import Activations, Evidence, Need, Perturbation, PerturbedRows
 from explain.engine.execution import gather
-from explain.engine.perturbations import PerturbationRuns
+from explain.engine.perturbations import PerturbationRuns, ScoreOf
 from explain.engine.plan import plan_of
 from explain.engine.settings import RuntimeSettings
 from explain.engine.validation import check_inputs
@@ -27,10 +25,11 @@ from explain.hooks.preserve import calculating
 from explain.hooks.unwrap import unwrapped
 from explain.layers import default_layer
 from explain.layers.calls import find_layers
-from explain.layers.feature_maps import enlarge
+from explain.layers.layouts import enlarge
 from explain.render.sheets import Group, Layout, Tile, sheet
 from explain.render.styles import get_style
 from explain.targets import TopClass
+from explain.targets.labels import class_label
 
 SHOWN = 12  # maps in a picture
 STEPS, TOLERANCE = 400, 1e-4
@@ -78,37 +77,40 @@ class Concepts:
         heatmaps = self.heatmaps[: max(1, SHOWN // len(self))]
         maps = heatmaps.reshape(len(heatmaps), -1, *heatmaps.shape[-2:])  # of a video, all frames of each concept
         style, blank = get_style("intensity"), Image.new("RGB", (maps.shape[-1], maps.shape[-2]))
-        groups = []
+        groups, legend = [], style.legend(blank)
         for number, image in enumerate(maps):
             drawn = [style.draw(blank, each.cpu().numpy(), Box(0, 0, *map(float, blank.size))) for each in image]
             names = [f"{share:.0%}".replace("%", " %") for share in self.shares for _ in range(len(drawn) // len(self))]
-            tiles = tuple(Tile(picture, name) for picture, name in zip(drawn, names, strict=True))
+            tiles = tuple(Tile(picture, name, legend=legend) for picture, name in zip(drawn, names, strict=True))
             groups.append(Group(f"image {number}" if len(self.maps) > 1 else "", tiles))
-        legend = style.legend(blank)
         title = f"{len(self)} concepts in {self.layer}"
-        return Layout(title, f"{self.error:.0%} of the layer left over", tuple(groups), (legend,) if legend else ())
-
-    def _repr_png_(self) -> bytes:
-        return png(sheet(self.layout(), 180))
+        return Layout(title, f"{self.error:.0%} of the layer left over", tuple(groups))
 
     def _repr_html_(self) -> str:
-        return picture_html(self._repr_png_(), repr(self))
+        return picture_html(sheet(self.layout(), 180), repr(self))
 
     def classes(self, count: int = 3) -> torch.Tensor:
         """The ``count`` best classes of each concept, best first: ``(K, count)``."""
         return self.logits.topk(min(count, self.logits.shape[1]), dim=1).indices
 
 
+def one_layer(model: nn.Module, inputs: Inputs, layer: Where | None) -> str:
+    """The name of a layer; None finds the last feature map.
+
+    Raises:
+        LayerError: there is no such layer, or these are several.
+    """
+    names = [default_layer(model, inputs)] if layer is None else find_layers(model, inputs, layer)
+    if len(names) != 1:
+        raise LayerError(f"layer must name one layer, got {len(names)}; choose one of {', '.join(names)}")
+    return names[0]
+
+
 @keywords()
 def find_concepts(
-    model: nn.Module,
-    x: InputsLike,
-    count: int = 4,
-    *,
-    layer: Where | None = None,
-    seed: int = 0,
+    model: nn.Module, x: InputsLike, count: int = 4, *, layer: Where | None = None, seed: int = 0,
     batch_size: int | None = None,
-) -> Concepts:
+) -> Concepts:  # fmt: skip
     """Factorise a layer's feature maps into a few concepts that are present or absent, never negative.
 
     The activations of all images, a row for each place, are approximated by the product of two non-negative matrices:
@@ -135,24 +137,19 @@ def find_concepts(
     """
     model = unwrapped(model)
     inputs = check_inputs(model, x)
-    names = [default_layer(model, inputs)] if layer is None else find_layers(model, inputs, layer)
-    if len(names) != 1:
-        raise LayerError(f"layer must name one layer for concepts, got {len(names)}; choose one of {', '.join(names)}")
-    leave = PerturbationRuns(of_layer=True)
-    (evidence_of,) = gather(
-        model, inputs, plan_of([Activations(), leave], names), [TopClass()], RuntimeSettings(batch_size)
-    )
-    evidence = evidence_of(names[0])
+    name = one_layer(model, inputs, layer)
+    runs = PerturbationRuns(of_layer=True)
+    plan = plan_of([Activations(), runs], [name])
+    (evidence_of,) = gather(model, inputs, plan, [TopClass()], RuntimeSettings(batch_size))
+    evidence = evidence_of(name)
     with calculating(inputs.x.device.type):
-        maps = _present(evidence.activations, names[0])
+        maps = _present(evidence.activations, name)
         n, channels, *places = maps.shape
         rows = maps.movedim(1, -1).reshape(-1, channels).double()
         most = min(rows.shape)
         if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= most:
-            raise MethodError(
-                f"{option('count')} must be a whole number from 1 to {most} at layer {names[0]}, got {count!r:.60}; 4 "
-                "is usual"
-            )
+            allowed = f"a whole number from 1 to {most} at layer {name}"
+            raise MethodError(f"{option('count')} must be {allowed}, got {count!r:.60}; 4 is usual")
         where, what = factorise(rows, count, seed)
         strongest = where.amax(0).clamp(min=torch.finfo(where.dtype).tiny)
         where, what = where / strongest, what * strongest[:, None]
@@ -160,9 +157,9 @@ def find_concepts(
         where, what = where[:, order], what[order]
         error = float((rows - where @ what).norm() / rows.norm())
         shown = what.to(maps).reshape(count, channels, *[1] * len(places)).expand(-1, -1, *places)
-        logits = evidence[leave].scores(_Shown(shown), logits=True)
+        logits = evidence[runs].read(_Shown(shown), ScoreOf("all"))
         placed = where.reshape(n, *places, count).movedim(-1, 1).to(maps)
-        return Concepts(placed, what.to(maps), logits, names[0], evidence.size, error)
+        return Concepts(placed, what.to(maps), logits, name, evidence.size, error)
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,9 +170,6 @@ class _Shown(Perturbation):
 
     of_layer: ClassVar[bool] = True
     needs: ClassVar[frozenset[Need[Any]]] = frozenset({Activations()})
-
-    def count(self, channels: int, size: tuple[int, ...]) -> int:
-        return len(self.maps)
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
         owners = torch.zeros(len(self.maps), dtype=torch.long, device=self.maps.device)
@@ -189,10 +183,8 @@ def _present(maps: torch.Tensor, layer: str) -> torch.Tensor:
         raise LayerError(f"layer {layer!r} must be active somewhere for concepts, but no value is above zero")
     left_out = float((maps - present).norm() / maps.norm())
     if left_out > 0:
-        warn(
-            f"layer {layer} has negative values, {left_out:.0%} of its norm, which concepts leave out; a layer behind "
-            "a ReLU has none"
-        )
+        share = f"{left_out:.0%} of its norm"
+        warn(f"layer {layer} has negative values, {share}, which concepts leave out; a layer behind a ReLU has none")
     return present
 
 
@@ -203,9 +195,8 @@ def factorise(rows: torch.Tensor, count: int, seed: int = 0) -> tuple[torch.Tens
     """
     scale = (rows.mean() / count).sqrt()
     generator = torch.Generator("cpu").manual_seed(seed)
-    where, what = (
-        normal(shape, generator).abs().to(rows) * scale for shape in ((len(rows), count), (count, rows.shape[1]))
-    )
+    shapes = (len(rows), count), (count, rows.shape[1])
+    where, what = (normal(shape, generator).abs().to(rows) * scale for shape in shapes)
     before = float("inf")
     for step in range(STEPS):
         where, what = update(rows, where, what)
@@ -219,13 +210,12 @@ def factorise(rows: torch.Tensor, count: int, seed: int = 0) -> tuple[torch.Tens
 
 def update(rows: torch.Tensor, where: torch.Tensor, what: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """One step: first where concepts are, then what they are."""
-    where = where * (rows @ what.T) / _not_zero(where @ (what @ what.T))
-    what = what * (where.T @ rows) / _not_zero((where.T @ where) @ what)
-    return where, what
 
+    def divided(above: torch.Tensor, below: torch.Tensor) -> torch.Tensor:
+        return above / torch.where(below == 0, TINY, below)
 
-def _not_zero(below: torch.Tensor) -> torch.Tensor:
-    return torch.where(below == 0, TINY, below)
+    where = divided(where * (rows @ what.T), where @ (what @ what.T))
+    return where, divided(what * (where.T @ rows), (where.T @ where) @ what)
 
 
 def name_concepts(concepts: Concepts, categories: Sequence[str] | None, count: int = 2) -> list[str]:
@@ -235,7 +225,4 @@ def name_concepts(concepts: Concepts, categories: Sequence[str] | None, count: i
     >>> name_concepts(found, ["cat", "dog", "hen"])
     ['dog, hen']
     """
-    return [
-        ", ".join(categories[i] if categories is not None else f"class {i}" for i in best)
-        for best in concepts.classes(count).tolist()
-    ]
+    return [", ".join(class_label(categories, i) for i in each) for each in concepts.classes(count).tolist()]

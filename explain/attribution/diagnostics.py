@@ -1,6 +1,4 @@
-"""Why a map says nothing, and what callers are warned of."""
-
-from __future__ import annotations
+"""Why a map is zero everywhere, and what callers are warned of."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,41 +7,39 @@ import torch
 
 from explain._utils.errors import either, image_name, warn
 from explain.attribution.result import Attribution
-from explain.engine import Activations, Attributions, Evidence, InputGradients, LayerGradients, Need
+from explain.engine import Activations, Attributions, Evidence, InputGradients, LayerGradients
+from explain.engine.needs import RelevanceCoverage, RuleCoverage
 from explain.methods import DeepLIFT, DeepLIFTSHAP, Method
 from explain.relevance.gradient_rules import Coverage
 
+_SATURATED = "the model gives probabilities, this one almost 0 or 1; let it give the scores before the softmax"
 
-def why_empty(evidence: Sequence[Evidence], image: int, *, turned: bool = False) -> str:
+
+def why_empty(evidence: Sequence[Evidence], image: int, *, negative_score: bool = False) -> str:
     """Say why a method that saw this evidence found nothing in one image, and what to do.
 
-    Looked at in turn: whether the layer is active at all, whether the score depends on it, and whether that is because
-    the model's output is a saturated softmax. ``turned`` says that the method divided by a negative score, which
-    reverses all signs.
+    We check in turn whether the layer is active at all, whether the score depends on it, and whether that is because
+    the model's output is a saturated softmax. ``negative_score`` says that the method divided by a negative score,
+    which reverses all signs.
     """
     first = evidence[0]
     named = [item.layer for item in evidence if item.layer]
     layer = f"layer {', '.join(named)}" if named else "the input"
     if named and all(_is_zero(item, image, Activations) for item in evidence):
-        return f"{layer} gives zero everywhere, as behind a ReLU of which every unit is off; choose an earlier layer"
+        return f"{layer} gives zero everywhere, as behind a dead ReLU; choose an earlier layer"
     if all(_is_zero(item, image, LayerGradients, InputGradients) for item in evidence):
-        if _is_saturated(first, image):
-            return (
-                "the model gives probabilities, and this one is so near to 0 or 1 that nothing changes it; let the "
-                "model give the scores before the softmax"
-            )
-        return f"the score does not change with {layer} (the gradient is zero); choose another layer or target"
-    if named and torch.equal(first.inputs[image], torch.zeros_like(first.inputs[image])):
+        unchanged = f"the score does not change with {layer} (the gradient is zero); choose another layer or target"
+        return _SATURATED if _is_saturated(first, image) else unchanged
+    if named and not first.inputs[image].any():
         return "the input is zero everywhere; give a photo"
-    if turned:
-        return (
-            f"the score is negative ({float(first.score[image]):.3g}) and the method divides by it, which reverses all "
-            "signs, so that what speaks for the target is left out; choose a target with a positive score, or gradcam"
-        )
+    if negative_score:
+        signs = "reverses all signs, so that what speaks for the target is left out; choose one with a positive score"
+        return f"the score is negative ({float(first.score[image]):.3g}) and the method divides by it, which {signs}"
     if any(isinstance(need, LayerGradients) for need in first.found):
         how = either("relu=False", "--method 'gradcam(relu=False)'")
-        return f"all that {layer} shows speaks against the target; choose another target, or a signed map ({how})"
-    return f"nothing that it looks at in {layer} speaks for the target; choose another target or method"
+        return f"all of {layer} contributes negatively; choose another target, or a signed map ({how})"
+    nothing = f"nothing in {layer} contributes positively; choose another target or method"
+    return _SATURATED if _is_saturated(first, image) else nothing
 
 
 def _is_zero(evidence: Evidence, image: int, *kinds: type) -> bool:
@@ -66,113 +62,86 @@ _STABILISED = 0.01
 """The share of the score from which on what stabilisers take is said."""
 _ROUNDING = 1000
 """How many of the last bits of the sizes that are added up may be rounding errors."""
-_HELD = "its rules hold a softmax constant that the score comes through; use attnlrp"
 
 
 def warn_of_half_precision(methods: Mapping[str, Method], x: torch.Tensor) -> None:
     """Warn of gradients that reach the input in half precision: their rounding errors add up over all layers."""
     if x.dtype not in (torch.float16, torch.bfloat16):
         return
-    needs = {name: [*method.needs, *_inner(method)] for name, method in methods.items()}
-    names = [name for name, found in needs.items() if any(need.whole for need in found)]
+    names = []
+    for name, method in methods.items():  # what is needed of altered inputs, too
+        altered = (each for need in method.needs if isinstance(need, Attributions) for each in need.method.needs)
+        names += [name] if any(need.whole for need in (*method.needs, *altered)) else []
     if names:
-        warn(
-            f"{', '.join(names)} may be off by tens of percent: the model computes gradients in "
-            f"{str(x.dtype).removeprefix('torch.')}; give model.float() and x.float()"
-        )
+        half = str(x.dtype).removeprefix("torch.")
+        off = f"{', '.join(names)} may be off by tens of percent"
+        warn(f"{off}: the model computes gradients in {half}; give model.float() and x.float()")
 
 
-def _inner(method: Method) -> list[Need[Any]]:
-    """What is needed of altered inputs."""
-    return [need for outer in method.needs if isinstance(outer, Attributions) for need in outer.method.needs]
-
-
-def warn_of_closed(method: Method, coverage: Coverage) -> None:
-    """Say what relevance passed by the plain gradient for want of a look inside."""
-    if coverage.missed:
-        warn(
-            f"{method.name} has no rule for some operations ({_listed(coverage)}); they pass relevance by the plain "
-            "gradient, and may lose some: write them with simpler functions of torch to have them covered"
-        )
-
-
-def warn_of_gaps(method: Method, coverage: Coverage) -> None:
-    """Say where a rule found nothing to act on, or could not look."""
-    if not coverage.covered:
-        warn(
-            f"{method.name} found no rectifier (ReLU or a relative) between the input and the score, so it equals "
-            "the plain gradient; use saliency, or a network with rectifiers"
-        )
-    if coverage.missed:
-        warn(
-            f"{method.name} cannot look into functions that were written as one operation ({_listed(coverage)}); where "
-            "they rectify, the plain gradient passes: write them with torch's own functions to have them covered"
-        )
+def warn_of_coverage(method: Method, evidence: Evidence) -> Coverage | None:
+    """Warn where rules found nothing to act on, or operations that they do not cover; return what they did."""
+    needs = [need for need in method.needs if isinstance(need, (RelevanceCoverage, RuleCoverage))]
+    found: dict[type, Coverage] = {type(need): evidence[need] for need in needs}
+    gradients, relevance = found.get(RuleCoverage), found.get(RelevanceCoverage)
+    if gradients is not None and not gradients.covered:
+        found_none = f"{method.name} found no rectifier (ReLU or a relative) between the input and the score"
+        warn(f"{found_none}, so it equals the plain gradient; use saliency, or a network with rectifiers")
+    if gradients is not None and gradients.missed:
+        unseen = f"{method.name} cannot look into functions that were written as one operation ({_listed(gradients)})"
+        warn(f"{unseen}; where they rectify, the plain gradient passes: write them with torch's own functions")
+    if relevance is not None and relevance.missed:
+        passed = "they pass relevance by the plain gradient, and may lose some: write them with simpler functions"
+        warn(f"{method.name} has no rule for some operations ({_listed(relevance)}); {passed}")
+    return relevance or gradients
 
 
 def _listed(coverage: Coverage) -> str:
     return ", ".join(f"{count} x {kind}" for kind, count in coverage.missed.items())
 
 
-def warn_of_missed(method: Method, attribution: Attribution, evidence: Evidence) -> None:
-    """Say for which images DeepLIFT's values do not add up to the difference of the scores."""
-    if not isinstance(method, (DeepLIFT, DeepLIFTSHAP)) or attribution.delta is None:
-        return
-    off, whole = attribution.delta.abs(), method.expected_sum(evidence).abs()
-    parts = [part.values for part in attribution.parts.values()] or [attribution.values]
-    sizes = sum((part.abs().flatten(1).sum(1) for part in parts), attribution.score.abs())
-    rounding = _ROUNDING * torch.finfo(off.dtype).eps * sizes
-    wrong = (off > torch.maximum(_MISSED * whole, rounding)).nonzero().flatten().tolist()
-    if wrong:
-        worst = max(wrong, key=lambda i: float(off[i]))
-        warn(
-            f"{attribution.method} misses the difference of the scores by up to {float(off[worst]):.2g} of "
-            f"{float(whole[worst]):.2g} for image {', '.join(map(image_name, wrong))}: operations without a rule take "
-            "it, or rounding errors; look at delta, and try double precision or integratedgradients"
-        )
+def image_names(wrong: torch.Tensor) -> str:
+    """The images of a batch for which this ``(N,)`` is true, as messages call them; empty without any."""
+    return ", ".join(map(image_name, wrong.nonzero().flatten().tolist()))
 
 
-def warn_of_stabilised(method: Method, attribution: Attribution) -> None:
-    """Say for which images stabilisers take more of the relevance than they should."""
-    taken = None if attribution.coverage is None else attribution.coverage.taken.get("stabiliser")
-    if taken is None:
-        return
-    share = taken.abs() / attribution.score.abs()
-    wrong = (share > _STABILISED).nonzero().flatten().tolist()
-    if wrong:
-        most = max(float(share[i]) for i in wrong)
-        warn(
-            f"{attribution.method} loses up to {most:.2g} of the score to the epsilon of its rules for image "
-            f"{', '.join(map(image_name, wrong))}; take a smaller epsilon, or one that is not absolute"
-        )
-
-
-def warn_of_signs(method: Method, attribution: Attribution) -> None:
-    """Say for which images a method divided by a negative score: as published, that turns its map into the opposite."""
-    if not method.by_score:
-        return
-    below = ((attribution.score < 0) & attribution.values.flatten(1).any(1)).nonzero().flatten().tolist()
-    if below:
-        scores = ", ".join(f"{float(attribution.score[i]):.3g}" for i in below)
-        warn(
-            f"{attribution.method} divides by the score, which is negative for image "
-            f"{', '.join(map(image_name, below))} ({scores}): that reverses all signs, so that its positive values "
-            "speak against the target; choose a target with a positive score, or gradcam"
-        )
-
-
-def warn_if_empty(method: Method, attribution: Attribution, evidence: Sequence[Evidence]) -> None:
-    """Say for which images there is nothing to see, and why."""
+def warn_of_result(method: Method, attribution: Attribution, evidence: Sequence[Evidence]) -> None:
+    """Warn of images whose values mean something else than one expects: of one input, from its layers' evidence."""
+    name, score = attribution.method, attribution.score
+    negative = (score < 0) & attribution.values.flatten(1).any(1)
+    if method.by_score and negative.any():
+        scores = ", ".join(f"{each:.3g}" for each in score[negative].tolist())
+        which = f"which is negative for image {image_names(negative)} ({scores}): that reverses all signs"
+        warn(f"{name} divides by the score, {which}; choose a target with a positive score, or gradcam")
+    if isinstance(method, (DeepLIFT, DeepLIFTSHAP)) and attribution.delta is not None:
+        _warn_of_missed(attribution, method.expected_sum(evidence[0]).abs())
+    taken = {} if attribution.coverage is None else attribution.coverage.taken
+    share = taken.get("stabiliser", torch.zeros_like(score)).abs() / score.abs()
+    if (wrong := share > _STABILISED).any():
+        lost = f"loses up to {float(share[wrong].max()):.2g} of the score to the epsilon of its rules"
+        warn(f"{name} {lost} for image {image_names(wrong)}; take a smaller epsilon, or one that is not absolute")
     reasons: dict[str, list[str]] = {}
     for image in (attribution.values.flatten(1) == 0).all(1).nonzero().flatten().tolist():
-        turned = method.by_score and bool(attribution.score[image] < 0)
-        why = _HELD if _is_held(attribution, image) else why_empty(evidence, image, turned=turned)
-        reasons.setdefault(why, []).append(image_name(image))
+        negative_score = method.by_score and bool(score[image] < 0)
+        if attribution.sets is not None:
+            reason = "the answer is the same with all regions absent; take another baseline, or another target"
+        elif "softmax" in taken and bool(taken["softmax"][image] != 0):  # relevance ended there
+            reason = "its rules hold a softmax constant that the score comes through; use attnlrp"
+        else:
+            reason = why_empty(evidence, image, negative_score=negative_score)
+        reasons.setdefault(reason, []).append(image_name(image))
     for reason, images in reasons.items():
-        warn(f"{attribution.method} is zero everywhere for image {', '.join(images)}: {reason}")
+        warn(f"{name} is zero everywhere for image {', '.join(images)}: {reason}")
 
 
-def _is_held(attribution: Attribution, image: int) -> bool:
-    """Whether relevance has ended at a softmax that is no factor of anything."""
-    taken = {} if attribution.coverage is None else attribution.coverage.taken
-    return "softmax" in taken and bool(taken["softmax"][image] != 0)
+def _warn_of_missed(attribution: Attribution, whole: torch.Tensor) -> None:
+    """Warn of images for which DeepLIFT's values do not add up to the difference of the scores, ``whole``."""
+    assert attribution.delta is not None
+    off = attribution.delta.abs()
+    parts = [part.values for part in attribution.parts.values()] or [attribution.values]
+    sizes = sum((part.abs().flatten(1).sum(1) for part in parts), attribution.score.abs())
+    wrong = off > torch.maximum(_MISSED * whole, _ROUNDING * torch.finfo(off.dtype).eps * sizes)
+    if wrong.any():
+        worst = int(torch.where(wrong, off, -1).argmax())
+        by = f"by up to {float(off[worst]):.2g} of {float(whole[worst]):.2g} for image {image_names(wrong)}"
+        why = "operations without a rule take it, or rounding errors; try double precision or integratedgradients"
+        warn(f"{attribution.method} misses the difference of the scores {by}: {why}")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,11 @@ from explain import render
 from explain._utils.errors import ExplainError
 from explain.attribution.result import Attribution
 from explain.data.images import Box
-from explain.methods.base import FAMILIES
-from explain.methods.registry import control, divides_by_score, family
-from explain.render import overlays, placement, styles
+from explain.methods.base import FAMILIES, innermost, method_or_unknown, title_of
+from explain.render import overlays, styles
 from explain.render.captions import Legend, Mark
-from explain.render.sheets import Group, Tile
+from explain.render.overlays import Edges
+from explain.render.sheets import Group, Tile, lined_up
 from explain.render.styles import Style, StyleLike
 
 AREAS = ("contour", "mask")  # styles with outlines
@@ -27,27 +28,43 @@ MANY = 4  # methods, from which on they are grouped by family
 
 @dataclass(frozen=True, eq=False)
 class Scene:
-    """A photo, where maps lie on it, and the parts of it that the model saw."""
+    """A photo, where maps lie on it, and the parts of it that the model saw.
+
+    ``boxes`` are those of the targets, and ``found`` all that were detected, by label.
+    """
 
     photo: Image.Image = field(repr=False)
     box: Box
     seen: tuple[Box, ...]
+    boxes: tuple[Edges | None, ...] = ()
+    found: Mapping[str, Edges] = field(default_factory=dict)
 
-    def overlay(self, attribution: Attribution, style: Style) -> Image.Image:
-        """Draw the map of one image."""
-        return overlays.drawn(self.photo, map_for(attribution, style), style, self.box, self.seen)
+    def overlay(self, attribution: Attribution, style: Style, target: int = 0) -> Image.Image:
+        """Draw the map of one image, and the box of the target, if it is one."""
+        picture = overlays.drawn(self.photo, map_for(attribution, style), style, self.box, self.seen)
+        box = self.boxes[target] if target < len(self.boxes) else None
+        return picture if box is None else overlays.outlined(picture, {"": box})
 
     def legend(self, style: Style) -> Legend | None:
         """What the colours mean on this photo, as far as the model saw it."""
-        return style.legend(self.photo.crop(_outline(self.seen, self.photo.size)))
+        left, top = (max(0, round(min(edges))) for edges in zip(*((b.left, b.top) for b in self.seen), strict=True))
+        left, top = min(left, self.photo.width - 1), min(top, self.photo.height - 1)
+        right = max(left + 1, min(self.photo.width, round(max(b.right for b in self.seen))))
+        bottom = max(top + 1, min(self.photo.height, round(max(b.bottom for b in self.seen))))
+        return style.legend(self.photo.crop((left, top, right, bottom)))
 
     def enlarged(self, times: int) -> Scene:
         """The same with every pixel of the photo as a square of so many."""
         if times == 1:
             return self
-        size = self.photo.width * times, self.photo.height * times
-        larger = self.photo.resize(size, Image.Resampling.NEAREST)
-        return Scene(larger, _times(self.box, times), tuple(_times(part, times) for part in self.seen))
+        larger = self.photo.resize((self.photo.width * times, self.photo.height * times), Image.Resampling.NEAREST)
+
+        def scaled(edges: Iterable[float]) -> Any:
+            return tuple(edge * times for edge in edges)
+
+        box, *seen = (Box(*scaled(astuple(each))) for each in (self.box, *self.seen))
+        boxes = tuple(None if each is None else scaled(each) for each in self.boxes)
+        return Scene(larger, box, tuple(seen), boxes, {label: scaled(each) for label, each in self.found.items()})
 
 
 @dataclass(frozen=True)
@@ -59,16 +76,13 @@ class Look:
     alpha: float | None = None
 
     def __post_init__(self) -> None:
-        if self.style is not None:
-            self.of("heat")
-        else:
-            styles.get_style("heat", colormap=self.colormap, alpha=self.alpha)  # a wrong value is refused in any case
+        styles.get_style(self.style or "heat", colormap=self.colormap, alpha=self.alpha)  # refuses wrong values
 
     def of(self, own: str) -> Style:
         """The style for a method whose own is ``own``; lines around contributions have the colours of their sign.
 
         Raises:
-            ExplainError: there is no such style, or the one that was asked for has no such option.
+            ExplainError: there is no such style, or it has no such option.
         """
         if self.style is not None:
             style = styles.get_style(self.style, colormap=self.colormap, alpha=self.alpha)
@@ -85,63 +99,116 @@ def map_for(attribution: Attribution, style: Style) -> np.ndarray[Any, Any]:
     Raises:
         ExplainError: the style draws the channels of the photo, and the map has none.
     """
+    if style.reads == "sets":
+        sets = attribution.sets
+        return array(attribution.values[:1] > 0 if sets is None else sets.masks[0])
     in_pixels = attribution.values.ndim == len(attribution.size) + 2
     if style.reads == "values":
         if not in_pixels:
-            raise ExplainError(
-                f"style {style.name!r} must be given values for each channel of the photo, but {attribution.method} "
-                "has one for each place; take 'heat' or 'signed'"
-            )
+            got = f"but {attribution.method} has one for each place"
+            raise ExplainError(f"style {style.name!r} must be given values for each channel, {got}; take 'heat'")
         return array(attribution.values[0])
     with_sign = style.reads == "signed"
     if in_pixels or style.name not in AREAS:
         found = array(attribution.signed[0] if with_sign else attribution.heatmap[0])
-        return placement.smoothed(found) if in_pixels and style.name in styles.CHOICES else found
+        return styles.smoothed(found) if in_pixels and style.name in styles.CHOICES else found
     cells = array(attribution.contributions[0] if with_sign else attribution.cells[0])
     return cells / (np.abs(cells).max() or 1.0)
 
 
-def tile(scene: Scene, attribution: Attribution, style: Style, marks: tuple[Mark, ...] = ()) -> Tile:
+def tile(scene: Scene, attribution: Attribution, style: Style, marks: tuple[Mark, ...] = (), target: int = 0) -> Tile:
     """One map of a sheet: the overlay with the method's name, the layer, and what it must not be taken for.
 
-    ``marks`` say what it was asked, if it was.
+    ``marks`` are the results of its checks, if there are any.
     """
-    where = layer_of(attribution)
-    words = f"{attribution.method}{f' at {where}' if where else ''}, drawn as {style.name}"
+    name, where = title_of(attribution.method), place_of(attribution)
+    words = f"{name}{f' at {where}' if where else ''}, drawn as {style.name}"
     words += "".join(f", {mark.word} {mark.result}" for mark in marks)
-    return Tile(scene.overlay(attribution, style), attribution.method, where, remark(attribution), words, marks)
+    picture = scene.overlay(attribution, style, target)
+    return Tile(picture, name, where, remark(attribution), words, marks, scene.legend(style))
+
+
+def pair(
+    scene: Scene, attribution: Attribution, style: Style, marks: tuple[Mark, ...] = (), target: int = 0
+) -> Iterator[Tile]:
+    """The tile of a map; of a set of regions, also that of the photo without it."""
+    yield tile(scene, attribution, style, marks, target)
+    if without := without_set(attribution, style):
+        picture, words = (
+            scene.overlay(attribution, without, target),
+            f"the photo without the set of {title_of(attribution.method)}",
+        )
+        yield Tile(picture, "without it", alternative=words)
+
+
+def without_set(attribution: Attribution, style: Style) -> Style | None:
+    """The style for the photo without the first set of regions, or whole if none was found; None for other maps."""
+    if attribution.sets is None or not isinstance(style, styles.Evidence):
+        return None
+    return replace(style, without=True)
+
+
+PROVED = {
+    "found": "some of it may not be needed", "minimal": "none of it can be left out",
+    "smallest": "no smaller set exists",
+}  # fmt: skip
+"""What is proved of a set of regions, by `EvidenceSet.proof`."""
+
+
+def sentence(attribution: Attribution, label: str) -> str:
+    """What the sets of regions of a photo say, in a sentence; empty for other maps.
+
+    >>> from explain.methods.evidence import EvidenceSets
+    >>> one, alone, without = torch.ones(1, 2, 2), torch.tensor([[0.9]]), torch.tensor([[0.02]])
+    >>> sets = EvidenceSets(one[None] > 0, alone, without, torch.tensor([[2]]))
+    >>> sentence(Attribution("sufficient", one, "espresso", one, None, (2, 2), sets=sets), "espresso")
+    'These 100 % of the photo are enough for espresso (0.90 alone, 0.02 without; none of it can be left out)'
+    """
+    if attribution.sets is None:
+        return ""
+    enough = innermost(attribution.method).name == "sufficient"
+    role, becomes = "enough" if enough else "needed", attribution.options.get("becomes")
+    sets = attribution.sets[0]
+    if not sets:
+        does = f"is {role} for {label}" if becomes is None else f"keeps {label} from being class {becomes}"
+        return f"No part of the photo {does}"
+    first, *others = sets
+    if not first.size:
+        return f"{label} stays when all is absent" if enough else f"{label} is no answer for the whole photo"
+    what = f"are {role} for {label}" if becomes is None else f"keep {label} from being class {becomes}"
+    scores = f"{first.alone:.2f} alone, {first.without:.2f} without; {PROVED[first.proof]}"
+    more = "".join(f"; so are another {percent(each.size)} ({each.alone:.2f} alone)" for each in others)
+    return f"These {percent(first.size)} of the photo {what} ({scores}){more}"
 
 
 def groups(
-    scene: Scene,
-    results: Sequence[Mapping[str, Attribution]],
-    titles: Sequence[str],
-    look: Look,
+    scene: Scene, results: Sequence[Mapping[str, Attribution]], titles: Sequence[str], look: Look,
     marks: Callable[[str, int], tuple[Mark, ...]] = lambda method, target: (),
-) -> Iterator[Group]:
-    """The photo, and the maps: by target where there are several, and by family where there are many methods.
+) -> tuple[Group, ...]:  # fmt: skip
+    """The photo, and the maps: of several targets in rows, the methods in columns; of one, by family if there are many.
 
     ``marks`` gives those of a method and the position of a target.
     """
-    yield Group("", (Tile(scene.photo, "photo", alternative="the photo"),))
-    for index, (title, result) in enumerate(zip(titles, results, strict=True)):
-        heading = title if len(results) > 1 else ""
-        for name, members in _families(result):
-            about = " · ".join(part for part in (heading, name) if part)
-            yield Group(
-                about, tuple(tile(scene, each, look.of(each.style), marks(each.method, index)) for each in members)
-            )
-            heading = ""
 
+    def tiles(index: int, maps: Iterable[Attribution]) -> tuple[Tile, ...]:
+        drawn = (pair(scene, each, look.of(each.style), marks(each.method, index), index) for each in maps)
+        return tuple(chain.from_iterable(drawn))
 
-def legends(scene: Scene, results: Sequence[Mapping[str, Attribution]], look: Look) -> tuple[Legend, ...]:
-    """What the colours of these maps mean, each style once."""
-    styles = dict.fromkeys(look.of(each.style) for result in results for each in result.values())
-    return tuple(legend for style in styles if (legend := scene.legend(style)) is not None)
+    photo = Tile(
+        overlays.outlined(scene.photo, scene.found) if scene.found else scene.photo, "photo", alternative="the photo"
+    )
+    if len(results) > 1 and len(results[0]) > 1:
+        return lined_up(photo, [(title, tiles(t, results[t].values())) for t, title in enumerate(titles)])
+    groups = [
+        Group(title if len(results) > 1 else name, tiles(index, members))
+        for index, (title, result) in enumerate(zip(titles, results, strict=True))
+        for name, members in _families(result)
+    ]
+    return Group("", (photo,)), *groups
 
 
 def layer_of(attribution: Attribution) -> str:
-    """Where a method looked, with the way in which the maps of several layers became one.
+    """The layer of a method, with the way in which the maps of several layers became one.
 
     >>> one = torch.ones(1, 1, 1)
     >>> layer_of(Attribution("layercam", one, "score", one, ("a", "b"), (1, 1), fuse="max"))
@@ -154,14 +221,23 @@ def layer_of(attribution: Attribution) -> str:
     return f"{attribution.fuse or 'mean'} of {names}"
 
 
+def place_of(attribution: Attribution) -> str:
+    """The layer of a method as captions have it; empty for a map of the photo's pixels."""
+    return f"layer {attribution.layer}" if isinstance(attribution.layer, str) else layer_of(attribution)
+
+
 def remark(attribution: Attribution) -> str:
-    """What a map must not be taken for: one that is not complete, or says nothing, or is of no real method."""
+    """What a map must not be taken for: one of the model as it is, or one that is complete, or of a real method."""
+    found = [str(each) for each in attribution.interventions]
     if not attribution.values[:1].any():
-        return "zero everywhere"
-    if float(attribution.score[0]) < 0 and divides_by_score(attribution.method):
-        return "negative score: signs reversed"
-    does = control(attribution.method)
-    return f"null map: {does}" if does else attribution.stopped
+        found.append("zero everywhere")
+    elif float(attribution.score[0]) < 0 and method_or_unknown(attribution.method).by_score:
+        found.append("negative score: signs reversed")
+    elif does := innermost(attribution.method).control:
+        found.append(f"null map: {does}")
+    else:
+        found.append(attribution.stopped)
+    return "; ".join(filter(None, found))
 
 
 def array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
@@ -181,23 +257,8 @@ def percent(probability: float) -> str:
 
 
 def _families(result: Mapping[str, Attribution]) -> list[tuple[str, list[Attribution]]]:
-    """Methods by family; few are left together, in the order in which they were asked for."""
+    """Methods by family; few are left together, in their order."""
     if len(result) < MANY:
         return [("", list(result.values()))]
-    found: dict[str, list[Attribution]] = {name: [] for name in FAMILIES}
-    for attribution in result.values():
-        found[family(attribution.method)].append(attribution)
-    return [(name, members) for name, members in found.items() if members]
-
-
-def _outline(seen: Sequence[Box], size: tuple[int, int]) -> tuple[int, int, int, int]:
-    """The smallest rectangle of whole pixels on the photo around what the model saw."""
-    left, top = (max(0, round(min(edges))) for edges in ([b.left for b in seen], [b.top for b in seen]))
-    right = min(size[0], round(max(b.right for b in seen)))
-    bottom = min(size[1], round(max(b.bottom for b in seen)))
-    left, top = min(left, size[0] - 1), min(top, size[1] - 1)
-    return left, top, max(left + 1, right), max(top + 1, bottom)
-
-
-def _times(box: Box, times: int) -> Box:
-    return Box(box.left * times, box.top * times, box.right * times, box.bottom * times)
+    found = [(name, [each for each in result.values() if innermost(each.method).family == name]) for name in FAMILIES]
+    return [(name, members) for name, members in found if members]

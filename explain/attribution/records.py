@@ -7,8 +7,6 @@ this package. Anything else is the caller's own; ``{"unknown": ...}`` says what 
 ever imported or run.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import hashlib
@@ -19,35 +17,37 @@ import re
 import sys
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import cache
 from pkgutil import iter_modules
+from types import UnionType
 from typing import Any
 
 import numpy as np
 import PIL
 import torch
+from PIL import Image
 
 from explain import baselines, methods, targets
-from explain._utils.errors import ExplainError, RecordError
+from explain._utils.errors import ExplainError, RecordError, shown
+from explain._utils.spelling import OPTIONS
 from explain._utils.version import __version__
 from explain.attribution.pictures import array
 from explain.attribution.result import Attribution
-from explain.data.images import MAX_PIXELS
+from explain.data.images import MAX_PIXELS, Box
 from explain.engine.settings import Precision
+from explain.hooks import interventions
 from explain.methods import Method
-from explain.methods.registry import get_method
+from explain.methods.base import get_method
 from explain.targets import ClassTarget, Target, TopClass
 from explain.targets.base import Sum
-from explain.targets.classes import Category
+from explain.targets.labels import Category
 
 FORMAT = 3
 """The version of the records that are written; those of version 2 are read as well."""
 
 UNPACKED = 2**28  # bytes that the tensors of a record have together; a baseline has a few millions
 MOST_DIMENSIONS = 64  # of a tensor
-
-NEEDED = ("image", "model", "method", "options", "layer", "target", "score", "input_size")
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class ModelOrigin:
 
     ``weights`` and ``preprocess`` describe these. ``arguments`` are those of an `Explainer` that loads the model
     again; ``own`` says which parts were the caller's, so that no argument brings them back. ``hooks`` names hooks of
-    the caller's that were on the model: whether they altered it cannot be told.
+    the caller's that were on the model: whether they altered it is unknown.
     """
 
     name: str
@@ -73,11 +73,11 @@ class ModelOrigin:
 
 @dataclass(frozen=True)
 class RecordedRequest:
-    """What was asked, as far as the answers do not show it.
+    """A request, as far as its results do not show it.
 
     ``classes`` has the class of each method of this package by the method's name, and None for the caller's own;
-    ``targets`` what `asked` writes for each target. ``request`` is all that was asked of whom, where the caller wants
-    to recognise it later.
+    ``targets`` what `encode_target` writes for each target. ``request`` are all arguments, where the caller wants to
+    recognise the request later.
     """
 
     classes: Mapping[str, str | None]
@@ -86,7 +86,7 @@ class RecordedRequest:
     request: Mapping[str, Any] | None = None
 
     def target(self, index: int) -> Any:
-        """What was asked, if a class alone is not enough to ask it again."""
+        """The target at a position, where the class in the result is not enough to repeat it."""
         return self.targets[index] if index < len(self.targets) else None
 
 
@@ -114,18 +114,15 @@ def encode(value: Any) -> Any:
     """
     if value is None or isinstance(value, (bool, str)):
         return value
-    if isinstance(value, Category):
-        return {"category": int(value), "label": value.label}
     if isinstance(value, int):
-        return int(value)
+        return {"category": int(value), "label": value.label} if isinstance(value, Category) else int(value)
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else {"float": str(float(value))}
     if isinstance(value, torch.Tensor):
         return _encode_tensor(value)
-    if isinstance(value, tuple):
-        return {"tuple": [encode(each) for each in value]}
-    if isinstance(value, list):
-        return [encode(each) for each in value]
+    if isinstance(value, (tuple, list)):
+        items = [encode(each) for each in value]
+        return {"tuple": items} if isinstance(value, tuple) else items
     if isinstance(value, Mapping):
         return {"mapping": [[encode(key), encode(each)] for key, each in value.items()]}
     name = class_name(value)
@@ -134,7 +131,7 @@ def encode(value: Any) -> Any:
 
 def encode_fields(value: Any) -> dict[str, Any]:
     """Write the fields that a dataclass is made with."""
-    return {each.name: encode(getattr(value, each.name)) for each in fields(value) if each.init}
+    return {f.name: encode(getattr(value, f.name)) for f in fields(value) if f.init and (f.compare or f.repr)}
 
 
 def class_name(value: Any) -> str | None:
@@ -163,9 +160,7 @@ def check_unpacked(value: Any, name: str = "record") -> None:
         RecordError: it has too many bytes when it is unpacked.
     """
     if sum(_unpacked(each) for each in _mappings(value) if "tensor" in each) > UNPACKED:
-        raise RecordError(
-            f"{name} must hold tensors of at most {UNPACKED} bytes together, got more; give a record that was saved"
-        )
+        raise RecordError(f"{name} must hold tensors of at most {UNPACKED} bytes together, got more; save it again")
 
 
 def _mappings(value: Any) -> Iterator[Mapping[str, Any]]:
@@ -181,7 +176,7 @@ def _mappings(value: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _unpacked(value: Mapping[str, Any]) -> int:
-    """How many bytes an encoded tensor says it has; none where it says nothing that can be read."""
+    """How many bytes an encoded tensor says it has; 0 where its dtype or shape cannot be read."""
     dtype, shape = getattr(torch, str(value.get("dtype")), None), value.get("shape")
     if not isinstance(dtype, torch.dtype) or not isinstance(shape, list) or len(shape) > MOST_DIMENSIONS:
         return 0
@@ -198,26 +193,20 @@ def decode(value: Any) -> Any:
     GradCAM(relu=False)
     """
     check_unpacked(value)
-    return _decode(value)
-
-
-def _decode(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_decode(each) for each in value]
-    if not isinstance(value, Mapping):
-        return value
     try:
-        return _decode_tagged(value)
+        return _decode(value)
     except ExplainError:
         raise
     except (TypeError, ValueError, RecursionError):  # what are not pairs, keys or numbers; or they never end
-        raise RecordError(
-            f"record must hold values as they were written, got {_brief(value)}; give that part yourself"
-        ) from None
+        raise RecordError(f"record must hold values as they were written, got {shown(value)}; give them") from None
 
 
-def _decode_tagged(value: Mapping[str, Any]) -> Any:
+def _decode(value: Any) -> Any:
     match value:
+        case list():
+            return list(map(_decode, value))
+        case None | bool() | int() | float() | str():
+            return value
         case {"float": str(text)}:
             return float(text)
         case {"category": int(index), "label": str(label)}:
@@ -228,9 +217,12 @@ def _decode_tagged(value: Mapping[str, Any]) -> Any:
             return {_decode(key): _decode(each) for key, each in pairs}
         case {"tensor": str(), "dtype": str(), "shape": [*_]}:
             return _decode_tensor(value)
+        case {"class": "Detection", "options": dict(options)}:  # as it was called once
+            renamed = {"label" if name == "category" else name: value for name, value in options.items()}
+            return make(_classes()["Detections"], renamed)
         case {"class": str(name), "options": dict(options)} if name in _classes():
             return make(_classes()[name], options)
-    raise RecordError(f"record must hold values of this package, got {_brief(value)}; give that part yourself")
+    raise RecordError(f"record must hold values of this package, got {shown(value)}; give that part yourself")
 
 
 def make(kind: type, options: Mapping[str, Any]) -> Any:
@@ -255,17 +247,15 @@ def method_of(record: Mapping[str, Any]) -> Method:
     >>> method_of({"method": "gradcam", "class": "GradCAM", "options": {"relu": False}})
     GradCAM(relu=False)
     """
-    kind = _classes().get(str(record.get("class")))
-    if kind is None:
-        try:
-            kind = type(get_method(str(record["method"])))
-        except ExplainError as error:
-            raise RecordError(str(error)) from None
+    try:
+        kind = _classes().get(str(record.get("class"))) or type(get_method(str(record["method"])))
+    except ExplainError as error:
+        raise RecordError(str(error)) from None
     made: Method = make(kind, record["options"])
     return made
 
 
-def asked(target: Target) -> Any:
+def encode_target(target: Target) -> Any:
     """Write a target that is more than a class; None for a class, which needs nothing more."""
     return None if isinstance(target, (ClassTarget, TopClass)) else encode(target)
 
@@ -282,26 +272,37 @@ def has_tensor(value: Any) -> bool:
 
 def versions() -> dict[str, str]:
     """The versions of the packages that every explanation uses."""
-    packages = {"numpy": np.__version__, "pillow": PIL.__version__, "torch": str(torch.__version__)}
-    torchvision = getattr(sys.modules.get("torchvision"), "__version__", None)  # only if it was used for this
-    if torchvision is not None:
-        packages["torchvision"] = str(torchvision)
+    modules = {"numpy": np, "pillow": PIL, "torch": torch, "torchvision": sys.modules.get("torchvision")}
+    packages = {name: str(each.__version__) for name, each in modules.items() if each}  # torchvision only if used
     return {"explain": __version__, "python": platform.python_version(), **packages}
+
+
+def origin_of(
+    photo: Image.Image, source: str | None, model: ModelOrigin, seen: Box, input_size: tuple[int, ...]
+) -> dict[str, Any]:
+    """The photo, the model and the packages behind a result: the fields that all records have."""
+    return {
+        "image": {"path": source, "size": list(photo.size), "sha256": digest(photo.tobytes())},
+        "model": model.name, "weights": model.weights, "preprocess": model.preprocess, "explainer": model.to_dict(),
+        "input_size": list(input_size), "seen": asdict(seen), "versions": versions(),
+    }  # fmt: skip
 
 
 def estimate_of(attribution: Attribution) -> dict[str, Any] | None:
     """How many covered photos a map took, and what was reached: the largest error over the largest value, if known."""
     if attribution.samples is None:
         return None
-    reached, r2, finished = attribution.relative_error, attribution.r2, attribution.finished
+    error, planned, finished = attribution.relative_error, attribution.planned, attribution.finished
     return {
-        "samples": attribution.samples,
-        "planned": None if attribution.planned is None else int(attribution.planned.max()),
-        "stopped": attribution.stopped or None,
-        "error": None if reached is None or bool(reached[0].isnan()) else float(reached[0]),
-        "finished": finished is None or bool(finished[0]),
-        "r2": None if r2 is None else float(r2[0]),
-    }
+        "samples": attribution.samples, "planned": None if planned is None else int(planned.max()),
+        "stopped": attribution.stopped or None, "finished": finished is None or bool(finished[0]),
+        "error": None if error is None or bool(error[0].isnan()) else float(error[0]), "r2": number_of(attribution.r2),
+    }  # fmt: skip
+
+
+def number_of(tensor: torch.Tensor | None) -> float | None:
+    """The number of the first image; None for none."""
+    return None if tensor is None else float(tensor[0])
 
 
 def options_run(attribution: Attribution, crops: int = 1) -> dict[str, Any]:
@@ -311,19 +312,24 @@ def options_run(attribution: Attribution, crops: int = 1) -> dict[str, Any]:
     """
     found = dict(attribution.options)
     if attribution.stopped and crops == 1:
-        found |= {
-            name: value for name, value in (("samples", attribution.samples), ("max_seconds", None)) if name in found
-        }
+        ran = {"samples": attribution.samples, "max_seconds": None}
+        found |= {name: value for name, value in ran.items() if name in found}
     return {name: encode(value) for name, value in found.items()}
 
 
 def values_of(attribution: Attribution) -> dict[str, Any]:
     """How to recognise the array that belongs to a record, and how to read it."""
-    values = array(attribution.values[0])
     about: dict[str, Any] = {"size": list(attribution.size), "style": attribution.style, "input": attribution.input}
     if attribution.neutral is not None:
         about["neutral"] = float(attribution.neutral[0])
-    return {"shape": list(values.shape), "sha256": digest(values.tobytes()), **about}
+    if attribution.sets is not None:
+        about["sets"] = attribution.sets.described(0)
+    return {**identity(array(attribution.values[0])), **about}
+
+
+def identity(values: np.ndarray[Any, Any]) -> dict[str, Any]:
+    """The shape and digest of an array, as records have them."""
+    return {"shape": list(values.shape), "sha256": digest(values.tobytes())}
 
 
 def upgraded(record: Any, name: str = "record") -> dict[str, Any]:
@@ -337,53 +343,63 @@ def upgraded(record: Any, name: str = "record") -> dict[str, Any]:
     version = record.get("format")
     if not isinstance(version, int) or not 2 <= version <= FORMAT:
         remedy = "update this package" if isinstance(version, int) and version > FORMAT else "explain the photo again"
-        raise RecordError(f"{name} must have format 2 to {FORMAT}, got {_brief(version)}; {remedy}")
-    lacking = [key for key in NEEDED if key not in record]
-    if lacking:
-        raise RecordError(f"{name} must have the field {lacking[0]!r}, but has not; give a record that was saved")
+        raise RecordError(f"{name} must have format 2 to {FORMAT}, got {shown(version)}; {remedy}")
     check_unpacked(record, name)
-    found = dict(record)
-    if version < FORMAT:
-        found |= {key: _renamed(found[key]) for key in ("options", "asked", "explainer") if key in found}
-        found["options"] = {_NEW_OPTIONS.get(name, name): value for name, value in found["options"].items()}
-        if isinstance(found.get("estimate"), Mapping):
-            found["estimate"] = {_NEW_OPTIONS.get(name, name): value for name, value in found["estimate"].items()}
-        found["format"] = FORMAT
-    return found
+    return dict(record) if version == FORMAT else {**_renamed(record), "format": FORMAT}
 
 
-_NEW_OPTIONS = {
-    "runs": "samples",
-    "until": "tolerance",
-    "seconds": "max_seconds",
-    "fill": "baseline",
-    "baselines": "baseline",
-}
 _NEW_CLASSES = {"Photo": "OtherPhoto", "Given": "GivenRegions"}
 
 
 def _renamed(value: Any) -> Any:
-    """An encoded value of format 2 with the classes and options of format 3."""
+    """A value in a record of format 2 with the classes and options of format 3."""
     if isinstance(value, list):
         return [_renamed(each) for each in value]
     if not isinstance(value, Mapping):
         return value
-    found = {key: _renamed(each) for key, each in value.items()}
-    if isinstance(found.get("class"), str) and isinstance(found.get("options"), dict):
-        found["class"] = _NEW_CLASSES.get(found["class"], found["class"])
-        found["options"] = {_NEW_OPTIONS.get(name, name): each for name, each in found["options"].items()}
-    return found
+    found = {OPTIONS.get(key, key): _renamed(each) for key, each in value.items()}
+    kind = found.get("class")
+    return {**found, "class": _NEW_CLASSES.get(kind, kind)} if isinstance(kind, str) else found
+
+
+def check_fields(record: Mapping[str, Any], rules: Mapping[str, Any], name: str) -> None:
+    """Refuse a record without a field, or with a value that none has.
+
+    ``rules`` has a type, a tuple of choices or a test for each field that is read; a dot leads into a field, and "?"
+    ends an optional one.
+
+    Raises:
+        RecordError: a field is not what it must be.
+
+    >>> check_fields({"score": 1.0, "values": {}}, {"score": is_number, "values": dict, "values.size?": is_size}, "it")
+    """
+    for field_name, rule in rules.items():
+        *outer, last = field_name.removesuffix("?").split(".")
+        inside: Any = record
+        for key in outer:
+            inside = inside.get(key)
+        if inside is None or (field_name.endswith("?") and last not in inside):
+            continue
+        if last not in inside or not _fits(inside[last], rule):
+            full, got = ".".join([*outer, last]), shown(inside[last]) if last in inside else "none"
+            raise RecordError(f"{name} must have another value for {full!r}, got {got}; give a record that was saved")
+
+
+def _fits(value: Any, rule: Any) -> bool:
+    if isinstance(rule, tuple):
+        return any(value is each or (isinstance(value, str) and value == each) for each in rule)
+    return isinstance(value, rule) if isinstance(rule, type | UnionType) else rule(value)
 
 
 @cache
 def _classes() -> dict[str, type]:
-    """The methods, targets, baselines and what they are made of in this package, by the names of their classes."""
+    """The methods, targets, baselines and interventions of this package, and their parts, by their classes' names."""
+    rooms = (methods, targets, baselines)
+    names = [f"{room.__name__}.{each.name}" for room in rooms for each in iter_modules(room.__path__)]
     found: dict[str, type] = {}
-    for room in (methods, targets, baselines):
-        for module in iter_modules(room.__path__, f"{room.__name__}."):
-            kinds = vars(importlib.import_module(module.name)).values()
-            own = [kind for kind in kinds if isinstance(kind, type) and kind.__module__ == module.name]
-            found |= {kind.__name__: kind for kind in own if is_dataclass(kind) and not kind.__name__.startswith("_")}
+    for module in [interventions, *map(importlib.import_module, names)]:
+        own = {name: kind for name, kind in vars(module).items() if getattr(kind, "__module__", "") == module.__name__}
+        found |= {n: k for n, k in own.items() if isinstance(k, type) and is_dataclass(k) and n[0] != "_"}
     return found
 
 
@@ -408,11 +424,4 @@ def _decode_tensor(value: Mapping[str, Any]) -> torch.Tensor:
         flat = torch.frombuffer(bytearray(content), dtype=dtype) if size else torch.empty(0, dtype=dtype)
         return flat.reshape(value["shape"])
     except (binascii.Error, zlib.error, OverflowError, RuntimeError, TypeError, ValueError):
-        raise RecordError(
-            "record must hold tensors as they were written, got a damaged one; take another copy of it"
-        ) from None
-
-
-def _brief(value: Any) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= 60 else f"{shown[:59]}…"
+        raise RecordError("record must hold tensors as they were written, got a damaged one; copy it again") from None

@@ -1,8 +1,6 @@
 """`Attribution`: what a method says about a batch of images."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from math import prod
@@ -10,15 +8,19 @@ from typing import Any, NamedTuple
 
 import torch
 from PIL import Image
+from torch.nn.functional import adaptive_avg_pool2d
 
 from explain._utils.errors import ImageError
-from explain._utils.html import escaped, picture_html, png
+from explain._utils.html import lines_html, picture_html
 from explain.data.images import Box
-from explain.layers.feature_maps import enlarge
-from explain.methods.base import Fusion, Style, over_all, relative_error
+from explain.hooks.interventions import Intervention
+from explain.layers.layouts import enlarge
+from explain.methods.base import Fusion, Outcome, Style, over_all, relative_error, title_of
+from explain.methods.evidence import EvidenceSets
 from explain.relevance.gradient_rules import Coverage
 from explain.render.sheets import Group, Layout, Tile, sheet
 from explain.render.styles import get_style
+from explain.targets.texts import words_of
 
 ENLARGED = 180  # pixels along the longer side of a map in a picture
 SHOWN = 8  # maps in a picture of a batch
@@ -30,40 +32,37 @@ class Channels(NamedTuple):
     values: torch.Tensor
     indices: torch.Tensor
 
-    @classmethod
-    def ranked(cls, values: torch.Tensor) -> Channels:
-        """Rank channels by what they count for, ``(N, C)``.
-
-        >>> Channels.ranked(torch.tensor([[1.0, 3.0, 2.0]])).indices
-        tensor([[1, 2, 0]])
-        """
-        found = values.sort(dim=1, descending=True, stable=True)
-        return cls(found.values, found.indices)
-
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Attribution:
+class Attribution(Outcome):
     """What a method says about a batch of N images; in a notebook it shows its maps.
 
-    ``values`` is the raw attribution, detached: ``(N, h, w)`` at the layer's resolution for CAM methods,
-    ``(N, C, H, W)`` for pixel methods. ``heatmap`` is its display form. ``score`` ``(N,)`` is what was explained and
-    ``target`` the class of each image, or the name of a callable. ``layer`` is the layer's name, a tuple of names where
-    several were fused (``maps`` then has each one's values), or None. ``logits`` ``(N, K)`` are the model's class
-    scores, if it gave any. ``delta`` ``(N,)`` is by how much the values miss what they should add up to, for methods
-    that promise a sum; ``fuse`` is how several layers' maps became one. ``input`` names the argument that was
-    explained, where the model takes several; where several were explained together, this is the first, and ``parts``
-    has the attribution of each by its name. ``coverage`` says which operations a rule acted on, for methods that have
-    one, and what was taken out of relevance on its way. ``channels`` ranks the channels of the layer, for methods that
-    know what each one counts for.
+    ``values`` is the raw attribution, detached unless ``create_graph`` keeps its graph: ``(N, h, w)`` at the layer's
+    resolution for CAM methods, ``(N, C, H, W)`` for pixel methods. ``heatmap`` is its display form. ``score`` ``(N,)``
+    is what was explained and ``target`` the class of each image, or the name of a callable. ``layer`` is the layer's
+    name, a tuple of names where several were fused (``maps`` then has each one's values), or None. ``logits`` ``(N,
+    K)`` are the model's class scores, if it gave any. ``delta`` ``(N,)`` is by how much the values miss what they
+    should add up to, for methods that promise a sum; ``fuse`` is how several layers' maps became one. ``input`` names
+    the argument that was explained, where the model takes several; where several were explained together, this is the
+    first, and ``parts`` has the attribution of each by its name. ``coverage`` says which operations a rule acted on,
+    for methods that have one, and what was taken out of relevance on its way. ``channels`` ranks the channels of the
+    layer, for methods that know what each one counts for.
 
     Of methods that estimate, ``error`` has the error of each value, in the same shape: a standard error, made larger
     where runs are few, so that the value ± 1.96 errors can be read as a 95 % interval. It is None, or NaN for an image
-    beside others, as long as the runs do not tell. ``samples`` is how many altered photos each image was run with (the
+    beside others, as long as the runs are too few. ``samples`` is how many altered photos each image was run with (the
     most of any), ``planned`` ``(N,)`` how many there would be without an early end, ``finished`` ``(N,)`` whether these
-    are all that were asked for, or fewer because the error was small enough or the time was over (true) or because of
+    are all that were wanted, or fewer because the error was small enough or the time was over (true) or because of
     an interrupt (false); ``stopped`` says so in words; ``r2`` ``(N,)`` how much of the variance of the scores a
     surrogate explains. ``neutral`` ``(N,)`` is the value of a place that makes no difference, where it is not zero (of
     RISE, the mean score over the masks): pictures show the difference from it.
+
+    ``sets`` are the smallest sets of regions that `Sufficient` or `Necessary` found: ``sets[0]`` those of the first
+    image, each with its mask, its size, what the model says of it, and what is proved.
+    ``words`` are those of a text that was explained together with the image, with their values; ``tokens`` are its
+    tokens, in the part of it.
+
+    ``interventions`` are those that the model was explained under, with the values that they took from inputs.
 
     Of a video ``(N, C, T, H, W)``, all of these have a dimension for frames before height and width.
     """
@@ -83,38 +82,38 @@ class Attribution:
     input: str | None = None
     coverage: Coverage | None = field(default=None, repr=False)
     channels: Channels | None = field(default=None, repr=False)
-    parts: Mapping[str, Attribution] = field(default_factory=dict, repr=False)
-    error: torch.Tensor | None = field(default=None, repr=False)
-    spent: torch.Tensor | None = field(default=None, repr=False)
-    planned: torch.Tensor | None = field(default=None, repr=False)
-    finished: torch.Tensor | None = field(default=None, repr=False)
-    r2: torch.Tensor | None = field(default=None, repr=False)
-    neutral: torch.Tensor | None = field(default=None, repr=False)
+    parts: "Mapping[str, Attribution]" = field(default_factory=dict, repr=False)
+    interventions: tuple[Intervention, ...] = field(default=(), repr=False)
+    sets: EvidenceSets | None = field(default=None, repr=False, kw_only=True)
+    tokens: tuple[str, ...] = field(default=(), repr=False)
 
     def __len__(self) -> int:
         return len(self.values)
 
-    def __getitem__(self, which: int | slice) -> Attribution:
+    def __getitem__(self, which: int | slice) -> "Attribution":
         """Return the attribution of one image, or of a slice of images, as a batch that keeps nothing of the others."""
         chosen = range(len(self))[which]
         rows = [chosen] if isinstance(chosen, int) else list(chosen)
+        return self.converted(lambda tensor: tensor[rows])  # a copy, since it is chosen by a list
 
-        def part(tensor: torch.Tensor) -> torch.Tensor:
-            return tensor[rows]  # a copy, since it is chosen by a list
+    def converted(self, convert: Callable[[torch.Tensor], torch.Tensor]) -> "Attribution":
+        """The same with all tensors that have a row for each image converted, also those of parts and channels."""
 
-        per_image = (
-            "values", "target", "score", "logits", "delta", "error", "spent", "planned", "finished", "r2", "neutral",
-        )  # fmt: skip
-        tensors = {name: getattr(self, name) for name in per_image}
-        taken: dict[str, Any] = {
-            name: part(value) for name, value in tensors.items() if isinstance(value, torch.Tensor)
-        }
-        maps = {name: part(values) for name, values in self.maps.items()}
-        if self.coverage is not None and self.coverage.taken:
-            taken["coverage"] = replace(self.coverage, taken={k: part(v) for k, v in self.coverage.taken.items()})
-        if self.channels is not None:
-            taken["channels"] = Channels(*map(part, self.channels))
-        return replace(self, maps=maps, parts={name: each[which] for name, each in self.parts.items()}, **taken)
+        def changed(value: Any) -> Any:
+            if isinstance(value, torch.Tensor):
+                return convert(value)
+            if isinstance(value, Attribution):
+                return value.converted(convert)
+            if isinstance(value, Channels):
+                return Channels(*map(convert, value))
+            if isinstance(value, EvidenceSets):
+                return EvidenceSets(*map(convert, vars(value).values()))
+            if isinstance(value, Coverage):
+                return replace(value, taken=changed(value.taken))
+            return {name: changed(each) for name, each in value.items()} if isinstance(value, Mapping) else value
+
+        names = [each.name for each in fields(self) if each.name != "options"]
+        return replace(self, **{name: changed(getattr(self, name)) for name in names})
 
     @property
     def samples(self) -> int | None:
@@ -123,7 +122,7 @@ class Attribution:
 
     @property
     def stopped(self) -> str:
-        """In words, that an interrupt or the time ended the runs; empty where these are all that were asked for."""
+        """In words, that an interrupt or the time ended the runs; empty where these are all that were wanted."""
         if self.spent is None or self.planned is None or not bool((self.spent < self.planned).any()):
             return ""
         tolerance, reached = self.options.get("tolerance"), self.relative_error
@@ -138,6 +137,35 @@ class Attribution:
         """The largest error over the largest magnitude ``(N,)``: what ``tolerance`` is compared with."""
         return None if self.error is None else relative_error(self.values, self.error)
 
+    @property
+    def words(self) -> list[list[tuple[str, float]]]:
+        """For each image, the words that were explained together with it, and the sum of each one's values."""
+        found: list[list[tuple[str, float]]] = [[] for _ in range(len(self))]
+        for part in (self, *self.parts.values()):
+            if part.tokens:
+                of_tokens = part.values.flatten(2).sum(2).tolist()
+                for places in words_of(part.tokens):
+                    word = "".join(part.tokens[place].removesuffix("</w>").removeprefix("##") for place in places)
+                    for row, values in zip(found, of_tokens, strict=True):
+                        row.append((word.strip("▁Ġ"), sum(values[place] for place in places)))
+        return found
+
+    @property
+    def shares(self) -> dict[str, torch.Tensor]:
+        """The share ``(N,)`` that each explained input has of all magnitudes, by its name; they add up to one.
+
+        A part's magnitudes are those of its tokens, or of the 8 x 8 fields of an image (Parcalabescu and Frank,
+        "MM-SHAP", ACL 2023).
+        """
+        sizes = {}
+        for name, part in (self.parts or {self.input or "x": self}).items():
+            places = part.values.float().sum(1)[:, None] if part.size[1:] else part.values.float().sum(2)[:, None, None]
+            if part.size[1:]:
+                places = adaptive_avg_pool2d(places, 8) * (part.size[-2] * part.size[-1] / 64)
+            sizes[name] = places.abs().flatten(1).sum(1)
+        whole = torch.stack([*sizes.values()]).sum(0)
+        return {name: size / torch.where(whole > 0, whole, 1) for name, size in sizes.items()}
+
     @cached_property
     def heatmap(self) -> torch.Tensor:
         """``(N, H, W)`` float32 in [0, 1] at input resolution: magnitude divided by its maximum, never shifted.
@@ -147,8 +175,8 @@ class Attribution:
         """
         self._must_have_places()
         if self._in_pixels:
-            return _by_maximum(self.signed.abs() if self.style == "signed" else self.values.float().abs().amax(1))
-        return _by_maximum(enlarge(self.cells.float()[:, None], self.size)[:, 0])
+            return by_maximum(self.signed.abs() if self.style == "signed" else self.values.float().abs().amax(1))
+        return by_maximum(enlarge(self.cells.float()[:, None], self.size)[:, 0])
 
     @cached_property
     def signed(self) -> torch.Tensor:
@@ -158,7 +186,7 @@ class Attribution:
         """
         self._must_have_places()
         values = self.contributions.float()
-        return _by_maximum(values.sum(1) if self._in_pixels else enlarge(values[:, None], self.size)[:, 0])
+        return by_maximum(values.sum(1) if self._in_pixels else enlarge(values[:, None], self.size)[:, 0])
 
     @property
     def contributions(self) -> torch.Tensor:
@@ -175,61 +203,52 @@ class Attribution:
 
     def __repr__(self) -> str:
         where = "" if self.layer is None else f", layer {self.layer!r}"
-        target = self.target if isinstance(self.target, str) else _listed(self.target.tolist())
+        targets = [] if isinstance(self.target, str) else list(map(str, self.target.tolist()))
+        target = ", ".join(targets[:6] + ["..."] * (len(targets) > 6)) or self.target
         images = f"{len(self)} image{'s' * (len(self) != 1)}"
-        return f"Attribution({self.method!r}, {images}, values {tuple(self.values.shape)}{where}, target {target})"
+        under = f", under {'; '.join(map(str, self.interventions))}" if self.interventions else ""
+        values = tuple(self.values.shape)
+        return f"Attribution({self.method!r}, {images}, values {values}{where}, target {target}{under})"
 
     def layout(self) -> Layout:
         """Return the maps of the first few images, or frames, as the tiles of a sheet."""
         style = get_style(self.style if self.style in ("signed", "color") and len(self.size) == 2 else "intensity")
         drawn = {"values": lambda: self.values.float(), "signed": lambda: self.signed, "heatmap": lambda: self.heatmap}
-        maps = drawn[style.reads]().flatten(0, len(self.size) - 2)[:SHOWN]
+        maps = drawn[style.reads]().detach().flatten(0, len(self.size) - 2)[:SHOWN]
         side = max(1, round(ENLARGED / max(maps.shape[-2:])))
         blank = Image.new("RGB", (maps.shape[-1] * side, maps.shape[-2] * side), "white")
         box = Box(0, 0, *map(float, blank.size))
         names = [name for name in self._names() for _ in range(prod(self.size[:-2]))]
-        tiles = [
-            Tile(style.draw(blank, each.cpu().numpy(), box), name)
-            for each, name in zip(maps, names[: len(maps)], strict=True)
-        ]
+        drawings = [style.draw(blank, each.cpu().numpy(), box) for each in maps]
         legend = style.legend(blank)
+        tiles = [Tile(drawing, name, legend=legend) for drawing, name in zip(drawings, names, strict=False)]
         more = f", the first {len(maps)} of {len(names)} maps" if len(maps) < len(names) else ""
         where = self.layer if isinstance(self.layer, str) else ", ".join(self.layer or ())
-        title = f"{self.method}{f' at {where}' if where else ''}"
+        title = f"{title_of(self.method)}{f', layer {where}' if where else ''}"
         detail = f"values {tuple(self.values.shape)}{more}"
-        return Layout(title, detail, (Group("", tuple(tiles)),), (legend,) if legend else ())
+        return Layout(title, detail, (Group("", tuple(tiles)),))
 
     def _names(self) -> list[str]:
         targets = [self.target] * len(self) if isinstance(self.target, str) else self.target.tolist()
-        return [
-            f"{target if isinstance(target, str) else f'class {target}'}, score {score:.3g}"
-            for target, score in zip(targets, self.score.tolist(), strict=True)
-        ]
-
-    def _repr_png_(self) -> bytes | None:
-        return png(sheet(self.layout(), 180)) if len(self.size) >= 2 and len(self) else None
+        words = [target if isinstance(target, str) else f"class {target}" for target in targets]
+        return [f"{word}, score {score:.3g}" for word, score in zip(words, self.score.tolist(), strict=True)]
 
     def _repr_html_(self) -> str:
-        picture = self._repr_png_()
-        if picture is None:
-            return f"<pre>{escaped(repr(self))}</pre>"
-        return picture_html(picture, f"{self.method}: maps for {'; '.join(self._names()[:SHOWN])}")
+        if len(self.size) < 2 or not len(self):
+            return lines_html([repr(self)])
+        return picture_html(sheet(self.layout(), 180), f"{self.method}: maps for {'; '.join(self._names()[:SHOWN])}")
 
     def _must_have_places(self) -> None:
         if not self.size:
             shape = tuple(self.values.shape)
-            raise ImageError(f"input {self.input} must have places for a heatmap, got shape {shape}; use values")
+            raise ImageError(f"input {self.input} must be an image for a heatmap, got shape {shape}; use values")
 
     @property
     def _in_pixels(self) -> bool:
         return self.values.ndim == len(self.size) + 2
 
 
-def _listed(values: list[int], most: int = 6) -> str:
-    return ", ".join(map(str, values[:most])) + (", ..." if len(values) > most else "")
-
-
-def _by_maximum(maps: torch.Tensor) -> torch.Tensor:
+def by_maximum(maps: torch.Tensor) -> torch.Tensor:
     """Divide each map by its largest magnitude; an all-zero map stays zero."""
     peak = maps.abs().flatten(1).amax(1)
     return maps / over_all(torch.where(peak > 0, peak, 1), maps)
@@ -244,18 +263,10 @@ def fused(maps: Sequence[torch.Tensor], how: Fusion = "mean") -> torch.Tensor:
     tensor([0.5000, 0.5000, 0.5000, 0.5000])
     """
     size = max((tuple(m.shape[1:]) for m in maps), key=prod)
-    stacked = torch.stack([enlarge(_by_maximum(each)[:, None], size)[:, 0] for each in maps])
+    stacked = torch.stack([enlarge(by_maximum(each)[:, None], size)[:, 0] for each in maps])
     return stacked.mean(0) if how == "mean" else stacked.amax(0) if how == "max" else stacked.clamp(min=0).prod(0)
 
 
-def apart(attribution: Attribution) -> Attribution:
-    """The same with tensors on the CPU that share their memory with no others; a pickle would contain those too."""
-    own = {each.name for each in fields(Attribution)}
-    tensors = {name: value for name, value in vars(attribution).items() if name in own}
-    taken: dict[str, Any] = {name: alone(value) for name, value in tensors.items() if isinstance(value, torch.Tensor)}
-    return replace(attribution, maps={name: alone(values) for name, values in attribution.maps.items()}, **taken)
-
-
 def alone(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of a tensor on the CPU that shares its memory with no other."""
+    """A copy of a tensor on the CPU that shares its memory with no other; a pickle would contain that too."""
     return tensor.detach().cpu().clone()

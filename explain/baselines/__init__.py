@@ -1,9 +1,9 @@
 """Baselines: what takes the place of covered pixels, for methods and metrics alike.
 
     base          what a baseline is; ``@register``; blending; many masks of the same photos; a picture of a baseline
-    replacements  baselines that do not depend on the mask, and a blur that is the stronger, the less is kept
+    replacements  baselines that do not depend on the mask, and a blur that is the stronger, the less is kept;
+                  baselines by name, number or tensor
     neighbours    a baseline from the pixels around what is covered
-    registry      baselines by name, number or tensor
 
 A baseline is called with photos and how much of each pixel to keep. One that does not depend on the mask is a small
 class with a ``replacement``; ``covering`` computes it once for each photo, and a thousand masks cost one blend each:
@@ -24,4 +24,4 @@ from explain.baselines.replacements import Black, Blur, Defocus, Mean, Noise, Ot
 __all__ = ["Black", "Blur", "Defocus", "Mean", "Neighbours", "Noise", "OtherPhoto", "Zero"]
 
 if not TYPE_CHECKING:
-    __getattr__ = getattr_of("baselines")
+    __getattr__ = getattr_of(__name__)

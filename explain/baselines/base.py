@@ -1,16 +1,15 @@
 """What stands for "absent": photos and a mask in, photos without the masked part out; and how a baseline looks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeAlias, TypeVar, dataclass_transform
 
 import numpy as np
 import torch
 from PIL import Image
 
-from explain._utils.errors import BaselineError, KnownOptions, shown
+from explain._utils.errors import BaselineError, shown
+from explain._utils.options import Options, enter
 
 Preprocess: TypeAlias = Callable[[Image.Image], torch.Tensor]
 Cover: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -18,20 +17,22 @@ Cover: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Baseline(KnownOptions):
+class Baseline(Options):
     """What takes the place of covered pixels, as a frozen dataclass: its fields are its options.
 
     It is called with ``images`` ``(N, C, H, W)``, or videos ``(N, C, T, H, W)``, as the model takes them, and with
     ``keep`` ``(N, 1, H, W)`` in [0, 1], or one for all: 1 leaves a pixel as it is, 0 shows the baseline. What a photo
     becomes does not depend on the other photos.
 
-    A baseline of your own is a subclass with a ``name`` and a ``replacement``. One that depends on the mask says
-    ``depends_on_mask = True``, and writes ``__call__`` in its place.
+    A baseline of your own is a subclass with a ``replacement``; registered, its name is that of the class in small
+    letters, unless it has a ``name``. One that depends on the mask says ``depends_on_mask = True``, and writes
+    ``__call__`` in its place. Options are checked against the type of their field, and against ``minimums``.
     """
 
     name: ClassVar[str] = ""
     about: ClassVar[str] = ""
     depends_on_mask: ClassVar[bool] = False
+    error = BaselineError
 
     def replacement(self, images: torch.Tensor) -> torch.Tensor:
         """Return what stands in the place of each photo ``(N, C, H, W)`` where all of it is covered."""
@@ -74,7 +75,7 @@ class Baseline(KnownOptions):
         >>> Blur().picture(Image.new("RGB", (30, 20), "orange")).size
         (30, 20)
         """
-        to_input = preprocess or _pixels
+        to_input = preprocess or (lambda it: torch.from_numpy(np.array(it)).permute(2, 0, 1).float() / 255)
         black, span = scale_of(to_input)
         x = to_input(photo.convert("RGB"))[None].float()
         height, width = x.shape[2:]
@@ -92,16 +93,15 @@ known: dict[str, Baseline] = {}
 B = TypeVar("B", bound=Baseline)
 
 
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def register(kind: type[B]) -> type[B]:
-    """Make a baseline known by its name, with its default options: ``@register`` above the class.
+    """Make a class a frozen dataclass, if it is none yet, and the baseline known by its name, with default options.
 
     Raises:
         BaselineError: the name is taken by another baseline.
     """
-    made = kind()
-    if known.setdefault(made.name, made) != made:
-        raise BaselineError(f"baseline {made.name!r} is already registered; choose another name")
-    return kind
+    kind.name = kind.name or kind.__name__.lower()
+    return enter(known, kind, "baseline")  # type: ignore[no-any-return]
 
 
 def blend(images: torch.Tensor, replacement: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
@@ -134,10 +134,7 @@ def scale_of(preprocess: Preprocess) -> tuple[torch.Tensor, torch.Tensor]:
         colors.append(x[:, x.shape[1] // 2, x.shape[2] // 2].float())
     black, grey, white = colors
     if not torch.allclose(grey, torch.lerp(black, white, 0.2), atol=1e-3 * float((white - black).abs().max())):
-        raise BaselineError(
-            "preprocess must do no more to colours than to scale and shift each channel for a baseline to know black, "
-            "but does; give Black(mean=..., std=...)"
-        )
+        raise BaselineError("preprocess must scale and shift channels for black to be known; give Black(mean=...)")
     return black, white - black
 
 
@@ -156,10 +153,6 @@ def range_of(preprocess: Preprocess) -> tuple[tuple[float, ...], tuple[float, ..
     return tuple(ends.amin(0).tolist()), tuple(ends.amax(0).tolist())
 
 
-def _pixels(photo: Image.Image) -> torch.Tensor:
-    return torch.from_numpy(np.array(photo)).permute(2, 0, 1).float() / 255
-
-
 def check_mask(images: torch.Tensor, keep: torch.Tensor) -> None:
     """Refuse images and masks that do not fit each other.
 
@@ -171,35 +164,6 @@ def check_mask(images: torch.Tensor, keep: torch.Tensor) -> None:
     shape = (1, *images.shape[2:])
     fits = isinstance(keep, torch.Tensor) and keep.shape[1:] == shape and len(keep) in (1, len(images))
     if not fits or len(keep) == 0:
-        raise BaselineError(
-            f"keep must be a tensor {(len(images), *shape)} for these images, got {shown(keep)}; resize it first"
-        )
+        raise BaselineError(f"keep must be a tensor {(len(images), *shape)}, got {shown(keep)}; resize it first")
     if keep.is_complex() or not bool(((keep >= 0) & (keep <= 1)).all()):
         raise BaselineError("keep must lie between 0 (covered) and 1 (kept), got other values; divide by the largest")
-
-
-def check_number(value: Any, what: str, least: float | None = None, above: float | None = None) -> float:
-    """Return a finite number as a float.
-
-    Raises:
-        BaselineError: it is none, or smaller than it may be; ``what`` names the option.
-    """
-    number = isinstance(value, (int, float, np.floating, np.integer)) and not isinstance(value, bool)
-    limit = f" from {least:g}" if least is not None else f" above {above:g}" if above is not None else ""
-    too_small = number and ((least is not None and value < least) or (above is not None and value <= above))
-    if not number or not np.isfinite(value) or too_small:
-        raise BaselineError(f"{what} must be a finite number{limit}, got {shown(value)}; leave it out for the default")
-    return float(value)
-
-
-def check_whole(value: Any, what: str, least: int | None = None) -> int:
-    """Return a whole number as an int.
-
-    Raises:
-        BaselineError: it is none, or smaller than it may be; ``what`` names the option.
-    """
-    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-    if not whole or (least is not None and value < least):
-        limit = "" if least is None else f" from {least}"
-        raise BaselineError(f"{what} must be a whole number{limit}, got {shown(value)}; leave it out for the default")
-    return int(value)

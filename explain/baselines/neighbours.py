@@ -1,14 +1,11 @@
 """A baseline from the pixels around what is absent: ROAD's noisy linear interpolation."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 
-from explain.baselines.base import Baseline, blend, check_mask, check_number, check_whole, register
+from explain.baselines.base import Baseline, blend, check_mask, register
 from explain.baselines.replacements import drawn, in_single_or_double
 
 IN_CACHE = 2**18
@@ -28,8 +25,7 @@ def interpolated(images: torch.Tensor, covered: torch.Tensor) -> torch.Tensor:
     Returns:
         ``(b, C, H, W)``; the pixels that are not covered are as they were.
     """
-    values = images[0].numel()
-    together = max(1, IN_CACHE // values) if images.device.type == "cpu" else len(images)
+    together = max(1, IN_CACHE // images[0].numel()) if images.device.type == "cpu" else len(images)
     if len(images) > together:
         starts = range(0, len(images), together)
         return torch.cat([interpolated(images[i : i + together], covered[i : i + together]) for i in starts])
@@ -39,8 +35,7 @@ def interpolated(images: torch.Tensor, covered: torch.Tensor) -> torch.Tensor:
     mean = torch.where(count > 0, of_known, images.mean((2, 3), keepdim=True))
     unknown = 1 - known
     right = unknown * _around((images - mean) * known)  # a solution about 0, which is right where nothing is known
-    found = _solved(right, _levels(unknown, unknown * _around(known)))
-    return torch.where(covered, mean + found, images)
+    return torch.where(covered, mean + _solved(right, _levels(unknown, unknown * _around(known))), images)
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +54,7 @@ class _Level:
     """1 by the matrix's diagonal; 0 where nothing is unknown."""
 
     @classmethod
-    def of(cls, unknown: torch.Tensor, held: torch.Tensor) -> _Level:
+    def of(cls, unknown: torch.Tensor, held: torch.Tensor) -> "_Level":
         beside = unknown * _around(unknown) + held
         some = beside > 0
         return cls(unknown, held, beside, torch.where(some, 1 / torch.where(some, beside, 1), 0))
@@ -92,8 +87,7 @@ def _inverse(level: _Level) -> torch.Tensor:
     # By Cholesky: the matrix is symmetric, and LU of several at once fails or hangs in some builds with two threads.
     # In double precision, in which the smallest eigenvalue stays positive.
     factor = torch.linalg.cholesky((matrix + torch.diag_embed(diagonal)).double())
-    inverse = torch.cholesky_inverse(factor).to(unknown)
-    return inverse * unknown[:, :, None]
+    return torch.cholesky_inverse(factor).to(unknown) * unknown[:, :, None]
 
 
 def _solved(right: torch.Tensor, levels: list[_Level]) -> torch.Tensor:
@@ -124,12 +118,14 @@ def _cycle(right: torch.Tensor, levels: list[_Level], coarsest: torch.Tensor) ->
     if not coarser:
         return (right.flatten(2) @ coarsest.mT).reshape(right.shape)
     u = level.inverse * right
-    correction = _finer(_cycle(_coarser(right - level.times(u)), coarser, coarsest), right.shape[2:])
-    return level.smoothed(torch.addcmul(u, level.unknown, correction), right)
+    correction = _cycle(_coarser(right - level.times(u)), coarser, coarsest)
+    finer = F.interpolate(correction, scale_factor=2, mode="bilinear", align_corners=False)
+    finer = finer[..., : right.shape[2], : right.shape[3]]
+    return level.smoothed(torch.addcmul(u, level.unknown, finer), right)
 
 
 def _coarser(maps: torch.Tensor) -> torch.Tensor:
-    """Add up what falls to each coarser cell, linearly: the transpose of `_finer`."""
+    """Add up what falls to each coarser cell, linearly: the transpose of the bilinear interpolation."""
     even = _even(maps)
     for dim in (2, 3):
         first, second = (even.movedim(dim, 0)[start::2] for start in (0, 1))
@@ -140,12 +136,6 @@ def _coarser(maps: torch.Tensor) -> torch.Tensor:
         cells[-1].add_(second[-1], alpha=0.25)
         even = cells.movedim(0, dim)
     return even
-
-
-def _finer(maps: torch.Tensor, size: tuple[int, ...]) -> torch.Tensor:
-    """Spread coarser cells over finer ones, linearly between their middles."""
-    found = F.interpolate(maps, scale_factor=2, mode="bilinear", align_corners=False)
-    return found[..., : size[0], : size[1]]
 
 
 def _even(maps: torch.Tensor) -> torch.Tensor:
@@ -172,9 +162,10 @@ def _dot(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 
 @register
-@dataclass(frozen=True)
 class Neighbours(Baseline):
-    """Each covered pixel is the weighted mean of its eight neighbours, covered ones included, and a little noise.
+    """Interpolated from the pixels around, with a little noise (ROAD).
+
+    Each covered pixel is the weighted mean of its eight neighbours, covered ones included, and a little noise.
 
     Direct neighbours weigh 1/6 and diagonal ones 1/12; at the edges, the weights of those that there are. This is a
     linear system for all covered pixels together. What is left of the photo shows no border, so that the network does
@@ -197,13 +188,9 @@ class Neighbours(Baseline):
     noise: float = 0.01
     seed: int = 0
 
-    name: ClassVar[str] = "neighbours"
-    about: ClassVar[str] = "interpolated from the pixels around, with a little noise (ROAD)"
-    depends_on_mask: ClassVar[bool] = True
+    depends_on_mask = True
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "noise", check_number(self.noise, "noise of neighbours", 0))
-        object.__setattr__(self, "seed", check_whole(self.seed, "seed of neighbours"))
+    minimums = {"noise": 0}
 
     def __call__(self, images: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
         check_mask(images, keep)

@@ -1,38 +1,31 @@
 """Baselines that replace pixels by colours, blur, noise or another photo."""
 
-from __future__ import annotations
-
+import fnmatch
 import math
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from explain._utils.errors import BaselineError, shown
-from explain._utils.random_numbers import normal
-from explain.baselines.base import (
-    Baseline,
-    Cover,
-    Preprocess,
-    check_mask,
-    check_number,
-    check_whole,
-    register,
-    scale_of,
-)
+from explain._utils.errors import ArgumentError, BaselineError, shown
+from explain._utils.options import register_reader
+from explain._utils.random_numbers import normal, seeded
+from explain._utils.specs import MethodSpec, SpecError, read_written
+from explain._utils.spelling import did_you_mean
+from explain.baselines.base import Baseline, Cover, Preprocess, check_mask, known, register, scale_of
 
 USUAL = 20 / 224
 """The strongest blur's standard deviation, as a share of the photo's shorter side."""
+TINY = 1e-12
+"""The smallest standard deviation."""
 REACH = 4.0  # standard deviations from which on a Gaussian counts as nothing
 
 
 def drawn(seed: int, images: torch.Tensor) -> torch.Tensor:
     """A standard normal draw in the shape of one image ``(1, C, H, W)``, the same on every device."""
-    generator = torch.Generator("cpu").manual_seed(seed % 2**63)
-    noise = normal(images.shape[1:], generator)
-    return noise[None].to(images.device)
+    return normal(images.shape[1:], seeded(seed))[None].to(images.device)
 
 
 def in_single_or_double(images: torch.Tensor) -> torch.Tensor:
@@ -47,25 +40,15 @@ def _statistics(images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return wide.mean(dims, keepdim=True), wide.std(dims, keepdim=True, correction=0)
 
 
-def _numbers(values: Any, option: str) -> tuple[float, ...]:
-    listed = values.tolist() if isinstance(values, (torch.Tensor, np.ndarray)) else values
-    items = list(listed) if isinstance(listed, (list, tuple)) else [listed]
-    if not items:
-        raise BaselineError(f"{option} of black must hold a number for each channel, got none; give one for all")
-    return tuple(check_number(each, f"{option} of black") for each in items)
-
-
 @register
-@dataclass(frozen=True)
 class Zero(Baseline):
-    """Zeros in the units of the model: behind a normalisation, the mean colour of the data that it was trained on.
+    """Zeros, which behind a normalisation is the mean colour of the training data.
+
+    They are zeros in the units of the model.
 
     >>> Zero()(torch.ones(1, 1, 1, 2), torch.tensor([[[[1.0, 0.0]]]]))
     tensor([[[[1., 0.]]]])
     """
-
-    name: ClassVar[str] = "zero"
-    about: ClassVar[str] = "zeros, which behind a normalisation is the mean colour of the training data"
 
     def replacement(self, images: torch.Tensor) -> torch.Tensor:
         return torch.zeros_like(images)
@@ -73,7 +56,9 @@ class Zero(Baseline):
 
 @dataclass(frozen=True)
 class Constant(Baseline):
-    """One number for all pixels, in the units of the model.
+    """One number for all pixels.
+
+    It is in the units of the model.
 
     >>> Constant(2.0).replacement(torch.rand(1, 1, 1, 2))
     tensor([[[[2., 2.]]]])
@@ -81,20 +66,17 @@ class Constant(Baseline):
 
     value: float
 
-    name: ClassVar[str] = "constant"
-    about: ClassVar[str] = "one number for all pixels"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "value", check_number(self.value, "value of constant"))
+    name = "constant"
 
     def replacement(self, images: torch.Tensor) -> torch.Tensor:
         return torch.full_like(images, self.value)
 
 
 @register
-@dataclass(frozen=True)
 class Black(Baseline):
-    """Black pixels, as the model's preprocessing makes them: minus the mean, by the deviation of each channel.
+    """Black pixels, by the preprocessing's mean and deviation.
+
+    They are minus the mean, divided by the deviation, in each channel.
 
     Args:
         mean: of each channel, or one for all; with pixels between 0 and 1.
@@ -110,20 +92,10 @@ class Black(Baseline):
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
 
-    name: ClassVar[str] = "black"
-    about: ClassVar[str] = "black pixels, by the preprocessing's mean and deviation"
-
-    def __post_init__(self) -> None:
-        for option in ("mean", "std"):
-            value = getattr(self, option)
-            object.__setattr__(self, option, None if value is None else _numbers(value, option))
-        if self.std is not None and not all(each > 0 for each in self.std):
-            raise BaselineError(
-                f"std of black must be of numbers above 0, got {shown(self.std)}; see the preprocessing"
-            )
+    below = {"std": math.inf}
 
     @classmethod
-    def of(cls, preprocess: Preprocess) -> Black:
+    def of(cls, preprocess: Preprocess) -> "Black":
         """Read mean and deviation off a preprocessing, by what it makes of a black and of a white photo.
 
         >>> from explain.models import CenterCrop
@@ -135,42 +107,33 @@ class Black(Baseline):
 
     def replacement(self, images: torch.Tensor) -> torch.Tensor:
         if self.mean is None or self.std is None:
-            raise BaselineError(
-                "baseline black must know the preprocessing's mean and deviation, got none; give "
-                "explain.baselines.Black(mean=..., std=...) or Black.of(explainer.preprocess)"
-            )
+            raise BaselineError("black must know the mean and deviation of inputs; give Black(mean=..., std=...)")
         channels = images.shape[1]
         if not {len(self.mean), len(self.std)} <= {1, channels}:
-            raise BaselineError(
-                f"baseline black must have a mean and deviation for each of the {channels} channels, got "
-                f"{len(self.mean)} "
-                f"and {len(self.std)}; give one for all, or {channels}"
-            )
+            raise BaselineError(f"mean and std of black must be for {channels} channels, got {shown(self.mean)}")
         mean, std = (torch.tensor(each, dtype=torch.float64) for each in (self.mean, self.std))
-        shape = (1, -1, *[1] * (images.ndim - 2))
-        return (-mean / std).to(images).reshape(shape).expand_as(images)
+        return (-mean / std).to(images).reshape((1, -1, *[1] * (images.ndim - 2))).expand_as(images)
 
 
 @register
-@dataclass(frozen=True)
 class Mean(Baseline):
-    """The mean colour of the photo itself; of a video, that of all its frames.
+    """The mean colour of the photo.
+
+    Of a video, it is that of all its frames.
 
     >>> Mean().replacement(torch.tensor([[[[1.0, 3.0]]]]))
     tensor([[[[2., 2.]]]])
     """
-
-    name: ClassVar[str] = "mean"
-    about: ClassVar[str] = "the mean colour of the photo"
 
     def replacement(self, images: torch.Tensor) -> torch.Tensor:
         return _statistics(images)[0].to(images).expand_as(images)
 
 
 @register
-@dataclass(frozen=True)
 class Blur(Baseline):
-    """The photo behind a Gaussian blur; each frame of a video for itself.
+    """The photo behind a Gaussian blur.
+
+    Each frame of a video is blurred for itself.
 
     At the edges, the weights of what would lie outside are left out, so that no colour is invented there.
 
@@ -188,13 +151,12 @@ class Blur(Baseline):
     kernel: int = 11
     sigma: float = 5.0
 
-    name: ClassVar[str] = "blur"
-    about: ClassVar[str] = "the photo behind a Gaussian blur"
+    minimums = {"kernel": 1, "sigma": TINY}
 
     def __post_init__(self) -> None:
-        if check_whole(self.kernel, "kernel of blur", 1) % 2 == 0:
+        super().__post_init__()
+        if self.kernel % 2 == 0:
             raise BaselineError(f"kernel of blur must be odd, got {self.kernel}; use 11")
-        object.__setattr__(self, "sigma", check_number(self.sigma, "sigma of blur", above=0))
 
     def replacement(self, images: torch.Tensor) -> torch.Tensor:
         wide = in_single_or_double(images)
@@ -211,11 +173,10 @@ class Blur(Baseline):
 
 
 @register
-@dataclass(frozen=True)
 class Noise(Baseline):
-    """Normal noise about the mean colour of the photo, as strong in each channel as the photo itself varies.
+    """Normal noise with the photo's own mean colour and deviation.
 
-    Every photo gets the same draw, so that it does not depend on those beside it.
+    Every photo gets the same draw, so that it does not depend on the others of a batch.
 
     Args:
         seed: of the draw.
@@ -229,12 +190,7 @@ class Noise(Baseline):
     seed: int = 0
     scale: float = 1.0
 
-    name: ClassVar[str] = "noise"
-    about: ClassVar[str] = "normal noise with the photo's own mean colour and deviation"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "seed", check_whole(self.seed, "seed of noise"))
-        object.__setattr__(self, "scale", check_number(self.scale, "scale of noise", 0))
+    minimums = {"scale": 0}
 
     def replacement(self, images: torch.Tensor) -> torch.Tensor:
         mean, deviation = _statistics(images)
@@ -243,10 +199,10 @@ class Noise(Baseline):
 
 @dataclass(frozen=True, eq=False)
 class OtherPhoto(Baseline):
-    """Another photo, the same for all.
+    """Another photo.
 
     Args:
-        other: ``(C, H, W)``, preprocessed as the images are, and of their size.
+        other: ``(C, H, W)`` or a batch of one, ``(1, C, H, W)``, preprocessed as the images are, and of their size.
 
     Raises:
         BaselineError: it is no such tensor, holds NaN or infinity, or does not fit the images.
@@ -258,41 +214,34 @@ class OtherPhoto(Baseline):
     other: torch.Tensor = field(repr=False)
 
     name: ClassVar[str] = "photo"
-    about: ClassVar[str] = "another photo"
 
     def __post_init__(self) -> None:
         other = torch.from_numpy(self.other) if isinstance(self.other, np.ndarray) else self.other
         if not isinstance(other, torch.Tensor) or other.ndim < 3 or not other.is_floating_point():
-            raise BaselineError(
-                f"other of photo must be a floating-point tensor (C, H, W), got {shown(other)}; use "
-                "explainer.preprocess(photo)"
-            )
+            raise BaselineError(f"other of photo must be a float tensor (C, H, W), got {shown(other)}; preprocess it")
         if not bool(torch.isfinite(other).all()):
             raise BaselineError("other of photo must hold finite values, got NaN or infinity; check the preprocessing")
         object.__setattr__(self, "other", other.detach().clone())
 
     def __eq__(self, value: object) -> bool:
-        mine = self.other
-        return (
-            type(value) is OtherPhoto and mine.dtype == value.other.dtype and torch.equal(mine.cpu(), value.other.cpu())
-        )
+        if not isinstance(value, OtherPhoto) or self.other.dtype != value.other.dtype:
+            return False
+        return torch.equal(self.other.cpu(), value.other.cpu())
 
     def __hash__(self) -> int:
         return hash((tuple(self.other.shape), float(self.other.double().sum())))
 
     def replacement(self, images: torch.Tensor) -> torch.Tensor:
-        if self.other.shape != images.shape[1:]:
-            raise BaselineError(
-                f"other of photo must have the shape {tuple(images.shape[1:])} of the images, got "
-                f"{tuple(self.other.shape)}; preprocess both alike"
-            )
-        return self.other.to(images).expand_as(images)
+        other = self.other[0] if self.other.ndim == images.ndim and len(self.other) == 1 else self.other
+        if other.shape != images.shape[1:]:
+            own, got = tuple(images.shape[1:]), tuple(self.other.shape)
+            raise BaselineError(f"other of photo must have the shape {own} of the images, got {got}; preprocess both")
+        return other.to(images).expand_as(images)
 
 
 @register
-@dataclass(frozen=True)
 class Defocus(Baseline):
-    """The photo behind a Gaussian blur that is the stronger, the less of a pixel is kept.
+    """The photo behind a blur that is the stronger, the less is kept.
 
     There are so many blurs from ``sigma`` down to the photo itself, at even steps; in between, the two nearest ones are
     blended. Where half of a pixel is kept, it thus shows a weaker blur, and not half of the photo.
@@ -314,14 +263,9 @@ class Defocus(Baseline):
     sigma: float | None = None
     levels: int = 8
 
-    name: ClassVar[str] = "defocus"
-    about: ClassVar[str] = "the photo behind a blur that is the stronger, the less is kept"
-    depends_on_mask: ClassVar[bool] = True
+    depends_on_mask = True
 
-    def __post_init__(self) -> None:
-        if self.sigma is not None:
-            object.__setattr__(self, "sigma", check_number(self.sigma, "sigma of defocus", above=0))
-        check_whole(self.levels, "levels of defocus", 2)
+    minimums = {"sigma": TINY, "levels": 2}
 
     def __call__(self, images: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
         check_mask(images, keep)
@@ -351,3 +295,61 @@ class Defocus(Baseline):
             kernel = 2 * math.ceil(REACH * sigma) + 1
             found.append(Blur(kernel, sigma).replacement(images) if sigma else images)
         return torch.stack(found)
+
+
+BaselineLike: TypeAlias = str | float | torch.Tensor | Baseline
+
+
+def list_baselines(pattern: str = "*") -> list[str]:
+    """Return the names of the baselines that match a glob pattern, in alphabetical order.
+
+    >>> list_baselines()
+    ['black', 'blur', 'defocus', 'mean', 'neighbours', 'noise', 'zero']
+    """
+    return sorted(name for name in known if fnmatch.fnmatchcase(name, pattern))
+
+
+def get_baseline(baseline: BaselineLike, preprocess: Preprocess | None = None) -> Baseline:
+    """Return what stands for "absent": a baseline for a name, a number or a tensor.
+
+    Args:
+        baseline: a name from `list_baselines`, also with options; a number for all pixels, in the units of the model; a
+            tensor ``(C, H, W)``, which is another photo; or a baseline, which is returned as it is.
+        preprocess: what makes a photo the model's input, for the baseline "black", which must know it.
+
+    Raises:
+        BaselineError: the name is unknown, or the object is no baseline.
+
+    >>> get_baseline("blur"), get_baseline("blur(sigma=3)")
+    (Blur(kernel=11, sigma=5.0), Blur(kernel=11, sigma=3))
+    >>> get_baseline(0), get_baseline(0.5)
+    (Zero(), Constant(value=0.5))
+    """
+    if isinstance(baseline, (int, float)) and not isinstance(baseline, bool):
+        return Zero() if baseline == 0 else Constant(float(baseline))
+    if isinstance(baseline, torch.Tensor):
+        return OtherPhoto(baseline)
+    if isinstance(baseline, str):
+        baseline = _by_text(baseline)
+    if not isinstance(baseline, Baseline):
+        remedy = f"{baseline.__name__}()" if isinstance(baseline, type) else "'blur'"
+        raise BaselineError(f"baseline must be a name or a baseline, got {shown(baseline)}; use {remedy}")
+    return Black.of(preprocess) if preprocess is not None and baseline == Black() else baseline
+
+
+register_reader(Baseline, "a baseline", get_baseline)
+
+
+def _by_text(text: str) -> Baseline:
+    """The baseline of a name, which may have options."""
+    try:
+        spec = read_written(text) if "(" in text else MethodSpec(text.strip().lower())
+        if spec.name == "photo":
+            raise BaselineError("baseline 'photo' must be given as an object; use explain.baselines.OtherPhoto(tensor)")
+        if spec.name not in known:
+            raise BaselineError(f"baseline {shown(text)} is unknown; {did_you_mean(spec.name, list_baselines())}")
+        if spec.values:
+            raise BaselineError(f"baseline {spec.name} must be given options by name, got {shown(spec.values[0])}")
+        return replace(known[spec.name], **spec.options)
+    except (SpecError, ArgumentError) as error:
+        raise BaselineError(f"baseline {error}; write it like blur(sigma=3)") from None

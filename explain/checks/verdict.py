@@ -1,41 +1,145 @@
-"""`check_maps`: maps of one photo in, a `Verdict` out; what methods have in common is run once."""
+"""`Verdict`: all results of the checks of a photo's maps; and `check_maps`, which makes one."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
-from math import isqrt
+from itertools import product
+from math import isqrt, prod
 from typing import Any
 
 import torch
 from torch import nn
 
-from explain._utils.errors import ExplainError, MethodError, MetricError, muted, naming
-from explain.attribution.api import attribute, plan
-from explain.attribution.options import Settings
+from explain._utils.errors import ExplainError, MethodError, MetricError, did_you_mean, muted, naming
+from explain._utils.html import lines_html, table_html
+from explain.attribution.api import Settings, attribute, plan
 from explain.attribution.result import Attribution
-from explain.checks.base import Check, CheckResults, Verdict
-from explain.checks.dependence import DependsOnClass, DependsOnModel
-from explain.checks.faithfulness import Faithful
-from explain.checks.stability import Stable
+from explain.checks.sanity import Check, CheckResult, default_checks
 from explain.data.inputs import Inputs
-from explain.engine.output_activation import outputs_of
 from explain.engine.validation import check_inputs
+from explain.hooks.interventions import intervene
+from explain.hooks.preserve import untouched
 from explain.hooks.unwrap import unwrapped
 from explain.layers.calls import cost_after
-from explain.methods import Method
-from explain.methods.base import options
-from explain.methods.registry import get_method
-from explain.metrics.base import MetricInput, MetricResult
-from explain.metrics.evaluation import evaluate, probability_of
-from explain.metrics.maps import Maps
-from explain.metrics.perturbed_inputs import ScoreMetric
-from explain.metrics.variants import EvaluatedMethod, ModelContext, ReattributionMetric, reattribute
+from explain.methods.base import Method, get_method, options, title_of
+from explain.metrics import MetricInput, ScoreMetric, evaluate
+from explain.metrics.evaluation import NotEvaluatedError
+from explain.metrics.variants import EvaluatedMethod, ModelContext, ReattributionMetric, Results, reattribute
 from explain.targets import ClassTarget, Target
-from explain.targets.outputs import Outputs
+from explain.targets.texts import with_texts
+
+WORDS = {True: "map: check passed", False: "map: check failed"}
+
+
+@dataclass(frozen=True, repr=False)
+class CheckResults:
+    """The results of all checks of one map; it passed if none of them failed, and at least one was applicable.
+
+    ``notes`` are remarks, such as that the method was run with fewer samples.
+    """
+
+    method: str
+    results: tuple[CheckResult, ...]
+    notes: tuple[str, ...] = ()
+
+    def __iter__(self) -> Iterator[CheckResult]:
+        return iter(self.results)
+
+    def __getattr__(self, check: str) -> CheckResult:
+        """The result of a check by its name, such as ``results.faithful``."""
+        found: dict[str, CheckResult] = {result.check: result for result in vars(self).get("results", ())}
+        if check not in found:
+            raise AttributeError(f"no check {check!r} in these results")
+        return found[check]
+
+    @property
+    def passed(self) -> bool:
+        return self.worst.passed is True
+
+    @property
+    def worst(self) -> CheckResult:
+        """The result that decides: the first that failed, or else the first that passed."""
+        return min(self.results, key=lambda result: [False, True, None].index(result.passed))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as records have them."""
+        answers = {result.check: result.to_dict() for result in self.results}
+        return {"passed": self.passed, "answers": answers, "notes": list(self.notes)}
+
+    def __str__(self) -> str:
+        lines = [f"{self.method} {WORDS[self.passed]}", *(f"  {result}" for result in self.results)]
+        return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
+
+    __repr__ = __str__
+
+
+@dataclass(frozen=True, repr=False)
+class Verdict(Mapping[str, CheckResults]):
+    """Which maps of a photo pass the checks, by method: ``verdict["gradcam"].faithful.passed``.
+
+    It prints itself: a line for each method, and the reasons of all failures. ``seed`` is that of all random draws.
+    """
+
+    target: str
+    results: Mapping[str, CheckResults]
+    seed: int = 0
+
+    def __getitem__(self, method: str) -> CheckResults:
+        if method not in self.results:
+            raise NotEvaluatedError(f"method {method!r} was not checked here; {did_you_mean(method, self.results)}")
+        return self.results[method]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.results)
+
+    def __len__(self) -> int:
+        return len(self.results)
+
+    @property
+    def passed(self) -> dict[str, bool]:
+        """Whether each method's map passed all applicable checks."""
+        return {method: results.passed for method, results in self.results.items()}
+
+    def updated(self, other: Verdict) -> Verdict:
+        """The same with the results of another verdict on the same photo, which replace those of the same methods."""
+        return replace(self, results={**self.results, **other.results}, seed=other.seed)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values: the results of each method's map."""
+        methods = {method: results.to_dict() for method, results in self.results.items()}
+        return {"target": self.target, "seed": self.seed, "methods": methods}
+
+    def _repr_html_(self) -> str:
+        checks = [each.word for each in next(iter(self.results.values()), ())]
+        rows = [
+            [title_of(method), *(f"{each.mark} {each.shown}" for each in results), WORDS[results.passed]]
+            for method, results in self.results.items()
+        ]
+        table = table_html(["method", *checks, ""], rows, f"Sanity checks of the maps for {self.target}")
+        return table + lines_html(line.strip() for line in self.lines()[len(rows) :])
+
+    def lines(self) -> list[str]:
+        """A table with a line for each method, and below it the reasons of all failures and all notes."""
+        rows = [
+            [method, *(f"{each.mark} {each.word} {each.shown}" for each in results), WORDS[results.passed]]
+            for method, results in self.results.items()
+        ]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        for method, results in self.results.items():
+            lines += [f"  {method} {each.mark} {each.word}: {each.reason}" for each in results if not each.passed]
+            lines += [f"  {method}: {note}" for note in results.notes]
+        return lines
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+    __repr__ = __str__
+
 
 COSTLY = 60
 """Passes from which on a method is run again with fewer samples."""
@@ -56,11 +160,11 @@ def with_fewer_samples(method: Method, most: int) -> Iterator[Method]:
     >>> next(with_fewer_samples(RISE(), 32)).samples, few
     (32, [32])
     """
-    inner = options(method).get("method")
+    counts, inner = _counts(method), options(method).get("method")
     wrapped = inner if isinstance(inner, Method) and _samples(inner) > 1 else None
     while most < _samples(method):
         own = most if wrapped is None else isqrt(most)
-        fewer: dict[str, Any] = {name: min(value, own) for name, value in _counts(method).items()}
+        fewer: dict[str, Any] = {name: min(value, own) for name, value in counts.items()}
         if wrapped is not None:
             fewer["method"] = next(with_fewer_samples(wrapped, most // own), wrapped)
         with suppress(MethodError):  # it has a minimum
@@ -72,38 +176,22 @@ def _counts(method: Method) -> dict[str, int]:
     return {name: value for name in COUNTS if isinstance(value := options(method).get(name), int)}
 
 
+def _chain(method: Any) -> Iterator[Method]:
+    """A method, the one that it wraps, and so on."""
+    while isinstance(method, Method):
+        yield method
+        method = options(method).get("method")
+
+
 def _samples(method: Method) -> int:
     """The number of samples, times those of a wrapped method."""
-    inner = options(method).get("method")
-    return max(_counts(method).values(), default=1) * (_samples(inner) if isinstance(inner, Method) else 1)
-
-
-def _shown_counts(method: Method) -> list[str]:
-    inner = options(method).get("method")
-    own = [f"{name}={value}" for name, value in _counts(method).items()]
-    return own + (_shown_counts(inner) if isinstance(inner, Method) else [])
-
-
-def default_checks(seed: int = 0) -> tuple[Check, ...]:
-    """The checks of every map, in this order.
-
-    >>> [check.word for check in default_checks()]
-    ['model', 'class', 'faithful', 'stable']
-    """
-    return DependsOnModel(seed=seed), DependsOnClass(), Faithful(seed=seed), Stable(seed=seed)
+    return prod(max(_counts(each).values(), default=1) for each in _chain(method))
 
 
 def check_maps(
-    model: nn.Module,
-    x: Any,
-    maps: Sequence[tuple[Method, Attribution]],
-    target: Target,
-    label: str,
-    *,
-    seed: int = 0,
-    checks: Sequence[Check] | None = None,
-    **options: Any,
-) -> Verdict:
+    model: nn.Module, x: Any, maps: Sequence[tuple[Method, Attribution]], target: Target, label: str, *, seed: int = 0,
+    checks: Sequence[Check] | None = None, **options: Any,
+) -> Verdict:  # fmt: skip
     """Run sanity checks on maps of one photo.
 
     Args:
@@ -120,50 +208,56 @@ def check_maps(
         MetricError: x is no single photo, or there is no map.
     """
     model = unwrapped(model)
-    inputs = check_inputs(model, x)
+    model, inputs, _ = with_texts(model, check_inputs(model, x), [target])
     if inputs.x.ndim != 4 or len(inputs.x) != 1:
         raise MetricError(f"x must be one photo (1, C, H, W) to be checked, got shape {tuple(inputs.x.shape)}")
     if not maps:
         raise MetricError("maps must hold at least one map to be checked, got none; explain the photo first")
     named = {attribution.method: (method, attribution) for method, attribution in maps}
-    return _Checks(model, inputs, named, target, options).verdict(checks or default_checks(seed), label, seed)
+    with intervene(model, options.get("interventions", ())):
+        return _Checks(model, inputs, named, target, options).verdict(checks or default_checks(seed), label, seed)
 
 
-Results = dict[tuple[str, str], MetricResult]
-"""By method and check."""
-
-
+@dataclass(eq=False)
 class _Checks:
     """One call of `check_maps`."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        inputs: Inputs,
-        maps: Mapping[str, tuple[Method, Attribution]],
-        target: Target,
-        options: Mapping[str, Any],
-    ) -> None:
-        _ = Settings(**options).work  # refused here, and not once for each check
-        self.model, self.inputs, self.maps, self.target, self.options = model, inputs, maps, target, options
-        self.images = inputs.x if inputs.x.dtype in (torch.float32, torch.float64) else inputs.x.float()
-        first = next(iter(maps.values()))[1]
-        classes = None if isinstance(first.target, str) else first.target.to(self.images.device)
-        logits = None if first.logits is None else first.logits.to(self.images.device)
-        self.outputs = Outputs()
-        if logits is not None:
-            self.outputs = outputs_of(model, inputs, logits, options.get("activation"))
-            self.options = {**options, "activation": self.outputs.activation}
-        self.context = ModelContext(model, self.images, inputs, classes, logits)
-        self.notes: dict[str, list[str]] = {name: [] for name in maps}
-        self.failed: dict[tuple[str, str], str] = {}
+    model: nn.Module
+    inputs: Inputs
+    maps: Mapping[str, tuple[Method, Attribution]]
+    target: Target
+    options: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        Settings(**self.options)  # refused here, and not once for each check
+        first = next(iter(self.maps.values()))[1]
+        classes = None if isinstance(first.target, str) else first.target
+        ranking = self._ranking() if first.logits is None else None
+        activation = self.options.get("activation")
+        self.context = ModelContext(self.model, self.inputs, classes, first.logits, activation, ranking)
+        if first.logits is not None:
+            self.options = {**self.options, "activation": self.context.outputs.activation}
+        self.notes: dict[str, list[str]] = {name: [] for name in self.maps}
+        self.why_not: dict[tuple[str, str], str] = {}  # by map and check: why it is not applicable, or has failed
+
+    def _ranking(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """The scores of all classes in the target's region or box, and its own class."""
+        with untouched(self.model), torch.no_grad():
+            output = self.inputs.detached().call(self.model)
+            return self.target.settled(output, len(self.inputs)).class_scores(output, len(self.inputs))
 
     def verdict(self, checks: Sequence[Check], label: str, seed: int) -> Verdict:
-        data = {name: self._data(name, attribution) for name, (_, attribution) in self.maps.items()}
+        data = {name: self.context.data(name, each, each.score) for name, (_, each) in self.maps.items()}
         varied = {name: each for name, each in data.items() if not each.maps.constant[0]}
         found: Results = {}
+        for (name, each), check in product(varied.items(), checks):
+            try:
+                self.why_not[name, check.name] = check.not_applicable(self.context, each)
+            except ExplainError as error:
+                self.why_not[name, check.name] = str(error)
         if varied:
-            found = self._by_scores(checks, varied) | self._by_reattribution(checks, varied)
+            found = self._each(self._by_scores, [check for check in checks if isinstance(check, ScoreMetric)], varied)
+            found |= self._by_reattribution(checks, varied)
         results = {}
         for name, each in data.items():
             own = []
@@ -174,72 +268,44 @@ class _Checks:
                 elif (name, check.name) in found:
                     own.append(check.decide(found[name, check.name]))
                 else:
-                    own.append(check.result(math.nan, None, self._not_applicable(check, each)))
+                    own.append(check.result(math.nan, None, self.why_not[name, check.name]))
             results[name] = CheckResults(name, tuple(own), tuple(self.notes[name]))
         return Verdict(label, results, seed)
 
-    def _data(self, name: str, attribution: Attribution) -> MetricInput:
-        classes = self.context.classes
-        probability = probability_of(self.outputs, classes, self.context.logits)
-        maps = Maps.of(name, attribution, self.images)
-        score = attribution.score.to(self.images.device)
-        return MetricInput(maps, self.images, score, probability, classes, outputs=self.outputs)
-
-    def _not_applicable(self, check: Check, data: MetricInput) -> str:
-        """Why a check is not applicable to a map, or failed; empty if it is."""
-        if (data.maps.name, check.name) in self.failed:
-            return self.failed[data.maps.name, check.name]
-        try:
-            return check.not_applicable(self.context, data)
-        except ExplainError as error:
-            return str(error)
-
-    def _by_scores(self, checks: Sequence[Check], data: Mapping[str, MetricInput]) -> Results:
+    def _by_scores(self, metrics: Sequence[Any], maps: Iterable[str]) -> Results:
         """The results of score metrics; the perturbed photos of all maps run together."""
-        maps: dict[str, Any] = {name: self.maps[name][1] for name in data}
+        given: Any = {name: self.maps[name][1] for name in maps}
+        table = evaluate(self.model, self.inputs, given, metrics, target=self.target, **self.options)
+        return {(name, metric): each for name, row in table.results.items() for metric, each in row.items()}
 
-        def evaluated(metrics: Sequence[Any]) -> Results:
-            table = evaluate(self.model, self.inputs, maps, metrics, target=self.target, **self.options)
-            return {(name, metric): each for name, row in table.results.items() for metric, each in row.items()}
-
-        return self._each(evaluated, [check for check in checks if isinstance(check, ScoreMetric)], data)
-
-    def _by_reattribution(self, checks: Sequence[Check], data: Mapping[str, MetricInput]) -> Results:
+    def _by_reattribution(self, checks: Sequence[Any], data: Mapping[str, MetricInput]) -> Results:
         """The results of metrics that run the methods again; methods of many passes run with fewer samples."""
-        metrics = [
-            check
-            for check in checks
-            if isinstance(check, ReattributionMetric)
-            and not any(self._not_applicable(check, each) for each in data.values())
-        ]
-        if not metrics:
-            return {}
+        again: list[Any] = [check for check in checks if isinstance(check, ReattributionMetric)]
+        again = [check for check in again if not any(self.why_not[name, check.name] for name in data)]
         groups: dict[tuple[Any, bool], dict[str, EvaluatedMethod]] = {}
-        for name, each in data.items():
+        for name, each in data.items() if again else ():
             method, attribution = self.maps[name]
             evaluated, long = self._cheaper(EvaluatedMethod(method, attribution, each))
             groups.setdefault((attribution.fuse, long), {})[name] = evaluated
         found: Results = {}
         for (fuse, long), group in groups.items():
             options: Any = {**self.options, "fuse": fuse}
-            rerun = partial(reattribute, methods=group, context=self.context, target=self.target, options=options)
-            found |= self._each(rerun, [check.reduced for check in metrics] if long else metrics, group)
+            run = partial(reattribute, context=self.context, target=self.target, options=options)
+            found |= self._each(run, [check.reduced for check in again] if long else again, group)
         return found
 
-    def _each(
-        self, evaluate: Callable[[Sequence[Any]], Results], checks: Sequence[Check], maps: Iterable[str]
-    ) -> Results:
+    def _each(self, evaluate: Callable[..., Results], checks: Sequence[Any], maps: Mapping[str, Any]) -> Results:
         """Run all checks together; if one of them fails, each alone, so that the others have a result."""
         if not checks:
             return {}
-        with muted():  # the results contain it
-            try:
-                return evaluate(checks)
-            except ExplainError as error:
-                if len(checks) > 1:
-                    return {key: each for one in checks for key, each in self._each(evaluate, [one], maps).items()}
-                self.failed |= {(name, checks[0].name): str(error) for name in maps}
-                return {}
+        try:
+            with muted():  # the results contain it
+                return evaluate(checks, maps)
+        except ExplainError as error:
+            if len(checks) > 1:
+                return {key: each for one in checks for key, each in self._each(evaluate, [one], maps).items()}
+            self.why_not |= {(name, checks[0].name): str(error) for name in maps}
+            return {}
 
     def _cheaper(self, evaluated: EvaluatedMethod) -> tuple[EvaluatedMethod, bool]:
         """The method with fewer samples, if each of its maps takes many passes; and whether it still takes long."""
@@ -255,8 +321,9 @@ class _Checks:
         for fewer in with_fewer_samples(evaluated.method, FEW):
             with muted(), suppress(MethodError):
                 found = attribute(self.model, self.inputs, fewer, target=self.target, **options)
-                self.notes[name].append(f"run again with {', '.join(_shown_counts(fewer))}, {why}")
-                return EvaluatedMethod(fewer, found, self._data(name, found)), False
+                counts = ", ".join(f"{key}={n}" for each in _chain(fewer) for key, n in _counts(each).items())
+                self.notes[name].append(f"run again with {counts}, {why}")
+                return EvaluatedMethod(fewer, found, self.context.data(name, found, found.score)), False
         self.notes[name].append(f"run again as few times as possible, {why}")
         return evaluated, True
 
@@ -276,6 +343,7 @@ def check_explained(explanation: Any, found: Sequence[Attribution], index: int, 
     given = [] if isinstance(request.methods, str) else request.methods
     maps = [(method_of(each, given), each) for each in found]
     options = {"precision": explanation.question.precision, "activation": explainer.activation, **options}
+    options["interventions"] = found[0].interventions
     with naming([explanation.source]):
         x = explainer.as_input(explanation.photo)
         verdict = check_maps(explainer.model, x, maps, target, explanation.targets[index], **options)
@@ -294,5 +362,4 @@ def method_of(attribution: Attribution, methods: Sequence[Method] = ()) -> Metho
     """
     method = next((each for each in methods if each.name == attribution.method), None) or get_method(attribution.method)
     made_with = {each.name for each in fields(method) if each.init}
-    options = {name: value for name, value in attribution.options.items() if name in made_with}
-    return replace(method, **options)
+    return replace(method, **{name: value for name, value in attribution.options.items() if name in made_with})

@@ -1,34 +1,80 @@
 """`explain image.jpg`: arguments in, printed lines and an exit code out.
 
-    arguments   the options, and the parsers that are made of them
-    output      lines or one JSON document, errors, notes; exit codes; `Command`
-    progress    a bar with the time that is left
-    inputs      photos and models by the names that were typed
-    each        the same work for each of several photos; photos whose results exist
-    options     options without effect, budgets, baselines, rules of methods, metrics
+    commands    the commands and their options, as ``commands.toml`` describes them, and their parsers
+    output      lines or one JSON document, errors, notes; exit codes; a bar with the time that is left
+    arguments   what options mean together: methods, metrics, baselines, budgets; options without effect
+    each        photos and models by the names that were typed; the same work for each of several photos
     explaining  `explain PHOTO`
-    running     `explain run`, `explain export`, `explain insight`, `explain film`
-    serving     `explain serve`
-    listing     `explain methods`, `metrics`, `models`, `layers`, `inspect`, `concepts`
-    commands    which of them was typed
+    running     `explain run`, `export`, `insight`, `repair`, `film`, `serve`
+    viewing     `explain layers`, `inspect`, `concepts`, `trace`
+    listing     `explain methods`, `metrics`, `models`, `version`
+    listed      methods and metrics in plain values, without torch
+    completing  `explain completion`
 
-To add a command, write a module with a `Command`, and enter it in `commands`.
+To add a command, describe it in ``commands.toml``, and write its function. The module of a command is loaded when it
+runs, so that those that need no torch do not wait for it.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
 import logging
+import os
+import re
 import sys
 from collections.abc import Sequence
 
-from explain._utils.errors import ExplainError, raised, typed
-from explain.cli.arguments import JSON, UsageError
-from explain.cli.commands import chosen
+from explain._utils.errors import ArgumentError, ExplainError, raised, typed
+from explain._utils.spelling import close_to
+from explain.cli.commands import COMMANDS, EXPLAIN, Command, UsageError, configured, read
 from explain.cli.output import DONE, FAILED, INTERRUPTED, USAGE, Output, OutputClosedError, tell
 
 __all__ = ["main"]
+
+OLD_FLAGS = {
+    "--list-methods": "methods", "--list-models": "models", "--list-layers": "layers [IMAGE]",
+    "--inspect": "inspect IMAGE", "--concepts": "concepts IMAGE --count K",
+}  # fmt: skip
+"""Options of plain ``explain`` that are commands now; named in messages until 1.0."""
+
+
+def chosen(words: Sequence[str], answer: Output) -> tuple[Command, argparse.Namespace]:
+    """Return the command that was typed, and its options.
+
+    The first word may name a command, unless a file or folder has that name; all else is about photos.
+
+    Raises:
+        UsageError: an option is unknown, lacks a value, or would have no effect.
+    """
+    command, word = EXPLAIN, words[0] if words else ""
+    if word == "--version":
+        command, words = COMMANDS["version"], words[1:]
+    elif word in COMMANDS and os.path.lexists(word):
+        answer.note(f"{word!r} is taken for the file or folder of that name, not for the command {word}")
+    elif word in COMMANDS:
+        command, words = COMMANDS[word], words[1:]
+    elif re.fullmatch(r"[A-Za-z]+", word) and not os.path.lexists(word):
+        close = close_to(word, COMMANDS, 1)
+        if close:
+            raise UsageError(f"{word!r} is neither a file nor a command; did you mean 'explain {close[0]}'?")
+    answer.key = command.key
+    for flag in (each.split("=")[0] for each in words[: words.index("--") if "--" in words else None]):
+        if flag in EXPLAIN.flags and flag not in command.flags:
+            raise UsageError(f"{flag} would have no effect with {command.prog}; leave it out")
+        if flag in OLD_FLAGS and flag not in command.flags:
+            raise UsageError(f"option {flag!r} is a command now; use explain {OLD_FLAGS[flag]}")
+    names = "\n".join(f"  explain {each.name:<10} {each.about}" for each in COMMANDS.values())
+    listed = f"commands, each with --help of its own:\n{names}\n\n" if command is EXPLAIN else ""
+    file, defaults = configured(command)
+    found = read(command, words, defaults, f"{listed}example: {command.example}")
+    answer.quiet, answer.verbose = (getattr(found, name, False) for name in ("quiet", "verbose"))
+    if defaults:
+        answer.note(f"options from {file}: {', '.join(defaults)}")
+    if command.needs_images and not getattr(found, "images", True):
+        raise UsageError(f"name at least one image; {command.prog} --help shows the options")
+    return command, found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -44,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         logging.getLogger("PIL").addHandler(logging.NullHandler())  # its log goes to standard error otherwise
     words = list(sys.argv[1:] if arguments is None else arguments)
     end = words.index("--") if "--" in words else len(words)
-    answer = Output(as_json=JSON.flags[0] in words[:end])
+    answer = Output(as_json="--json" in words[:end])
     try:
         with typed(), answer.alone():
             code = _answered(words, answer)
@@ -70,10 +116,10 @@ def _answered(words: Sequence[str], answer: Output) -> int:
             answer.add(helped.getvalue())
             answer.say(*helped.getvalue().rstrip().split("\n"))
             return DONE
-        return command.run(options, answer)
+        return command.run(options, answer) or DONE
     except OutputClosedError:
         raise
-    except UsageError as error:
+    except (UsageError, ArgumentError) as error:
         answer.complain(str(error))
         return USAGE
     except ExplainError as error:

@@ -1,48 +1,184 @@
-"""The same work for each of several photos: failures are told one by one, finished photos are skipped."""
+"""Photos and models by the names that were typed; the same work for each of several photos."""
 
 from __future__ import annotations
 
-import json
+import argparse
 import os
+import re
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from explain._utils.errors import (
-    ExplainError,
-    FolderError,
-    ImageError,
-    LabelsError,
-    LayerError,
-    MethodError,
-    OutputError,
-    TargetError,
-)
-from explain.cli.inputs import PhotoSource, stems
-from explain.cli.output import DONE, FAILED, USAGE, Output, notes
-from explain.cli.progress import ProgressBar, duration
+from PIL import Image
 
-if TYPE_CHECKING:
-    from PIL import Image
+import explain
+from explain._utils.errors import ExplainError, FolderError, ImageError, OutputError, raised
+from explain._utils.progress import duration
+from explain.cli.arguments import ablation
+from explain.cli.commands import UsageError, as_usage
+from explain.cli.output import DONE, FAILED, USAGE, Output, ProgressBar, notes
+from explain.data.files import distinct, slug
+from explain.data.images import EXTENSIONS, MAX_BYTES, hushed, load_image, photos_in
 
-    from explain.explanation.explainer import Explainer
-    from explain.methods import Method
+STDIN = "-"
 
 
-ASKED = (LabelsError, LayerError, MethodError, TargetError)
+@dataclass(frozen=True)
+class PhotoSource:
+    """Where a photo comes from: a file, or standard input, which has no path."""
+
+    path: Path | None
+
+    def __str__(self) -> str:
+        return str(self.path or STDIN)
+
+    @property
+    def name(self) -> str:
+        """How messages call it."""
+        return str(self.path or "standard input")
+
+    @property
+    def stem(self) -> str:
+        """What the names of its results begin with."""
+        return "stdin" if self.path is None else self.path.stem
+
+
+def source_of(name: str) -> PhotoSource:
+    """Return what a name stands for."""
+    return PhotoSource(None if name == STDIN else Path(name))
+
+
+Photos = tuple[list[PhotoSource], list[ExplainError]]
+"""Where photos come from, and what is wrong with the other names."""
+
+
+def find_photos(given: Sequence[str], *, recursive: bool = False, apart_from: str = "") -> Photos:
+    """Return the photos that names of files and folders stand for, and an error for each name that is of no use.
+
+    Of a folder, hidden files are left out; with ``recursive``, its folders are looked into too, but for hidden ones and
+    the folder ``apart_from``, where results are written.
+    """
+    found: list[PhotoSource] = []
+    missing: list[str] = []
+    for name in given:
+        if not name:  # as a path, it would be the folder we are in
+            missing.append("image must be a file or folder, got an empty name; check the command")
+        elif re.match(r"\w+://", name):
+            missing.append(f"image {name!r} must be a file, got an address; download it first")
+        elif name == STDIN or not os.path.isdir(name):  # unlike Path.is_dir, this accepts any name
+            found.append(source_of(name))
+        else:
+            folder, apart = Path(name), os.path.realpath(apart_from) if apart_from else ""
+            inside = list(photos_in(name, recursive=recursive, apart_from=apart))
+            found += [PhotoSource(folder / each) for each, problem in inside if problem is None]
+            missing += [f"folder {str(folder / each)!r} {problem}" for each, problem in inside if problem is not None]
+            if not inside:
+                deeper = not recursive and any(each.is_dir() and each.name[0] != "." for each in folder.iterdir())
+                remedy = "; --recursive looks into its folders" if deeper else ""
+                missing.append(f"folder {name!r} holds no images ({', '.join(sorted(EXTENSIONS))}){remedy}")
+    return list(dict.fromkeys(found)), list(map(ImageError, missing))
+
+
+def photos_of(options: argparse.Namespace) -> Photos:
+    """Return the photos that the options of a command name, and what is wrong with some of the names.
+
+    Raises:
+        UsageError: ``--recursive`` has no folder to look into.
+    """
+    if options.recursive and not any(map(os.path.isdir, options.images)):
+        raise UsageError("--recursive would have no effect without a folder; name one, or leave it out")
+    return find_photos(options.images, recursive=options.recursive, apart_from=getattr(options, "output", ""))
+
+
+def read_photo(source: PhotoSource, answer: Output) -> Image.Image:
+    """Read a photo; where it comes from stays with it. What libraries print about it shortens to a note."""
+    with hushed() as said:
+        photo = load_image(_piped() if source.path is None else source.path)
+    troubles = [line for line in said if line and "Warning" not in line]
+    if troubles:
+        answer.note(f"{source.name}: may be damaged, its decoder says: {troubles[0]}")
+    photo.filename = "" if source.path is None else str(source.path)  # type: ignore[attr-defined]  # as Pillow has it
+    return photo
+
+
+def _piped() -> bytes:
+    """Return what standard input gives.
+
+    Raises:
+        ImageError: there cannot be a photo.
+    """
+    if sys.stdin is None or sys.stdin.isatty():
+        raise ImageError("image - must come through a pipe, but standard input is a terminal or closed; name a file")
+    try:
+        content = sys.stdin.buffer.read(MAX_BYTES)
+    except OSError as error:
+        raise ImageError(f"image - cannot be read: {error.strerror}; name a file") from None
+    if len(content) == MAX_BYTES:
+        raise ImageError(f"image - gives {MAX_BYTES} bytes or more; save it to a file first")
+    return content
+
+
+SETTINGS = ("weights", "activation", "size", "crop", "channels", "mean", "std", "interpolation", "device")
+"""The arguments of an `Explainer` that are options under the same names, besides its model and its labels."""
+
+
+def load_explainer(options: argparse.Namespace, answer: Output) -> explain.Explainer:
+    """Load the model.
+
+    Raises:
+        UsageError: it, its weights or its labels cannot be used.
+        ExplainError: code of the user's own raised something.
+    """
+    labels = None if options.labels is None else _read_labels(options.labels)
+    settings = {name: getattr(options, name) for name in SETTINGS}
+    settings["interventions"] = [ablation(text) for text in getattr(options, "ablate", None) or ()]
+    with notes(answer), blaming(options.model), as_usage(explain.ModelError):
+        return explain.Explainer(options.model, categories=labels, **settings)
+
+
+@contextmanager
+def blaming(model: str | None) -> Iterator[None]:
+    """Say in one line what a factory or module of the user's own raises; it may be anything."""
+    try:
+        yield
+    except (ExplainError, MemoryError):
+        raise
+    except Exception as error:
+        raise ExplainError(f"{'the default model' if model is None else f'model {model!r}'} {raised(error)}") from error
+
+
+def _read_labels(path: str) -> list[str]:
+    try:
+        labels = [line.strip() for line in Path(path).read_text("utf-8-sig").rstrip().splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise UsageError(f"labels {path!r} cannot be read: {reason}; give a text file with a label a line") from None
+    if "" in labels:
+        line = labels.index("") + 1
+        raise UsageError(f"labels {path!r} must have a label on every line, but line {line} is empty; fill it")
+    return labels
+
+
+ASKED = (explain.LabelsError, explain.LayerError, explain.MethodError, explain.TargetError)
 """Errors about what was asked for, rather than about a photo."""
 
 
 @dataclass(frozen=True)
 class PhotoResult:
-    """What came of a photo: its part of the document, and lines. ``files`` were written; or all were there before."""
+    """What came of a photo: its part of the document, and lines. ``files`` were written; or all were there before.
+
+    Where there are several photos, ``summary`` is said instead of the lines.
+    """
 
     found: dict[str, Any]
     lines: list[str] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
     skipped: bool = False
+    summary: str = ""
 
 
 Work = Callable[[PhotoSource, str, ProgressBar], PhotoResult]
@@ -51,236 +187,92 @@ Work = Callable[[PhotoSource, str, ProgressBar], PhotoResult]
 
 @dataclass
 class _Run:
-    """The state of the work on several photos; ``verb`` says in the last line what has been done."""
+    """What has become of several photos."""
 
-    work: Work
     answer: Output
-    bar: ProgressBar
-    verb: str
     total: int
-    begun: float = field(default_factory=time.monotonic)
+    failed: int
     files: int = 0
     done: int = 0
     skipped: int = 0
-    failed: int = 0
     held: tuple[PhotoSource, ExplainError] | None = None  # the first failure, as long as it may be that of all photos
     refused: bool = False  # whether what was asked for cannot be done, whatever the photo
 
-    def take(self, source: PhotoSource, stem: str) -> bool:
-        """Do the work on a photo; return whether any other photo can be worked on."""
-        self.bar.begin(source.name)
-        try:
-            with notes(self.answer, source.name):
-                result = self.work(source, stem, self.bar)
-        except (ExplainError, MemoryError) as error:
-            self.bar.end()
-            self.failed += 1
-            return self._goes_on(source, error)
-        except BaseException:  # an interrupt too must not find half a bar on the line; it goes on
-            self.bar.wipe()
-            raise
-        self.bar.end()
-        self._enter(source, result)
-        return True
+    @property
+    def left(self) -> int:
+        return self.total - self.done - self.skipped - self.failed
 
-    def _enter(self, source: PhotoSource, result: PhotoResult) -> None:
+    def succeed(self, source: PhotoSource, result: PhotoResult) -> None:
         self.tell_held()
         self.done += not result.skipped
         self.skipped += result.skipped
         self.files += len(result.files)
         self.answer.add(result.found)
-        self.answer.say(source.name, *result.lines)
+        short = self.total > 1 and result.summary and not self.answer.verbose
+        self.answer.say(*([f"{source.name}: {result.summary}"] if short else [source.name, *result.lines]))
 
-    def _goes_on(self, source: PhotoSource, error: ExplainError | MemoryError) -> bool:
-        left = self.total - self.done - self.skipped - self.failed
-        if isinstance(error, FolderError):
-            self.tell_held()
-            self.answer.complain(_blamed(source, error) + (f"; stopped, {left} more not looked at" if left else ""))
-            return False
-        if isinstance(error, ExplainError) and not isinstance(error, (ImageError, OutputError)):
+    def fail(self, source: PhotoSource, error: ExplainError) -> bool:
+        """Say why a photo failed; return whether all others would fail too."""
+        self.failed += 1
+        rest = f", {self.left} more not looked at" if self.left else ""
+        if not isinstance(error, (ImageError, OutputError)):
             if self.held is None and not self.done and not self.skipped:
                 self.held = source, error
-                return True
+                return False
             if self.held is not None and str(self.held[1]) == str(error):
-                rest = f", {left} more not looked at" if left else ""
                 self.answer.complain(f"{error} (this holds for every photo: none is done{rest})")
                 self.held, self.refused = None, isinstance(error, ASKED)
-                return False
+                return True
         self.tell_held()
-        self.answer.complain(_blamed(source, error))
-        return True
+        stops = isinstance(error, FolderError)
+        self.answer.complain(_named(source, error) + (f"; stopped{rest}" if stops and rest else ""))
+        return stops
 
-    def tell_held(self) -> None:
-        """Tell what was wrong with the first photo, since it is not so with all of them."""
+    def tell_held(self, last: bool = False) -> None:
+        """Say what was wrong with the first photo; with the only one, what was asked for is not its fault."""
         if self.held is not None:
-            source, error = self.held
+            self.refused = last and isinstance(self.held[1], ASKED)
+            self.answer.complain(str(self.held[1]) if self.refused else _named(*self.held))
             self.held = None
-            self.answer.complain(_named(source, str(error)))
-
-    def end(self) -> None:
-        """Tell what was wrong with the only photo that could be read; what was asked for is not its fault."""
-        if self.held is not None and isinstance(self.held[1], ASKED):
-            self.answer.complain(str(self.held[1]))
-            self.held, self.refused = None, True
-        self.tell_held()
-
-    def sum_up(self, folder: str | None) -> None:
-        """Say in one line what has been done."""
-        parts = [f"{self.failed} failed"] if self.failed else []
-        if self.skipped:
-            parts.append(f"{self.skipped} skipped")
-        left = self.total - self.done - self.skipped - self.failed
-        if left:
-            parts.append(f"{left} not looked at")
-        told = f" ({', '.join(parts)})" if parts else ""
-        wrote = f"; {self.files} files written to {folder}" if folder is not None and self.files else ""
-        seconds = duration(time.monotonic() - self.begun)
-        self.answer.say(f"{self.verb} {self.done} of {self.total} photos in {seconds}{told}{wrote}")
 
 
-def for_all(
-    photos: list[PhotoSource],
-    missing: list[ExplainError],
-    work: Work,
-    answer: Output,
-    *,
-    verb: str,
-    folder: str | None = None,
-) -> int:
+def for_all(found: Photos, work: Work, answer: Output, verb: str, folder: str = "") -> int:
     """Do the work on each photo and say what came of it, and at the end how it went with all of them.
 
     What fails for one photo is told, and the others still get done. Where no file can be written, or the first two
     photos fail in the same way on account of the model, the layer or the target, the rest is left. What was asked for
-    and cannot be done with this model is a matter of usage, and not of the photo.
+    and cannot be done with this model is a matter of usage, and not of the photo. ``verb`` says in the last line what
+    has been done.
     """
-    for error in missing:
-        answer.complain(str(error))
-    total = len(photos) + len(missing)
-    run = _Run(work, answer, ProgressBar(len(photos)), verb, total, failed=len(missing))
+    photos, missing = found
+    for problem in missing:
+        answer.complain(str(problem))
+    run, bar = _Run(answer, len(photos) + len(missing), len(missing)), ProgressBar(len(photos))
+    begun, bar.hidden = time.monotonic(), answer.quiet
     try:
-        for source, stem in stems(photos):
-            if not run.take(source, stem):
-                break
+        for source, stem in zip(photos, distinct(slug(photo.stem) for photo in photos), strict=True):
+            bar.begin(source.name)
+            try:
+                with notes(answer, source.name), closing(bar):
+                    result = work(source, stem, bar)
+            except (ExplainError, MemoryError) as error:
+                told = "memory must hold the photo and what is drawn on it, but it ran out; resize the photo"
+                if run.fail(source, ImageError(told) if isinstance(error, MemoryError) else error):
+                    break
+            else:
+                run.succeed(source, result)
     finally:
-        run.end()
-        if total > 1:
-            run.sum_up(folder)
+        run.tell_held(last=True)
+        if run.total > 1:
+            counts = {"failed": run.failed, "skipped": run.skipped, "not looked at": run.left}
+            parts = [f"{count} {what}" for what, count in counts.items() if count]
+            told = f" ({', '.join(parts)})" if parts else ""
+            wrote = f"; {run.files} files written to {folder}" if folder and run.files else ""
+            seconds = duration(time.monotonic() - begun)
+            answer.say(f"{verb} {run.done} of {run.total} photos in {seconds}{told}{wrote}")
     return USAGE if run.refused else FAILED if answer.errors else DONE
 
 
-def _blamed(source: PhotoSource, error: ExplainError | MemoryError) -> str:
-    """Say which photo an error is about, where it does not say so itself."""
-    if isinstance(error, MemoryError):
-        return f"{source.name}: memory must hold the photo and what is drawn on it, but it ran out; resize the photo"
-    return _named(source, str(error))
-
-
-def _named(source: PhotoSource, message: str) -> str:
-    return message if repr(str(source)) in message else f"{source.name}: {message}"
-
-
-def request_of(
-    explainer: Explainer,
-    methods: Sequence[Method],
-    group: str | None,
-    targets: Sequence[int | str] | int | None,
-    **options: Any,
-) -> dict[str, Any]:
-    """Return all that is asked, and of which model, in values that JSON can hold.
-
-    Args:
-        explainer: the model with its preprocessing.
-        methods: those that are named; ``group`` is what the model chooses more by.
-        targets: classes, how many of the best, or None for the best.
-        options: others that change the values.
-    """
-    from explain.attribution.records import digest
-    from explain.runs.manifest import described_method, identity
-
-    found = {
-        **identity(explainer), "group": group, "methods": {each.name: described_method(each) for each in methods},
-        "targets": targets, **options,
-    }  # fmt: skip
-    found["categories"] = digest(json.dumps(found["categories"]).encode())
-    plain: dict[str, Any] = json.loads(json.dumps(found))
-    return plain
-
-
-def finished(
-    folder: str, source: PhotoSource, stem: str, request: dict[str, Any], targets: int, photo: Image.Image
-) -> PhotoResult | None:
-    """Return what to say of a photo whose results are all in a folder, or None where some are missing.
-
-    There must be a record of these very pixels and of this request, with its values and picture, for each method and as
-    many targets; where a group chooses methods, at least one. Several have a sheet, which is written last.
-    """
-    from explain.attribution.records import digest
-
-    methods = list(request["methods"]) if request["group"] is None else None
-    pixels = digest(photo.tobytes()), list(photo.size)
-    found = [
-        record
-        for record in _records(Path(folder), stem)
-        if _is_of(record, source, pixels) and _answers(record, request)
-    ]
-    files = [str(record.path.with_suffix(suffix)) for record in found for suffix in (".png", ".npy", ".json")]
-    sheet = Path(folder) / f"{stem}-sheet.png"
-    several = methods is None or len(methods) * targets > 1
-    if methods is None:
-        complete = bool(found)
-    else:
-        complete = all(sum(record.method == name for record in found) >= targets for name in methods)
-    if not complete or (several and not sheet.is_file()) or not all(map(os.path.isfile, files)):
-        return None
-    files += [str(sheet)] * several
-    about = {"image": str(source), "files": files, "records": [record.content for record in found], "skipped": True}
-    return PhotoResult(about, ["  skipped: its results are there"], skipped=True)
-
-
-class _Record:
-    def __init__(self, path: Path, content: dict[str, Any]) -> None:
-        self.path, self.content, self.method = path, content, content.get("method")
-
-
-def _records(folder: Path, stem: str) -> Iterator[_Record]:
-    """The records whose names begin with a stem; those of photos with longer names are among them."""
-    try:
-        names = sorted(os.listdir(folder))
-    except OSError:
-        return
-    for name in names:
-        if name.startswith(f"{stem}-") and name.endswith(".json"):
-            try:
-                content = json.loads((folder / name).read_bytes())
-            except (OSError, ValueError, RecursionError):
-                continue  # damaged: not finished
-            if isinstance(content, dict):
-                yield _Record(folder / name, content)
-
-
-def _answers(record: _Record, request: dict[str, Any]) -> bool:
-    """Whether a record is of the same question to the same model; other methods may have been asked for beside it."""
-    from explain.runs.manifest import alike
-
-    before = record.content.get("request")
-    if not isinstance(before, dict) or before.keys() != request.keys():
-        return False
-    before = {**before, "methods": _only(before, record.method)}
-    wanted = {**request, "methods": _only(request, record.method)}
-    return all(alike(key, before[key], value) for key, value in wanted.items())
-
-
-def _only(request: dict[str, Any], method: str | None) -> Any:
-    methods = request["methods"]
-    return methods.get(method) if request["group"] is None and isinstance(methods, dict) else methods
-
-
-def _is_of(record: _Record, source: PhotoSource, pixels: tuple[str, list[int]]) -> bool:
-    """Whether a record is of this photo."""
-    image = record.content.get("image")
-    if not isinstance(image, dict) or (image.get("sha256"), image.get("size")) != pixels:
-        return False
-    path = image.get("path")
-    if source.path is None or not isinstance(path, str):
-        return source.path is None and path is None
-    return os.path.realpath(path) == os.path.realpath(source.path)
+def _named(source: PhotoSource, error: ExplainError) -> str:
+    """An error with the photo that it is about, where it does not say so itself."""
+    return str(error) if repr(str(source)) in str(error) else f"{source.name}: {error}"

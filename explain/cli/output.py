@@ -1,20 +1,22 @@
-"""What a command prints: lines as they come, or one JSON document at the end; and `Command` as a value."""
+"""What a command prints: lines as they come, or one JSON document at the end."""
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import io
 import os
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import Any, TextIO
+from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
+from typing import TYPE_CHECKING, Any, TextIO
 
 from explain._utils.errors import ExplainWarning, OutputError, printable
-from explain.cli.arguments import Option
+from explain._utils.progress import StatusLine, duration
+
+if TYPE_CHECKING:
+    from explain.runs.runner import State
+
 
 DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
@@ -32,6 +34,7 @@ class Output:
 
     def __init__(self, *, as_json: bool = False) -> None:
         self.as_json, self.key = as_json, "results"
+        self.quiet = self.verbose = False
         self.items: list[Any] = []
         self.errors: list[str] = []
         self._stream: TextIO | None = sys.stdout
@@ -39,7 +42,7 @@ class Output:
 
     def say(self, *lines: object) -> None:
         """Print lines that cannot steer the terminal, unless a document is printed instead."""
-        if not self.as_json:
+        if not (self.as_json or self.quiet):
             self._print(*lines)
 
     def add(self, item: Any) -> None:
@@ -54,7 +57,7 @@ class Output:
 
     def note(self, message: str, *, once: bool = False) -> None:
         """Say something on standard error that is no error."""
-        if not once or message not in self._noted:
+        if not self.quiet and not (once and message in self._noted):
             self._noted.add(message)
             tell(f"note: {message}")
 
@@ -75,9 +78,8 @@ class Output:
 
     def _print(self, *lines: object) -> None:
         with _heard():
-            for line in lines:
-                if self._stream is not None:  # as it is where standard output was closed
-                    print(printable(line), file=self._stream)
+            if self._stream is not None:  # as it is where standard output was closed
+                self._stream.writelines(f"{printable(line)}\n" for line in lines)
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -104,8 +106,8 @@ def _heard() -> Iterator[None]:
 def _set_apart() -> Iterator[TextIO | None]:
     """Yield standard output, or None where it is closed, and send there nothing else until the block ends."""
     ours = sys.stdout
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(contextlib.redirect_stdout(sys.stderr or stack.enter_context(_nowhere())))
+    with ExitStack() as stack:
+        stack.enter_context(redirect_stdout(sys.stderr or stack.enter_context(open(os.devnull, "w", encoding="utf-8"))))
         if ours is None or _number(ours) != 1 or _number(sys.stderr) != 2:
             yield ours
             return
@@ -120,10 +122,6 @@ def _set_apart() -> Iterator[TextIO | None]:
         )  # fmt: skip
         stack.callback(mine.close)
         yield mine
-
-
-def _nowhere() -> TextIO:
-    return open(os.devnull, "w", encoding="utf-8")
 
 
 def _number(stream: Any) -> int | None:
@@ -154,25 +152,58 @@ def notes(answer: Output, about: str = "") -> Iterator[None]:
                 answer.note(f"{about}: {said}" if about and about not in said else said, once=True)
 
 
-Run = Callable[[argparse.Namespace, Output], int]
-"""Does what was asked for, says it, and returns the exit code."""
+MOMENT = 1.0  # seconds after which the passes of one photo are shown
+SURE = 3.0  # seconds after which the time left is shown
 
 
-@dataclass(frozen=True)
-class Command:
-    """A command: its name, what it does in a few words, its options, and the function that does it.
+class RunProgress(StatusLine):
+    """The progress of a run over a data set; ``state`` is the last one."""
 
-    ``key`` is what the list of results is called in a JSON document. ``flag`` is the option of plain ``explain`` that
-    means the same; what it takes goes to the option ``value``. ``needs_images`` says that a command that takes photos
-    is of no use without. A command is one module with one such value, and one line in `explain.cli.commands`.
+    state: State | None = None
+    close = StatusLine.wipe
+
+    def __call__(self, state: State) -> None:
+        self.state = state
+        done = state.there + state.done + state.failed
+        parts = [f"{done}/{state.total} photos" if state.total else f"{done} photos", f"{state.rate:.3g} a second"]
+        if state.left is not None and state.seconds >= SURE:
+            parts.append(f"about {duration(state.left)} left")
+        if state.failed:
+            parts.append(f"{state.failed} failed")
+        self.draw(done / state.total if state.total else None, ", ".join(parts))
+
+
+class ProgressBar(StatusLine):
+    """The progress of photos one after the other, and of many passes for each.
+
+    Args:
+        total: how many photos there are.
+        clock: gives the time in seconds.
     """
 
-    name: str
-    about: str
-    options: tuple[Option, ...]
-    run: Run
-    key: str = "results"
-    flag: Option | None = None
-    value: str = ""
-    example: str = ""
-    needs_images: bool = True
+    def __init__(self, total: int, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(clock)
+        self.total, self.done, self.name = total, 0, ""
+        self._begun = self._photo_begun = clock()
+
+    def begin(self, name: str) -> None:
+        """Begin with a photo."""
+        self.name, self._photo_begun, self._drawn = name, self.clock(), float("-inf")
+        if self.total > 1:
+            self._draw(0.0, "")
+
+    def runs(self, done: int, total: int) -> None:
+        """Show how many of the passes for this photo are done, once these take more than a moment."""
+        if self.clock() - self._photo_begun >= MOMENT and done < total:
+            self._draw(done / total, f" {done}/{total} runs")
+
+    def close(self) -> None:
+        """End with a photo."""
+        self.done += 1
+        self.wipe()
+
+    def _draw(self, part: float, passes: str) -> None:
+        share, elapsed = (self.done + part) / self.total, self.clock() - self._begun
+        photos = f"{self.done}/{self.total} " if self.total > 1 else ""
+        left = f", about {duration(elapsed / share - elapsed)} left" if share > 0 and elapsed >= SURE else ""
+        self.draw(share, f"{photos}{printable(self.name)[:30]}{passes}{left}")

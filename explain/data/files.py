@@ -1,9 +1,8 @@
 """Files that appear complete or not at all, and never replace another without permission."""
 
-from __future__ import annotations
-
 import errno
 import io
+import itertools
 import json
 import os
 import re
@@ -28,7 +27,7 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 PATIENCE = 10.0  # seconds to wait for others that put files in place, which takes them milliseconds
-_BINARY = getattr(os, "O_BINARY", 0)
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
 
 
 def slug(text: str) -> str:
@@ -49,16 +48,12 @@ def distinct(names: Iterable[str]) -> list[str]:
     >>> distinct(["a", "A", "a-2", "b"])
     ['a', 'A-2', 'a-2-2', 'b']
     """
-    used: set[str] = set()
-    found = []
+    found: dict[str, str] = {}
     for name in names:
-        candidate, count = name, 1
-        while candidate.casefold() in used:
-            count += 1
-            candidate = f"{name}-{count}"
-        used.add(candidate.casefold())
-        found.append(candidate)
-    return found
+        numbered = (f"{name}-{count}" for count in itertools.count(2))
+        free = next(each for each in itertools.chain([name], numbered) if each.casefold() not in found)
+        found[free.casefold()] = free
+    return list(found.values())
 
 
 def json_text(document: Any, encoding: str = "utf-8") -> str:
@@ -72,15 +67,33 @@ def json_text(document: Any, encoding: str = "utf-8") -> str:
       "K\xe4se"
     ]
     """
-    text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
-    text = re.sub(
-        r"[^\n -~]", lambda found: found[0] if printable(found[0]) == found[0] else json.dumps(found[0])[1:-1], text
-    )
+
+    def shown(found: re.Match[str]) -> str:
+        return found[0] if printable(found[0]) == found[0] else json.dumps(found[0])[1:-1]
+
+    text = re.sub(r"[^\n -~]", shown, json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))
     try:
         text.encode(encoding)
     except (UnicodeEncodeError, LookupError):
         return json.dumps(document, indent=2, allow_nan=False)
     return text
+
+
+def halved(array: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Return an array divided by its largest magnitude, as float16, and that magnitude.
+
+    >>> values, scale = halved(np.float32([4e6, -1e6]))
+    >>> values.tolist(), float(scale)
+    ([1.0, -0.25], 4000000.0)
+    """
+    scale = np.float32(np.abs(array).max(initial=0) or 1)
+    return (array / scale).astype(np.float16), np.asarray(scale)
+
+
+def restored(values: np.ndarray[Any, Any], scale: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return what `halved` keeps of an array, as float32."""
+    found: np.ndarray[Any, Any] = values.astype(np.float32) * scale
+    return found
 
 
 class Files:
@@ -97,16 +110,24 @@ class Files:
     def __init__(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         if not isinstance(folder, (str, os.PathLike)):
             raise FolderError(f"folder must be a path, got {shown(folder)}; name one")
-        self.folder = Path(folder)
-        self.overwrite = overwrite
+        self.folder, self.overwrite = Path(folder), overwrite
         self._contents: dict[str, bytes] = {}
 
     def add_picture(self, name: str, picture: Image.Image) -> None:
-        self.add_bytes(name, png(picture))
+        """Add a picture; the name ends in .png or .jpg."""
+        buffer = io.BytesIO()
+        if name.endswith(".jpg"):
+            picture.save(buffer, "JPEG", quality=90)
+        self.add_bytes(name, buffer.getvalue() or png(picture))
 
     def add_array(self, name: str, array: np.ndarray[Any, Any]) -> None:
+        """Add an array; a name that ends in .npz is for `halved`, compressed, and its largest magnitude."""
         buffer = io.BytesIO()
-        np.save(buffer, array, allow_pickle=False)
+        if name.endswith(".npz"):
+            values, scale = halved(array)
+            np.savez_compressed(buffer, values=values, scale=scale)
+        else:
+            np.save(buffer, array, allow_pickle=False)
         self.add_bytes(name, buffer.getvalue())
 
     def add_json(self, name: str, record: dict[str, Any]) -> None:
@@ -144,40 +165,31 @@ class Files:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._check(paths)
-            for content in self._contents.values():
-                self._park(content, parked)
+            for content in self._contents.values():  # under names that cannot be guessed: no link is followed
+                parked.append(self.folder / f".explain-{secrets.token_hex(8)}.part")
+                with os.fdopen(os.open(parked[-1], _NEW, 0o666), "wb") as file:
+                    file.write(content)
             with locked(self.folder):
                 self._check(paths)
                 self._place(parked, paths)
         except OSError as error:
-            taken = isinstance(error, FileExistsError)
-            reason = "a file is in its place" if taken else error.strerror or str(error)
-            raise FolderError(
-                f"output folder {str(self.folder)!r} cannot be written: {reason}; choose another"
-            ) from None
+            reason = "a file is in its place" if isinstance(error, FileExistsError) else error.strerror or str(error)
+            raise FolderError(f"output folder {str(self.folder)!r} cannot be written: {reason}; change it") from None
         finally:
             for part in parked:
                 with suppress(OSError):  # it is in place already, or cannot be removed: the first error is reported
                     part.unlink()
         return paths
 
-    def _park(self, content: bytes, parked: list[Path]) -> None:
-        """Write a file under a new name that cannot be guessed: no link is followed."""
-        parked.append(self.folder / f".explain-{secrets.token_hex(8)}.part")
-        descriptor = os.open(parked[-1], os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY, 0o666)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-
     def _place(self, parts: list[Path], paths: list[Path]) -> None:
         """Give files their names; without permission to overwrite, all of them or none."""
-        if self.overwrite:
-            for part, path in zip(parts, paths, strict=True):
-                os.replace(part, path)
-            return
         placed: list[Path] = []
         try:
             for part, path in zip(parts, paths, strict=True):
-                _name_once(part, path, placed)
+                if self.overwrite:
+                    os.replace(part, path)
+                else:
+                    _name_once(part, path, placed)
         except BaseException as error:
             for path in placed:
                 with suppress(OSError):
@@ -223,9 +235,21 @@ def _name_once(part: Path, path: Path, placed: list[Path]) -> None:
     except FileExistsError:
         raise
     except OSError:  # a file system without second names: an empty file keeps the name until the content comes
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+        os.close(os.open(path, _NEW))
         placed.append(path)
         os.replace(part, path)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give a block another path to write to; what it wrote takes the place of the file if it ends without an error."""
+    part = path.with_name(f".explain-{secrets.token_hex(8)}.part")
+    try:
+        yield part
+        os.replace(part, path)
+    finally:
+        with suppress(OSError):
+            part.unlink()
 
 
 @contextmanager
@@ -241,28 +265,32 @@ def locked(folder: Path) -> Iterator[None]:
     if fcntl is None:
         yield
         return
-    descriptor = os.open(folder, os.O_RDONLY)
+    descriptor, end = os.open(folder, os.O_RDONLY), time.monotonic() + PATIENCE
     try:
-        _wait_for_lock(folder, descriptor)
+        while not lock(descriptor):
+            if time.monotonic() > end:
+                kept = f"another program has kept it so for {PATIENCE:g} s"
+                raise FolderError(f"output folder {str(folder)!r} must not be locked, but {kept}; choose another")
+            time.sleep(0.01)
         yield
     finally:
-        with suppress(OSError):  # a child that was forked meanwhile has this descriptor too, and would keep the lock
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
-        os.close(descriptor)
+        unlock(descriptor)
 
 
-def _wait_for_lock(folder: Path, descriptor: int) -> None:
-    end = time.monotonic() + PATIENCE
-    while True:
+def lock(descriptor: int) -> bool:
+    """Lock an open file or folder, unless another program has locked it; True also where there are no locks."""
+    with suppress(OSError):  # of a network drive, say
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
+            if fcntl is not None:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            if time.monotonic() > end:
-                raise FolderError(
-                    f"output folder {str(folder)!r} must not be locked, but another program has kept it so for "
-                    f"{PATIENCE:g} s; wait until it is done, or choose another"
-                ) from None
-            time.sleep(0.01)
-        except OSError:  # a network drive, say
-            return
+            return False
+    return True
+
+
+def unlock(descriptor: int) -> None:
+    """Unlock and close a file: processes that were forked meanwhile have it open too, and would keep the lock."""
+    with suppress(OSError):
+        if fcntl is not None:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)

@@ -1,7 +1,5 @@
 """Images: files, arrays and pictures of any kind as upright RGB pictures; and where the model's input lies on them."""
 
-from __future__ import annotations
-
 import errno
 import io
 import os
@@ -20,16 +18,16 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from explain._utils.errors import ExplainError, ImageError, quiet, warn
 
-ImageLike: TypeAlias = "str | os.PathLike[str] | bytes | io.IOBase | Image.Image | np.ndarray[Any, Any]"
+Array: TypeAlias = np.ndarray[Any, Any]
+ImageLike: TypeAlias = str | os.PathLike[str] | bytes | io.IOBase | Image.Image | np.ndarray[Any, Any]
 Preprocess: TypeAlias = Callable[[Image.Image], torch.Tensor]
 
 MAX_PIXELS = 178_956_970  # where Pillow itself calls a file a decompression bomb
 MAX_SIDE = 500_000  # pixels; captions stand below photos and are at least 260 wide, which costs most on thin ones
 MAX_BYTES = 2**30  # of what is not a regular file; a device may never end
 SMALLEST = 8  # pixels along an axis, below which it does not matter which of them were kept
-EXTENSIONS = frozenset(
-    [".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".jfif", ".avif"]
-)
+_NAMES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm", "jfif", "avif", "heic", "heif")
+EXTENSIONS = frozenset(f".{name}" for name in _NAMES)
 
 # Formats that Pillow recognises, but does not read, or (EPS) reads by starting another program on an untrusted file.
 NO_PHOTOS = frozenset(["BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF"])
@@ -60,29 +58,60 @@ def load_image(image: ImageLike) -> Image.Image:
         kind = type(image).__name__
         remedy = "use explain.attribute(model, x)" if isinstance(image, torch.Tensor) else "name the photo's file"
         raise ImageError(f"image must be a path, bytes, a PIL image or an array (H, W, 3), got {kind}; {remedy}")
+    path, name = Path(image), repr(os.fsdecode(image))
     if re.match(r"\w+://", os.fsdecode(image)):
-        raise ImageError(f"image {os.fsdecode(image)!r} must be a file, got an address; download it first")
-    path = Path(image)
+        raise ImageError(f"image {name} must be a file, got an address; download it first")
     if os.path.isdir(path):  # unlike Path.is_dir, this accepts any name
-        raise ImageError(f"image {str(path)!r} must be a file, got a folder; name the images in it")
+        raise ImageError(f"image {name} must be a file, got a folder; name the images in it")
     try:
         with opened(path, pipes=_OURS.fullmatch(os.path.abspath(path)) is not None) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                content = file.read(MAX_BYTES)  # our own pipe: it has no size, perhaps no end, and is not read twice
-                if len(content) == MAX_BYTES:
-                    raise ImageError(f"image {str(path)!r} gives {MAX_BYTES} bytes or more; save it to a file first")
-                return _open(io.BytesIO(content), repr(str(path)), len(content))
-            return _open(file, repr(str(path)), os.fstat(file.fileno()).st_size)
+            about = os.fstat(file.fileno())
+            if stat.S_ISREG(about.st_mode):
+                return _open(file, name, about.st_size)
+            content = file.read(MAX_BYTES)  # our own pipe: it has no size, perhaps no end, and is not read twice
+            if len(content) < MAX_BYTES:
+                return _open(io.BytesIO(content), name, len(content))
+        reason = f"gives {MAX_BYTES} bytes or more; save it to a file first"
     except ExplainError:
         raise
     except FileNotFoundError:
-        raise ImageError(f"image {str(path)!r} does not exist; check the path") from None
+        reason = "does not exist; check the path"
     except NoFileError as error:
-        raise ImageError(
-            f"image {str(path)!r} must be a file, {error.strerror}; save what it gives to a file first"
-        ) from None
+        reason = f"must be a file, {error.strerror}; save what it gives to a file first"
     except (OSError, ValueError) as error:
-        raise ImageError(f"image {str(path)!r} cannot be read: {_reason(error)}") from None
+        reason = f"cannot be read: {_reason(error)}"
+    raise ImageError(f"image {name} {reason}")
+
+
+def photos_in(
+    folder: str, inside: str = "", *, recursive: bool = True, apart_from: str = ""
+) -> Iterator[tuple[str, str | None]]:
+    """Yield the paths of the photos in a folder and in the folders inside it, in order; hidden ones are left out.
+
+    Args:
+        folder: the folder; paths are given from there on.
+        inside: a folder in it, to begin with.
+        recursive: whether folders inside it are searched too.
+        apart_from: the real path of a folder to leave out.
+
+    Yields:
+        The path of a photo and None, or that of a folder that cannot be read and why; one by one, as there may be
+        millions.
+    """
+    try:
+        with os.scandir(os.path.join(folder, inside)) as found:
+            items = sorted((item.name, item.is_dir(follow_symlinks=False)) for item in found)
+    except OSError as error:
+        yield inside, f"cannot be read: {error.strerror}; check its permissions"
+        return
+    for name, is_folder in items:
+        path = os.path.join(inside, name)
+        if name.startswith("."):
+            continue
+        if not is_folder and os.path.splitext(name)[1].lower() in EXTENSIONS:
+            yield path, None
+        elif is_folder and recursive and os.path.realpath(os.path.join(folder, path)) != apart_from:
+            yield from photos_in(folder, path, apart_from=apart_from)
 
 
 def source_of(image: ImageLike) -> str | None:
@@ -91,9 +120,7 @@ def source_of(image: ImageLike) -> str | None:
     >>> source_of("cat.jpg"), source_of(b"...")
     ('cat.jpg', None)
     """
-    if isinstance(image, (str, os.PathLike)):
-        return str(image)
-    return str(getattr(image, "filename", "")) or None
+    return str(image) if isinstance(image, (str, os.PathLike)) else str(getattr(image, "filename", "")) or None
 
 
 _KINDS = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
@@ -114,19 +141,15 @@ def opened(path: Path, *, pipes: bool = False) -> IO[bytes]:
         NoFileError: it is a pipe (unless ``pipes``), a socket or a device.
         OSError: it cannot be read.
     """
-    _check_kind(path.stat().st_mode, pipes)  # before it is opened: that may wait forever, or rewind a tape
+    # Before it is opened, since that may rewind a tape; of folders, open() says what they are.
+    kind = stat.S_IFMT(path.stat().st_mode)
+    if kind not in (stat.S_IFREG, stat.S_IFDIR) and not (pipes and kind == stat.S_IFIFO):
+        raise NoFileError(errno.EINVAL, f"got {_KINDS.get(kind, 'something else')}")
     file = open(path, "rb", opener=_at_once)  # noqa: SIM115  # the caller closes it
-    try:
-        _check_kind(os.fstat(file.fileno()).st_mode, pipes)  # it may have been replaced meanwhile
-    except OSError:
+    if stat.S_IFMT(os.fstat(file.fileno()).st_mode) != kind:  # it has been replaced meanwhile
         file.close()
-        raise
+        raise NoFileError(errno.EINVAL, "got something else")
     return file
-
-
-def _check_kind(mode: int, pipes: bool) -> None:
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or (pipes and stat.S_ISFIFO(mode))):  # open() says it of folders
-        raise NoFileError(errno.EINVAL, f"got {_KINDS.get(stat.S_IFMT(mode), 'something else')}")
 
 
 def _at_once(path: str, flags: int) -> int:
@@ -152,6 +175,9 @@ def _open(file: Any, name: str, size: int) -> Image.Image:
     except Image.DecompressionBombError:
         raise ImageError(f"image {name} is larger than {MAX_PIXELS // 10**6} megapixels; resize it first") from None
     except UnidentifiedImageError:
+        file.seek(0)
+        if _HEIC.match(file.read(12)):
+            return _decode(_from_heic(file, name), name)
         raise ImageError(f"image {name} is not an image that Pillow can read; convert it to PNG or JPEG") from None
     except ImageError:
         raise
@@ -159,12 +185,31 @@ def _open(file: Any, name: str, size: int) -> Image.Image:
         raise ImageError(f"image {name} is damaged or truncated ({_reason(error)}); get the file again") from None
 
 
+_HEIC = re.compile(rb".{4}ftyp(hei[cxms]|hev[cxms]|mif1|msf1)", re.DOTALL)
+"""How photos of many phones begin, which Pillow alone does not read."""
+
+
+def _from_heic(file: Any, name: str) -> Image.Image:
+    try:
+        from pillow_heif import open_heif
+    except ImportError:
+        remedy = "run pip install pillow-heif, or convert it to JPEG"
+        raise ImageError(f"image {name} is a HEIC photo, which needs the package pillow-heif; {remedy}") from None
+    file.seek(0)
+    try:
+        found: Image.Image = open_heif(file).to_pillow()
+    except Exception as error:
+        raise ImageError(f"image {name} is damaged or truncated ({_reason(error)}); get the file again") from None
+    return found
+
+
 def _decode(image: Image.Image, name: str) -> Image.Image:
     width, height = image.size
+    size = f"image {name} is {width} x {height}"
     if width * height > MAX_PIXELS:
-        raise ImageError(f"image {name} is {width} x {height}, over {MAX_PIXELS // 10**6} megapixels; resize it first")
+        raise ImageError(f"{size}, over {MAX_PIXELS // 10**6} megapixels; resize it first")
     if max(width, height) > MAX_SIDE:
-        raise ImageError(f"image {name} is {width} x {height}, over {MAX_SIDE} pixels long; cut it into pieces first")
+        raise ImageError(f"{size}, over {MAX_SIDE} pixels long; cut it into pieces first")
     if not width or not height:
         raise ImageError(f"image {name} must have at least one pixel, got {width} x {height}; get the file again")
     try:
@@ -185,12 +230,9 @@ def _decode(image: Image.Image, name: str) -> Image.Image:
 def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
         return _scale_grey(image)
-    if image.mode == "La":
-        image = image.convert("LA")
+    image = image.convert("LA") if image.mode == "La" else image
     if image.mode in ("RGBA", "LA", "PA", "RGBa") or "transparency" in image.info:
-        layered = image.convert("RGBA")
-        white = Image.new("RGBA", image.size, "white")
-        return Image.alpha_composite(white, layered).convert("RGB")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
     return image.convert("RGB")
 
 
@@ -210,12 +252,12 @@ def _scale_grey(image: Image.Image) -> Image.Image:
     return Image.fromarray(grey).convert("RGB")
 
 
-def _positive(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    finite: np.ndarray[Any, Any] = np.nan_to_num(values.astype(np.float64), posinf=0.0, neginf=0.0)
+def _positive(values: Array) -> Array:
+    finite: Array = np.nan_to_num(values.astype(np.float64), posinf=0.0, neginf=0.0)
     return finite.clip(min=0)
 
 
-def _from_array(array: np.ndarray[Any, Any]) -> Image.Image:
+def _from_array(array: Array) -> Image.Image:
     shape = array.shape
     if not (array.ndim == 2 or (array.ndim == 3 and shape[2] in (1, 3, 4))) or 0 in shape:
         remedy = "; use array.transpose(1, 2, 0)" if array.ndim == 3 and shape[0] in (1, 3, 4) else ""
@@ -236,8 +278,7 @@ def _from_array(array: np.ndarray[Any, Any]) -> Image.Image:
 
 
 def _reason(error: BaseException) -> str:
-    text = " ".join(str(getattr(error, "strerror", None) or error).split())
-    return text[:120] or type(error).__name__
+    return " ".join(str(getattr(error, "strerror", None) or error).split())[:120] or type(error).__name__
 
 
 @contextmanager
@@ -293,41 +334,36 @@ def locate(preprocess: Preprocess, size: tuple[int, int]) -> Box:
     >>> locate(lambda image: torch.zeros(3, 8, 8), (2, 2))
     Box(left=0.0, top=0.0, right=2.0, bottom=2.0)
     """
-    known = getattr(preprocess, "box", None)
+    known: Callable[[tuple[int, int]], Box] | None = getattr(preprocess, "box", None)
     if callable(known):
-        box: Box = known(size)
-        return box
+        return known(size)
     try:
-        black, white = (_seen(preprocess, np.full((size[1], size[0]), level, np.uint8)) for level in (0, 255))
-        edges = [_extent(preprocess, size, axis, black, white) for axis in (1, 0)]
+        ends = [_seen(preprocess, np.full((size[1], size[0]), level, np.uint8)) for level in (0, 255)]
+        edges = [_extent(preprocess, size, axis, ends) for axis in (1, 0)]
     except ExplainError:
         raise
     except (RuntimeError, TypeError, ValueError, AttributeError):
         edges = [None, None]
     if any(edge is None and length >= SMALLEST for edge, length in zip(edges, size, strict=True)):
-        warn(
-            "preprocess must keep a rectangle of the photo for overlays to be placed, but which one is not clear; the "
-            "overlay assumes the whole photo. Give preprocess a method box(size) -> Box"
-        )
+        warn("preprocess must keep a rectangle of the photo for overlays, but which one is not clear; the overlay "
+             "assumes the whole photo. Give preprocess a method box(size) -> Box")  # fmt: skip
     (left, right), (top, bottom) = (e or (0.0, float(length)) for e, length in zip(edges, size, strict=True))
     return Box(left, top, right, bottom)
 
 
-def _seen(preprocess: Preprocess, grey: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _seen(preprocess: Preprocess, grey: Array) -> Array:
     """Return what a preprocessing makes of a grey picture, ``(C, H, W)``."""
     return preprocess(Image.fromarray(np.ascontiguousarray(grey)).convert("RGB")).double().numpy()
 
 
-def _extent(
-    preprocess: Preprocess, size: tuple[int, int], axis: int, black: np.ndarray[Any, Any], white: np.ndarray[Any, Any]
-) -> tuple[float, float] | None:
+def _extent(preprocess: Preprocess, size: tuple[int, int], axis: int, ends: list[Array]) -> tuple[float, float] | None:
     """Return where the first and the last edge of the model's input lie along an axis of the photo."""
     length = size[1 - axis]
     if length < SMALLEST:
         return None
     ramp = np.linspace(16, 240, length).round().astype(np.uint8)  # resampling would clip at black and white
     picture = np.broadcast_to(ramp[:, None] if axis == 0 else ramp, (size[1], size[0]))
-    reach = white - black
+    black, reach = ends[0], ends[1] - ends[0]
     kept = np.abs(reach) > 0.5 * np.abs(reach).max()
     value = np.where(kept, (_seen(preprocess, picture) - black) / np.where(kept, reach, 1) * 255, np.nan)
     lines = np.moveaxis(value, axis + 1, 0).reshape(value.shape[axis + 1], -1)
@@ -338,6 +374,5 @@ def _extent(
         return None
     slope, start = np.polyfit(steps, position, 1)
     error = np.abs(slope * steps + start - position).max()
-    if slope <= 0 or error > max(2.0, 0.03 * length):
-        return None
-    return float(start), float(start + slope * len(lines))
+    fits = slope > 0 and error <= max(2.0, 0.03 * length)
+    return (float(start), float(start + slope * len(lines))) if fits else None

@@ -1,7 +1,5 @@
 """`Inputs`: what a model is called with, and which of it is explained."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -13,10 +11,9 @@ import torch
 from torch import nn
 
 from explain._utils import nested
-from explain._utils.errors import ExplainError, ImageError
+from explain._utils.errors import ExplainError, ImageError, either
 
-InputsLike: TypeAlias = "torch.Tensor | tuple[Any, ...] | list[Any] | Mapping[str, Any] | Inputs"
-Path: TypeAlias = "tuple[int | str, ...]"
+Path: TypeAlias = tuple[int | str, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,12 +47,9 @@ class Inputs:
     shared: Collection[int | str | Path] = ()
 
     def __post_init__(self) -> None:
-        if not isinstance(self.args, (tuple, list)):
-            got, remedy = type(self.args).__name__, "write Inputs((a, b)) for two, Inputs((a,)) for one"
-            raise ImageError(f"args must be a tuple of the model's positional arguments, got {got}; {remedy}")
-        if not isinstance(self.kwargs, (Mapping, type(None))):
-            got, remedy = type(self.kwargs).__name__, 'write Inputs((a, b)) or Inputs((a,), {"name": b})'
-            raise ImageError(f"kwargs must be a mapping of the model's keyword arguments, got {got}; {remedy}")
+        if not isinstance(self.args, (tuple, list)) or not isinstance(self.kwargs, (Mapping, type(None))):
+            got = f"{type(self.args).__name__} and {type(self.kwargs).__name__}; write Inputs((a,), {{'name': b}})"
+            raise ImageError(f"args must be a tuple of positional arguments, and kwargs a mapping, got {got}")
         object.__setattr__(self, "args", tuple(self.args))
         object.__setattr__(self, "kwargs", dict(self.kwargs or {}))
         several = self.explained if isinstance(self.explained, list) else [self.explained]
@@ -90,8 +84,7 @@ class Inputs:
     @property
     def name(self) -> str | None:
         """The way to the explained tensor, such as ``pixel_values``; None where it is all that the model takes."""
-        alone = self.path == (0,) and len(self.args) == 1 and not self.kwargs
-        return None if alone else dotted(self.path)
+        return None if self.path == (0,) and len(self.args) == 1 and not self.kwargs else dotted(self.path)
 
     @cached_property
     def others(self) -> dict[Path, torch.Tensor]:
@@ -116,31 +109,29 @@ class Inputs:
         tensors = self._tensors.items()
         return tuple((path, t.shape[1:] if self.goes_with_images(path) else t.shape) for path, t in tensors)
 
-    def rows(self, images: torch.Tensor, altered: Mapping[Path, torch.Tensor] | None = None) -> Inputs:
+    def rows(self, images: torch.Tensor, altered: Mapping[Path, torch.Tensor] | None = None) -> "Inputs":
         """Return the inputs for rows that belong to these images ``(P,)``; ``altered`` holds altered copies of some."""
         known = altered or {}
 
         def row(path: Path, t: torch.Tensor) -> torch.Tensor:
-            if path in known:
-                return known[path]
-            return t[images.to(t.device)] if self.goes_with_images(path) else t
+            return known[path] if path in known else t[images.to(t.device)] if self.goes_with_images(path) else t
 
         return self._each(row)
 
-    def first(self) -> Inputs:
+    def first(self) -> "Inputs":
         """Return the inputs for the first image alone."""
         return self.rows(torch.zeros(1, dtype=torch.long)) if len(self) > 1 else self
 
-    def replaced(self, new: torch.Tensor | Mapping[Path, torch.Tensor]) -> Inputs:
+    def replaced(self, new: torch.Tensor | Mapping[Path, torch.Tensor]) -> "Inputs":
         """Return the inputs with the explained tensors replaced; a single tensor replaces the first of them."""
         others = {self.path: new} if isinstance(new, torch.Tensor) else new
         return self._each(lambda path, t: others.get(path, t))
 
-    def detached(self) -> Inputs:
+    def detached(self) -> "Inputs":
         """Return the inputs without the caller's graph."""
         return self._each(lambda path, t: t.detach())
 
-    def copied(self) -> Inputs:
+    def copied(self) -> "Inputs":
         """Return copies: a model that works on its input in place must not reach the caller's tensors.
 
         One image alone is laid out with its channels first. Where channels last meet that layout in a batch of one,
@@ -176,14 +167,17 @@ class Inputs:
             raise
 
     def _unnamed(self, model: nn.Module) -> str | None:
-        """What to write instead of an image in the place of another argument, as models of texts and images take it."""
-        takes = [*inspect.signature(model.forward).parameters]
-        if self.path != (0,) or "pixel_values" not in takes or takes[0] == "pixel_values":
-            return None
-        return (
-            f"x must be given by name to {type(model).__name__}, whose first argument is {takes[0]}; use "
-            f'explain.Inputs(kwargs={{"pixel_values": x, "{takes[0]}": ...}})'
-        )
+        """What to write where arguments are missing, or an image is in the place of another one."""
+        parameters = inspect.signature(model.forward).parameters
+        takes = [*parameters]
+        name = type(model).__name__
+        if self.path == (0,) and "pixel_values" in takes and takes[0] != "pixel_values":
+            remedy = f'use explain.Inputs(kwargs={{"pixel_values": x, "{takes[0]}": ...}})'
+            return f"x must be given by name to {name}, whose first argument is {takes[0]}; {remedy}"
+        needed = [p.name for p in parameters.values() if p.default is p.empty and p.kind < p.VAR_POSITIONAL]
+        missing = ", ".join(each for each in needed[len(self.args) :] if each not in self.kwargs)
+        remedy = f"use explain.attribute(model, (x, {missing}), ...), or for photos a module that adds them"
+        return f"x must come with the other inputs of {name} ({missing}); {remedy}" if missing else None
 
     @property
     def _arguments(self) -> dict[Any, Any]:
@@ -193,7 +187,7 @@ class Inputs:
     def _tensors(self) -> dict[Path, torch.Tensor]:
         return dict(nested.paths(self._arguments))
 
-    def _each(self, change: Callable[[Path, torch.Tensor], torch.Tensor]) -> Inputs:
+    def _each(self, change: Callable[[Path, torch.Tensor], torch.Tensor]) -> "Inputs":
         changed = nested.replace(self._arguments, change)
         args = tuple(changed.pop(i) for i in range(len(self.args)))
         return replace(self, args=args, kwargs=changed, explained=list(self.paths))
@@ -202,15 +196,16 @@ class Inputs:
         start = () if wanted is None else _as_path(wanted)
         found = [path for path in self._tensors if path[: len(start)] == start]
         floating = [path for path in found if self._tensors[path].is_floating_point()]
-        images = [path for path in floating if _is_image(self._tensors[path])]
-        path = next(iter(images or floating or found), None)
-        if path is not None:
+        for path in [path for path in floating if _is_image(self._tensors[path])] or floating or found:
             return path
         if wanted is not None:
             known = ", ".join(map(dotted, self._tensors)) or "none"
             raise ImageError(f"explained must name one of the input tensors ({known}), got {wanted!r}")
         got = ", ".join(type(value).__name__ for value in (*self.args, *self.kwargs.values())) or "nothing"
         raise ImageError(f"x must be a tensor (N, C, H, W), got {got}; use explainer.preprocess(image)[None]")
+
+
+InputsLike: TypeAlias = torch.Tensor | tuple[Any, ...] | list[Any] | Mapping[str, Any] | Inputs
 
 
 def as_inputs(x: InputsLike) -> Inputs:
@@ -221,11 +216,7 @@ def as_inputs(x: InputsLike) -> Inputs:
     """
     if isinstance(x, Inputs):
         return x
-    if isinstance(x, Mapping):
-        return Inputs(kwargs=dict(x))
-    if isinstance(x, (tuple, list)):
-        return Inputs(tuple(x))
-    return Inputs((x,))
+    return Inputs(kwargs=x) if isinstance(x, Mapping) else Inputs(tuple(x) if isinstance(x, (tuple, list)) else (x,))
 
 
 # What torch says where an input has another precision than weights, or other dimensions, or other channels.
@@ -239,17 +230,18 @@ def _misfits(model: nn.Module, x: torch.Tensor, name: str) -> Iterator[tuple[re.
     weight = next((p for p in model.parameters() if p.is_floating_point()), None)
     if weight is not None and weight.dtype != x.dtype:
         yield _PRECISION, f"{name} must be {weight.dtype} as the weights are, got {x.dtype}; use x.to({weight.dtype})"
-    known = {nn.Conv2d: 4, nn.Conv3d: 5}
-    layer, first = next(((n, m) for n, m in model.named_modules() if type(m) in known), ("", None))
+    convolutions = ((n, m) for n, m in model.named_modules() if type(m) in (nn.Conv2d, nn.Conv3d))
+    layer, first = next(convolutions, ("", None))
     if not isinstance(first, (nn.Conv2d, nn.Conv3d)):
         return
-    takes = f"for the model's first convolution ({layer})"
-    if x.ndim != known[type(first)]:
+    takes, dims = f"for the model's first convolution ({layer})", len(first.kernel_size) + 2
+    if x.ndim != dims:
         remedy = "explain the frames of a video one by one" if x.ndim == 5 else "give it videos (N, C, T, H, W)"
-        yield _DIMENSIONS, f"{name} must have {known[type(first)]} dimensions {takes}, got {x.ndim}; {remedy}"
+        yield _DIMENSIONS, f"{name} must have {dims} dimensions {takes}, got {x.ndim}; {remedy}"
     elif x.shape[1] != first.in_channels:
         remedies = {1: "use x.expand(-1, 3, -1, -1) for photos in grey", 4: "leave out transparency with x[:, :3]"}
-        other = "give it the channels that it was trained with"
+        own = either("a preprocess= of your own", "an attribute preprocess of the model")
+        other = f"give it the channels that it was trained with, photos by {own}"
         remedy = remedies.get(x.shape[1], other) if first.in_channels == 3 and x.ndim == 4 else other
         channels = f"{first.in_channels} channel{'s' * (first.in_channels > 1)}"
         yield _CHANNELS, f"{name} must have {channels} {takes}, got {x.shape[1]}; {remedy}"

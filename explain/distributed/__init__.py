@@ -2,8 +2,6 @@
 
     communication    gradients exchanged between processes
     packaging        a model in one archive, with the code and labels to explain it
-    exporting        how the archive is written
-    report           what went into it
 
 Both work through hooks that live as long as their owner, a wrapped model or the writer of an archive: no handle is
 left to remove, which is why they need not be in the hooks room.

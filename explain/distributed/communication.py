@@ -10,14 +10,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from explain._utils.errors import HookError, raised
-from explain._utils.spelling import did_you_mean
+from explain._utils.errors import HookError, did_you_mean, raised
 from explain.hooks.guard import call, site_of
 
 if TYPE_CHECKING:
@@ -27,8 +26,7 @@ if TYPE_CHECKING:
     Hook: TypeAlias = Callable[[Any, GradBucket], Future]
 
 Ready = Literal["allreduce", "fp16", "bf16", "powersgd"]
-READY = ("allreduce", "fp16", "bf16", "powersgd")
-T = TypeVar("T")
+READY: tuple[Ready, ...] = get_args(Ready)
 
 
 @dataclass(frozen=True)
@@ -78,8 +76,7 @@ class Recorder:
     buckets: list[Sent] = field(default_factory=list)
 
     def __str__(self) -> str:
-        total = sum(sent.bytes for sent in self.buckets)
-        seconds = sum(sent.seconds for sent in self.buckets)
+        total, seconds = sum(sent.bytes for sent in self.buckets), sum(sent.seconds for sent in self.buckets)
         return f"{len(self.buckets)} buckets, {total / 1e6:.2f} MB of gradients, {seconds:.3f} s"
 
 
@@ -111,13 +108,11 @@ def communicate(
     """
     if not isinstance(model, DistributedDataParallel):
         raise HookError(f"model must be wrapped in DistributedDataParallel, got {type(model).__name__}")
-    own = not isinstance(how, (str, Codec))
+    title = repr(how) if isinstance(how, str) else getattr(how, "__name__", type(how).__name__)
     if options and how != "powersgd":
-        raise HookError(f"options are for 'powersgd' only, got {sorted(options)}; leave them out for {_title(how)}")
-    if state is not None and not own:
-        raise HookError(
-            f"state is for hooks of the form (state, bucket) -> Future, got one for {_title(how)}; leave it out"
-        )
+        raise HookError(f"options are for 'powersgd' only, got {sorted(options)}; leave them out for {title}")
+    if state is not None and isinstance(how, (str, Codec)):
+        raise HookError(f"state must be for hooks (state, bucket) -> Future, got one for {title}; leave it out")
     recorder = Recorder()
     if isinstance(how, Codec):
         hook = _coded(how, model, recorder)
@@ -135,32 +130,25 @@ def communicate(
     return recorder
 
 
-def _title(how: object) -> str:
-    return repr(how) if isinstance(how, str) else getattr(how, "__name__", type(how).__name__)
-
-
 def _ready(name: str, options: dict[str, Any], model: DistributedDataParallel, recorder: Recorder) -> tuple[Any, Hook]:
     """One of torch's own hooks, and the state that it keeps."""
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
-    hooks: dict[str, Callable[..., Any]] = {
-        "allreduce": default_hooks.allreduce_hook,
-        "fp16": default_hooks.fp16_compress_hook,
-        "bf16": default_hooks.bf16_compress_hook,
-        "powersgd": powerSGD_hook.powerSGD_hook,
-    }
-    if name not in hooks:
+    if name not in READY:
         raise HookError(f"how {name!r} is unknown; {did_you_mean(name, READY)}")
     state: Any = model.process_group
     if name == "powersgd":
+        ready: Any = powerSGD_hook.powerSGD_hook
         state = powerSGD_hook.PowerSGDState(process_group=model.process_group, **options)
+    else:
+        ready = getattr(default_hooks, "allreduce_hook" if name == "allreduce" else f"{name}_compress_hook")
     # PowerSGD's callbacks wait for further messages on the threads that deliver them. Gloo has two: with two buckets
     # under way nothing is left to deliver it, and all ranks wait forever. So there is one bucket under way at a time.
     one_by_one = name == "powersgd" and dist.get_backend(model.process_group) == "gloo"
 
     def hook(state: Any, bucket: GradBucket) -> Future:
         done = _recording(recorder, bucket)
-        future = hooks[name](state, bucket)
+        future = ready(state, bucket)
         if one_by_one:
             future.wait()
         return cast("Future", future.then(lambda finished: done(finished.value())))
@@ -172,10 +160,7 @@ def _own(given: Hook, model: DistributedDataParallel, recorder: Recorder) -> Hoo
     """A hook of the user's, recorded, and named when it fails."""
     group = model.process_group
     if not callable(given):
-        raise HookError(
-            f"how must be one of {', '.join(READY)}, a Codec or a hook (state, bucket) -> Future, got {given!r}; "
-            "choose one of these"
-        )
+        raise HookError(f"how must be one of {', '.join(READY)}, a Codec or a hook (state, bucket), got {given!r}")
     site = site_of(given, f"rank {group.rank()} of {group.size()}", "communication", ("state", "bucket"))
 
     def hook(state: Any, bucket: GradBucket) -> Future:
@@ -186,8 +171,8 @@ def _own(given: Hook, model: DistributedDataParallel, recorder: Recorder) -> Hoo
 
         def arrived(finished: Any) -> torch.Tensor:
             found = done(finished.value())
-            if not isinstance(found, torch.Tensor) or found.numel() != count:
-                got = f"{found.numel()}" if isinstance(found, torch.Tensor) else type(found).__name__
+            got = found.numel() if isinstance(found, torch.Tensor) else type(found).__name__
+            if got != count:
                 raise HookError(f"{site} must give a future of a tensor of {count} values, like its bucket, got {got}")
             return found
 
@@ -203,7 +188,10 @@ def _coded(codec: Codec, model: DistributedDataParallel, recorder: Recorder) -> 
     def hook(state: Any, bucket: GradBucket) -> Future:
         done, buffer = _recording(recorder, bucket), bucket.buffer()
         encoded = _together(group, "encode", lambda: _tensor(codec.encode(buffer.clone())))
-        _same_everywhere(group, encoded)
+        kinds = _gathered(group, f"{tuple(encoded.shape)} {encoded.dtype}")
+        if len(set(kinds)) > 1:
+            listed = ", ".join(f"{kind} on rank {rank}" for rank, kind in enumerate(kinds))
+            raise HookError(f"encode must give the same shape and type on every rank, got {listed}")
         exchanged = _exchange(group, codec, encoded)
         average = _together(group, "decode", lambda: _average(exchanged, codec, buffer))
         future: Future = torch.futures.Future()
@@ -221,9 +209,7 @@ def _exchange(group: dist.ProcessGroup, codec: Codec, encoded: torch.Tensor) -> 
         return gathered
     if not (encoded.is_floating_point() or encoded.is_complex()):
         kind = str(encoded.dtype).removeprefix("torch.")
-        raise HookError(
-            f"encode must give floating-point or complex tensors for all_reduce=True, got {kind}; leave it False"
-        )
+        raise HookError(f"encode must give floats or complex numbers for all_reduce=True, got {kind}; leave it False")
     share = encoded / group.size()  # before the sum, which a small type might not hold
     dist.all_reduce(share, group=group)
     return [share]
@@ -258,8 +244,8 @@ def _tensor(value: Any) -> torch.Tensor:
     return value.contiguous()
 
 
-def _gathered(group: dist.ProcessGroup, value: T) -> list[T]:
-    found: list[Any] = [None] * group.size()
+def _gathered(group: dist.ProcessGroup, value: str | None) -> list[str | None]:
+    found: list[str | None] = [None] * group.size()
     dist.all_gather_object(found, value, group=group)
     return found
 
@@ -275,10 +261,3 @@ def _together(group: dist.ProcessGroup, name: str, work: Callable[[], torch.Tens
         if told is not None:
             raise HookError(f"communication hook failed on rank {rank} of {group.size()}: {told}")
     return result
-
-
-def _same_everywhere(group: dist.ProcessGroup, encoded: torch.Tensor) -> None:
-    kinds = _gathered(group, f"{tuple(encoded.shape)} {encoded.dtype}")
-    if len(set(kinds)) > 1:
-        listed = ", ".join(f"{kind} on rank {rank}" for rank, kind in enumerate(kinds))
-        raise HookError(f"encode must give the same shape and type on every rank, got {listed}")

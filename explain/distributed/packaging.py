@@ -5,24 +5,61 @@ The report is written by the hooks of ``torch.package``, which tell what became 
 
 from __future__ import annotations
 
+import io
+import json
+import linecache
 import os
-import secrets
+import platform
+import warnings
 import zipfile
 import zlib
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from textwrap import fill
+from typing import TYPE_CHECKING, TypeAlias
 
+import torch
 from torch import nn
 
-from explain._utils.errors import ExplainError, HookError, ModelError, OutputError, raised
+from explain._utils.errors import ExplainError, HookError, ModelError, raised
+from explain._utils.version import __version__
+from explain.data.files import Files
 from explain.data.images import opened
-from explain.distributed.exporting import HOME, PackageReport, Patterns, about_of, quiet, write
+from explain.hooks.guard import call, site_of
 
 if TYPE_CHECKING:
-    from explain.distributed.exporting import Callback
+    from torch.package.package_exporter import PackageExporter, PackagingError
+    from torch.package.package_importer import PackageImporter
+
+    Callback: TypeAlias = Callable[[PackageExporter, str], object]
+
+Patterns: TypeAlias = "str | Sequence[str]"
+_OUTSIDE = ("torchvision.**", "numpy.**", "PIL.**")  # unless the user's patterns say otherwise
+HOME = "explain_archive"  # the package within the archive that holds all that is not code
+
+
+@dataclass(frozen=True)
+class PackageReport:
+    """What became of each module of code: ``interned`` is in the archive, ``externed`` must be installed where it is
+    opened, ``mocked`` raises when it is used. ``versions`` is what wrote the archive.
+    """
+
+    interned: tuple[str, ...]
+    externed: tuple[str, ...]
+    mocked: tuple[str, ...]
+    versions: Mapping[str, str]
+
+    def __str__(self) -> str:
+        kinds = {"interned": self.interned, "externed": self.externed, "mocked": self.mocked}
+        lines = [_row(f"{kind:<8} {len(names):>3}", ", ".join(names)) for kind, names in kinds.items()]
+        return "\n".join([*lines, _row("written by", self.writers())])
+
+    def writers(self) -> str:
+        """Return the names and versions of what wrote the archive."""
+        return ", ".join(f"{name} {version}" for name, version in self.versions.items())
+
 
 # State dict hooks are not among them: networks register those on themselves, and they do nothing in a pass.
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
@@ -38,18 +75,10 @@ class Packaged:
 
 
 def export_package(
-    model: nn.Module,
-    path: str | os.PathLike[str],
-    *,
-    categories: Sequence[str] | None = None,
-    intern: Patterns = (),
-    extern: Patterns = (),
-    mock: Patterns = (),
-    on_intern: Callback | None = None,
-    on_extern: Callback | None = None,
-    on_mock: Callback | None = None,
-    overwrite: bool = False,
-) -> PackageReport:
+    model: nn.Module, path: str | os.PathLike[str], *, categories: Sequence[str] | None = None,
+    intern: Patterns = (), extern: Patterns = (), mock: Patterns = (), on_intern: Callback | None = None,
+    on_extern: Callback | None = None, on_mock: Callback | None = None, overwrite: bool = False,
+) -> PackageReport:  # fmt: skip
     """Write a model with its weights, the source of its classes and its labels to one ``torch.package`` archive.
 
     Python, torch, torchvision, NumPy and Pillow stay out; the source of every other module that the model is made of,
@@ -80,33 +109,25 @@ def export_package(
 
     See https://docs.pytorch.org/docs/stable/package.html for how code is found and kept apart.
 
-    >>> from explain.models.small_resnet import SmallResNet
+    >>> from explain.models.small_networks import SmallResNet
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
     ...     report = export_package(SmallResNet(2, 4, (8,), (1,)), Path(folder, "model.pt"))
     >>> report.interned, "torch" in report.externed, report.mocked
-    (('explain.models.small_resnet',), True, ())
+    (('explain.models.small_networks',), True, ())
     >>> with TemporaryDirectory() as folder:
     ...     tell = lambda exporter, name: print(f"{name} goes in")
     ...     report = export_package(SmallResNet(2, 4, (8,), (1,)), Path(folder, "model.pt"), on_intern=tell)
-    explain.models.small_resnet goes in
+    explain.models.small_networks goes in
     """
-    target = _target(path, overwrite)
     _check_model(model)
     labels = _labels(categories)
     callbacks = {"mock": on_mock, "extern": on_extern, "intern": on_intern}
-    part = target.with_name(f".explain-{secrets.token_hex(8)}.part")  # which cannot be guessed
-    try:
-        with part.open("xb") as file:  # and which nothing had before: no link is followed
-            write(file, model, labels, {"mock": mock, "extern": extern, "intern": intern}, callbacks)
-        report = _reread(part)
-        _place(part, target, overwrite)
-    except OSError as error:
-        reason = error.strerror or error
-        raise OutputError(f"path {str(path)!r} cannot be written: {reason}; choose another place") from None
-    finally:
-        with suppress(OSError):  # no file was there to be removed
-            part.unlink()
+    archive = _written(model, labels, {"mock": mock, "extern": extern, "intern": intern}, callbacks)
+    report = _reread(archive)
+    files = Files(Path(path).parent, overwrite=overwrite)
+    files.add_bytes(Path(path).name, archive.getvalue())
+    files.write()
     return report
 
 
@@ -135,22 +156,18 @@ def import_package(path: str | os.PathLike[str]) -> Packaged:
     _check_archive(path)
     try:
         importer = PackageImporter(str(path))
-        report, categories = about_of(importer)
+        report, categories = _about_of(importer)
     except ExplainError:
         raise
     except (RuntimeError, ImportError, ValueError, TypeError, KeyError):
-        raise ModelError(
-            f"path must be an archive that export_package wrote, got {str(path)!r}, which holds other things"
-        ) from None
+        raise ModelError(f"path must be an archive of export_package, got {str(path)!r}, which is another") from None
     try:
-        with quiet():
+        with _quiet():
             model = importer.load_pickle(HOME, "model.pkl", map_location="cpu")
     except ImportError as error:
         missing = f"module {error.name!r}" if isinstance(error, ModuleNotFoundError) else raised(error)
-        raise ModelError(
-            f"path {str(path)!r} needs code that is not installed here ({missing}); install it (the archive was "
-            f"written by {report.writers()}), or export the model with it interned"
-        ) from error
+        remedy = f"install it (the archive is by {report.writers()}), or export the model with it interned"
+        raise ModelError(f"path {str(path)!r} needs code that is not installed here ({missing}); {remedy}") from error
     return Packaged(model, categories, report)
 
 
@@ -164,19 +181,13 @@ def _check_model(model: nn.Module) -> None:
         raise HookError(f"model must be an nn.Module, got {type(model).__name__}; give the module itself")
     for name, module in model.named_modules():
         where = f"layer {name!r}" if name else "the model itself"
-        if count := _hooks_on(module):
-            raise HookError(
-                f"model must have no hooks on it when it is packaged, got {count} on {where}; remove them, and "
-                "register them again on what import_package returns"
-            )
+        hooks = [getattr(module, kind) for kind in _HOOKS]
+        for parameter in module.parameters(recurse=False):
+            hooks += [parameter._backward_hooks or {}, parameter._post_accumulate_grad_hooks or {}]
+        if count := sum(map(len, hooks)):
+            raise HookError(f"model must have no hooks when it is packaged, got {count} on {where}; remove them before")
         if is_from_package(module):
             raise HookError(f"model must not come out of an archive itself, but {where} does; copy that archive")
-
-
-def _hooks_on(module: nn.Module) -> int:
-    parameters = module.parameters(recurse=False)
-    on_parameters = [hooks for p in parameters for hooks in (p._backward_hooks, p._post_accumulate_grad_hooks) if hooks]
-    return sum(map(len, [*on_parameters, *(getattr(module, kind) for kind in _HOOKS)]))
 
 
 def _labels(categories: Sequence[str] | None) -> list[str] | None:
@@ -188,50 +199,19 @@ def _labels(categories: Sequence[str] | None) -> list[str] | None:
     return list(categories)
 
 
-def _target(path: str | os.PathLike[str], overwrite: bool) -> Path:
-    target = Path(path)
-    if not os.path.isdir(target.parent):
-        raise OutputError(f"path must be in a folder that exists, got {str(path)!r}; create the folder first")
-    if os.path.isdir(target):
-        raise OutputError(f"path must be a file, but {str(path)!r} is a folder; add the name of the file")
-    if os.path.lexists(target) and not overwrite:
-        raise _taken(target)
-    return target
-
-
-def _taken(target: Path) -> OutputError:
-    return OutputError(f"path {str(target)!r} exists already; choose another, or pass overwrite=True")
-
-
-def _place(part: Path, target: Path, overwrite: bool) -> None:
-    """Give the whole file its name; without permission to overwrite, only if the name is still free."""
-    if not overwrite:
-        try:
-            os.link(part, target)  # a second name, since this never replaces another file
-            return
-        except FileExistsError:
-            raise _taken(target) from None
-        except OSError:  # a file system without second names
-            if os.path.lexists(target):
-                raise _taken(target) from None
-    os.replace(part, target)
-
-
 # What comes out
 
 
-def _reread(part: Path) -> PackageReport:
-    """Return the report of an archive that has just been written: what cannot be opened is not given out."""
+def _reread(archive: io.BytesIO) -> PackageReport:
+    """Return the report of an archive that has just been made: what cannot be opened is not given out."""
     from torch.package.package_importer import PackageImporter
 
+    archive.seek(0)
     try:
-        with part.open("rb") as file:
-            return about_of(PackageImporter(file))[0]
+        return _about_of(PackageImporter(archive))[0]
     except ImportError as error:
-        raise HookError(
-            "intern, extern and mock must treat a package and what is in it alike, but the archive has an "
-            f"{error}; end the patterns in '.**'"
-        ) from None
+        why = f"but the archive has an {error}; end the patterns in '.**'"
+        raise HookError(f"intern, extern and mock must treat a package and what is in it alike, {why}") from None
 
 
 def _check_archive(path: str | os.PathLike[str]) -> None:
@@ -247,3 +227,127 @@ def _check_archive(path: str | os.PathLike[str]) -> None:
         raise ModelError(f"path must be an archive that export_package wrote, got {str(path)!r}: {reason}") from None
     if damaged is not None:
         raise ModelError(f"path {str(path)!r} is damaged (at {damaged}); copy or export it again")
+
+
+# How it is written
+
+
+def _about_of(importer: PackageImporter) -> tuple[PackageReport, tuple[str, ...] | None]:
+    """Return the report of an open archive, and its labels."""
+    about = json.loads(importer.load_text(HOME, "about.json"))
+    versions = about["report"].pop("versions")
+    report = PackageReport(**{kind: tuple(names) for kind, names in about["report"].items()}, versions=versions)
+    return report, None if about["categories"] is None else tuple(about["categories"])
+
+
+def _row(title: str, text: str) -> str:
+    return fill(text or "-", 110, initial_indent=title.ljust(14), subsequent_indent=" " * 14, break_long_words=False)
+
+
+def _written(
+    model: nn.Module, labels: list[str] | None, patterns: dict[str, Patterns], callbacks: dict[str, Callback | None]
+) -> io.BytesIO:
+    """Return the archive; patterns and callbacks are for "mock", "extern" and "intern", in this order of precedence."""
+    from torch.package.package_exporter import EmptyMatchError, PackageExporter, PackagingError
+
+    linecache.checkcache()  # torch.package reads sources through this cache, which may hold an older version
+    file = io.BytesIO()
+    try:
+        with _quiet(), PackageExporter(file) as exporter:
+            _report(exporter, labels)
+            for kind, callback in callbacks.items():
+                if callback is not None:
+                    getattr(exporter, f"register_{kind}_hook")(_told(kind, callback))
+            _choose(exporter, patterns)
+            try:
+                exporter.save_pickle(HOME, "model.pkl", model)
+            except Exception as error:  # what pickle raises depends on what it is that it cannot save
+                remedy = "keep local classes, lambdas, locks and open files out of it"
+                raise HookError(f"model must be one that pickle saves, but that {raised(error)}; {remedy}") from error
+            # The last to be saved is the last that the hooks see; they then know all that is to be reported.
+            exporter.save_source_string(HOME, "", is_package=True)
+    except EmptyMatchError as error:
+        pattern = str(error).partition("include=")[2].partition(", exclude=")[0]
+        raise HookError(f"patterns must match modules that the model imports, got {pattern!r}; leave it out") from None
+    except PackagingError as error:
+        raise _unpackageable(error) from None
+    return file
+
+
+def _report(exporter: PackageExporter, labels: list[str] | None) -> None:
+    """Let hooks note what becomes of each module, and write it down when the last has come."""
+    found: dict[str, list[str]] = {"interned": [], "externed": [], "mocked": []}
+
+    def intern(exporter: PackageExporter, name: str) -> None:
+        if name == HOME:
+            versions = {"explain": __version__, "torch": torch.__version__, "python": platform.python_version()}
+            report = {**{kind: sorted(names) for kind, names in found.items()}, "versions": versions}
+            exporter.save_text(HOME, "about.json", json.dumps({"report": report, "categories": labels}, indent=2))
+        elif not name.startswith("<"):  # which would be the pickled model
+            _check_source(exporter, name)
+            found["interned"].append(name)
+
+    exporter.register_intern_hook(intern)
+    exporter.register_extern_hook(lambda exporter, name: found["externed"].append(name))
+    exporter.register_mock_hook(lambda exporter, name: found["mocked"].append(name))
+
+
+def _told(kind: str, callback: Callback) -> Callable[[PackageExporter, str], None]:
+    """Return the user's own hook, named when it fails, and called for the model's modules only."""
+    site = site_of(callback, "the modules of the archive", kind, ("exporter", "name"))
+
+    def told(exporter: PackageExporter, name: str) -> None:
+        if name == HOME or name.startswith("<"):  # our own, and the pickled model
+            return
+        known = len(exporter.dependency_graph.nodes)
+        call(site, callback, exporter, name)
+        if len(exporter.dependency_graph.nodes) != known:
+            raise HookError(f"{site} must not add modules or pickles, but added {name!r}; use save_text or save_binary")
+
+    return told
+
+
+def _choose(exporter: PackageExporter, patterns: Mapping[str, Patterns]) -> None:
+    exporter.deny("__main__")  # to import a script's code would be to run the script
+    exporter.extern(["sys", "io"])  # what torch.package does by itself with torch and the rest of the standard library
+    for kind, given in patterns.items():
+        for pattern in [given] if isinstance(given, str) else given:
+            try:
+                getattr(exporter, kind)(pattern, allow_empty=False)
+            except (ValueError, TypeError):
+                raise HookError(f"{kind} must hold patterns like 'package.**', got {pattern!r}; correct it") from None
+    exporter.extern(_OUTSIDE)
+    exporter.intern("**")
+
+
+def _check_source(exporter: PackageExporter, name: str) -> None:
+    """Refuse a module whose source file has gone: torch.package would take it for an empty one."""
+    source = exporter.dependency_graph.nodes[name]["source"]
+    if not source and not os.path.exists(file := str(exporter.importer.import_module(name).__file__)):
+        raise HookError(_cannot(name, f"its source {file!r} is gone", "put the file back"))
+
+
+def _unpackageable(error: PackagingError) -> HookError:
+    broken = {name: node for name, node in error.dependency_graph.nodes.items() if "error" in node}
+    name, node = next(iter(broken.items()))
+    family = f"{name.partition('.')[0]}.**"
+    outside = f"pass extern={family!r} if it is installed where the archive is opened, or mock= if it is not needed"
+    reasons = {
+        "DENIED": ("it is the main script", "move the model's code into a module and import it from there"),
+        "MOCKED_BUT_STILL_USED": ("the model holds objects of it", "leave it out of mock"),
+        "IS_EXTENSION_MODULE": ("it is compiled", outside),
+        "DEPENDENCY_RESOLUTION_FAILED": (f"its source is not Python ({node.get('error_context')})", outside),
+    }
+    return HookError(_cannot(name, *reasons.get(node["error"].name, ("it has no source file", outside))))
+
+
+def _cannot(name: str, reason: str, remedy: str) -> str:
+    return f"model must be made of code that can be packaged, but module {name!r} cannot be: {reason}; {remedy}"
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence one warning: torch.package is written with storages that torch deprecates, which no caller can help."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "TypedStorage is deprecated", UserWarning)
+        yield

@@ -1,42 +1,26 @@
 """The engine: plans and runs the passes that the methods need.
 
-    needs           the kinds of evidence that a method may need, as values
-    evidence        what a method sees
+    needs           the kinds of evidence that a method may need, as values; and `Evidence`, which a method is given
     perturbations   perturbed rows: a `Perturbation` makes them, a `Reducer` adds up their results
     plan            which passes gather what is needed; prints itself
     validation      what is refused before anything runs
     settings        precision, batch sizes, progress
-    forward         one forward pass: what was recorded, and what the targets picked
-    collectors      one collector for each kind of evidence
-    linear_head     a head's weights for a class
-    blocks          transformer blocks, each read out on its own
-    output_activation
-                    whether a network's outputs are probabilities already
+    forward         one forward pass: what was recorded, what the targets picked, how scores become probabilities
+    collectors      one answer for each kind of evidence: what is watched, differentiated and computed; and transformer
+                    blocks, each read out on its own
     replay          the operations before a layer, recorded and replayed
-    rerun_context   what perturbed rows are made of, how they are run, and whether their scores depend on each other
-    batching        perturbed rows in batches, and the accumulators of their results
-    layer_reruns    perturbed feature maps
-    token_subsets   transformers run on some of a photo's tokens
-    reruns          perturbed inputs, and all streams of perturbed rows
+    rerun_context   what perturbed rows are made of, and checks that their scores do not depend on each other
+    reruns          all perturbed rows, in batches: inputs, feature maps, tokens of transformers
     execution       a plan, run
 
 A method declares its needs and is otherwise a function of `Evidence`. A new kind of evidence is one frozen class in
-`needs` and one collector in `collectors`.
+`needs` and one function in `collectors`.
 """
 
-from explain.engine.evidence import Evidence
-from explain.engine.needs import Activations, InputGradients, LayerGradients, Need
+from explain.engine.needs import Activations, Evidence, InputGradients, LayerGradients, Need
 from explain.engine.perturbations import Accumulator, Attributions, Perturbation, PerturbedRows, Reducer
 
 __all__ = [
-    "Accumulator",
-    "Activations",
-    "Attributions",
-    "Evidence",
-    "InputGradients",
-    "LayerGradients",
-    "Need",
-    "Perturbation",
-    "PerturbedRows",
-    "Reducer",
-]
+    "Accumulator", "Activations", "Attributions", "Evidence", "InputGradients", "LayerGradients", "Need",
+    "Perturbation", "PerturbedRows", "Reducer",
+]  # fmt: skip

@@ -1,392 +1,432 @@
-"""One collector for each kind of evidence: what to watch, what to differentiate, and what to answer.
+"""What answers each kind of need: what to watch in the forward pass, what to differentiate, and the answer.
 
-`COLLECTORS` says which collector answers which need. A collector is made for one forward pass, and learns before it
-which asks it has to answer; afterwards it answers them for each target, with the gradients that it asked for.
+`WATCHES` has what is hooked before the forward pass, `sources` says what a backward pass differentiates with respect
+to, and `ANSWERS` has the function that answers a need for a target, with the gradients of its sources.
 """
 
-from __future__ import annotations
-
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from explain._utils.errors import MethodError, TargetError, UnusedLayerError, either
-from explain._utils.nested import first_tensor
-from explain.engine.blocks import attention_gradients, explained_blocks, transformer_blocks
-from explain.engine.evidence import at_least_float32
+from explain._utils.errors import LayerError, MethodError, TargetError, UnusedLayerError, either
+from explain._utils.nested import first_tensor, replace_first
+from explain.data.inputs import Inputs
+from explain.engine import needs
 from explain.engine.forward import Forward, ResolvedTarget
-from explain.engine.linear_head import HeadCandidates, class_weights
-from explain.engine.needs import (
-    Activations,
-    Attention,
-    AttentionMap,
-    AttentionRelevance,
-    BiasTerms,
-    BlockAttention,
-    BlockTokens,
-    ClassWeights,
-    DetectionSimilarity,
-    InputGradients,
-    LayerCurvature,
-    LayerGradients,
-    LayerRelevance,
-    Multipliers,
-    Need,
-    NeedAtLayer,
-    Relevance,
-    RelevanceCoverage,
-    RevealCancel,
-    RuleCoverage,
-)
+from explain.engine.needs import NeedAtLayer, at_least_float32
 from explain.engine.settings import RuntimeSettings, agree
 from explain.hooks import HookGroup
-from explain.hooks.attention import AttentionRecord, attention, by_image
-from explain.hooks.preserve import recording
-from explain.hooks.records import Source
-from explain.layers.calls import independent_calls
-from explain.relevance.propagation import sources_behind
-from explain.relevance.reveal_cancel import RevealCancelTracer, joined
-from explain.targets.regions import Detected
-from explain.tracing.dependence import AddedConstant
+from explain.hooks.attention import attention, by_image
+from explain.hooks.capturing import Source, read_outputs
+from explain.hooks.graph import Reach
+from explain.hooks.preserve import detached, recording, untouched
+from explain.layers.calls import grids_of, independent_calls, summary_of
+from explain.relevance.deeplift import RevealCancelTracer, joined
+from explain.targets import Target
+from explain.targets.detections import Detected
+from explain.tracing.operations import AddedConstant
 
-Gradients = Sequence[torch.Tensor | None]
-
-
-class Collector(ABC):
-    """Answers asks of one kind; the defaults do nothing, as most kinds need."""
-
-    def __init__(self, asks: Sequence[NeedAtLayer]) -> None:
-        self.asks = asks
-
-    def watch(self, group: HookGroup, model: nn.Module, *, cut: bool) -> None:  # noqa: B027 (not all need hooks)
-        """Put up hooks before the forward pass."""
-
-    def sources(self, forward: Forward, ask: NeedAtLayer) -> list[Source]:
-        """What the backward pass of an ask differentiates with respect to."""
-        return []
-
-    @contextmanager
-    def during(self, forward: Forward, choice: ResolvedTarget) -> Iterator[None]:
-        """Watch a backward pass."""
-        yield
-
-    @abstractmethod
-    def answer(self, forward: Forward, choice: ResolvedTarget, ask: NeedAtLayer, gradients: Gradients) -> Any:
-        """Answer an ask with the gradients of its sources."""
+_CONVOLUTIONS = (nn.modules.conv._ConvNd, nn.Linear)
+Gradients = Sequence[Tensor | None]
+Tensors = tuple[Tensor, ...]
 
 
-class _Activations(Collector):
-    def answer(self, forward: Forward, choice: ResolvedTarget, ask: NeedAtLayer, gradients: Gradients) -> torch.Tensor:
-        return forward.spatial(forward.record(_layer(ask)).activation, _layer(ask))
+@dataclass(frozen=True)
+class _Means:
+    """The means of maps over their positions ``(N, C)``, and the standard deviations.
+
+    A maximum is at least one deviation, divided by the root of the number of positions, from the mean; so a value that
+    agrees with the mean much more closely than that is a mean.
+    """
+
+    values: Tensor
+    spread: Tensor
+
+    def agree(self, found: Tensor, rounding: float) -> bool:
+        """Whether the same means were found, but for rounding."""
+        slack = 1e-4 * self.spread + 4 * rounding * (self.values.abs() + self.spread)
+        return found.shape == self.values.shape and bool(((found - self.values).abs() <= slack).all())
 
 
-class _LayerGradients(Collector):
-    def sources(self, forward: Forward, ask: NeedAtLayer) -> list[Source]:
-        return forward.sources_of(_layer(ask))
-
-    def answer(self, forward: Forward, choice: ResolvedTarget, ask: NeedAtLayer, gradients: Gradients) -> torch.Tensor:
-        return _of_layer(forward.joined(_layer(ask), gradients), forward, choice, ask)
+def _means(maps: Tensor, channels: int = 1) -> _Means:
+    rows = at_least_float32(maps.detach()).movedim(channels, 1)
+    variances, values = torch.var_mean(rows.reshape(*rows.shape[:2], -1), 2, correction=0)
+    return _Means(values, variances.sqrt())
 
 
-class _LayerCurvature(Collector):
-    """The Hessian times the activations, by a second backward through the first: its matrix is never built."""
+class HeadCandidates:
+    """The layers of a network that may be its head: linear ones and convolutions of one position, as they were called.
 
-    def answer(self, forward: Forward, choice: ResolvedTarget, ask: NeedAtLayer, gradients: Gradients) -> torch.Tensor:
-        total = forward.total(choice, ask.need.objective)  # type: ignore[attr-defined]
-        with forward.layers.paused():
-            return _of_layer(_hessian_product(total, forward, _layer(ask)), forward, choice, ask)
+    Such a layer may come before the average as well as after it: the mean of its output is its output for the mean. So
+    only the means of its input and its output are stored. ``rounding`` is that of the coarsest type in the network.
+    """
 
+    def __init__(self, group: HookGroup, model: nn.Module) -> None:
+        self.calls: list[tuple[Tensor, nn.Module, _Means]] = []
+        self.rounding = 0.0
+        for kind in _CONVOLUTIONS:
+            if any(isinstance(module, kind) for module in model.modules()):
+                group.forward(kind, self._note, with_kwargs=True)
 
-class _ClassWeights(Collector):
-    def __init__(self, asks: Sequence[NeedAtLayer]) -> None:
-        super().__init__(asks)
-        self._heads = HeadCandidates()
-
-    def watch(self, group: HookGroup, model: nn.Module, *, cut: bool) -> None:
-        self._heads.watch(group, model)
-
-    def answer(self, forward: Forward, choice: ResolvedTarget, ask: NeedAtLayer, gradients: Gradients) -> torch.Tensor:
-        maps = choice.found[ask.before(Activations())]
-        return class_weights(self._heads, maps, forward.logits, choice.classes, _layer(ask))
-
-
-class _Likeness(Collector):
-    def answer(self, forward: Forward, choice: ResolvedTarget, ask: NeedAtLayer, gradients: Gradients) -> torch.Tensor:
-        if not isinstance(choice.target, Detected):
-            kind = either("a detected box, explain.targets.Detection,", "a detected box")
-            raise TargetError(
-                f"target must be {kind} for a method that compares detections, got "
-                f"{choice.name if choice.classes is None else 'a class'}; drise is for detectors, so take rise"
-            )
-        return at_least_float32(choice.target.likeness(forward.output, forward.count).detach())
+    def _note(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
+        self.rounding = max(self.rounding, torch.finfo(output.dtype).eps)
+        (given,) = (*args, *kwargs.values())
+        if given.ndim > 1 and _mixes_channels_alone(module):
+            channels = -1 if isinstance(module, nn.Linear) else 1
+            self.calls.append((_means(given, channels).values, module, _means(output, channels)))
 
 
-class _InputGradients(Collector):
-    def sources(self, forward: Forward, ask: NeedAtLayer) -> list[Source]:
-        return [forward.source(ask.input)]
-
-    def answer(self, forward: Forward, choice: ResolvedTarget, ask: NeedAtLayer, gradients: Gradients) -> torch.Tensor:
-        if gradients[0] is None:
-            raise TargetError(_unused(forward, choice))
-        return at_least_float32(gradients[0].detach())
+def _mixes_channels_alone(module: Any) -> bool:
+    if isinstance(module, nn.Linear):
+        return True
+    moves = [*module.stride, *(1 + abs(each) for each in module.padding if isinstance(each, int))]
+    alone = module.groups == 1 and not module.transposed and module.padding != "same"
+    return alone and {*module.kernel_size, *moves} == {1}
 
 
-class _RuleCoverage(Collector):
-    def answer(self, forward: Forward, choice: ResolvedTarget, ask: NeedAtLayer, gradients: Gradients) -> Any:
-        return choice.coverage[ask.need.rule]  # type: ignore[attr-defined]
+WATCHES: dict[type[needs.Need[Any]], Callable[[HookGroup, nn.Module], Any]] = {
+    needs.ClassWeights: HeadCandidates,
+    needs.BlockTokens: lambda group, net: read_outputs(group, transformer_blocks(net), lambda t: t.detach().clone()),
+}
+"""What is hooked before the forward pass, and recorded in `Forward.seen`, by the kind of need."""
 
 
-class _Relevance(Collector):
-    """Value times gradient, and what rules for the input gave it without one."""
-
-    def sources(self, forward: Forward, ask: NeedAtLayer) -> list[Source]:
-        return [forward.source(ask.input)]
-
-    def answer(self, forward: Forward, choice: ResolvedTarget, ask: NeedAtLayer, gradients: Gradients) -> torch.Tensor:
-        if gradients[0] is None:
-            raise TargetError(_unused(forward, choice))
-        source = forward.source(ask.input)
-        found = source.detach() * gradients[0].detach()
-        paths = list(forward.inputs.paths)
-        place = paths.index(ask.input or forward.inputs.path)
-        deposit = choice.propagated[ask.need.backward].flow.deposits.get(place)  # type: ignore[index]
-        return at_least_float32(found if deposit is None else found + deposit.detach())
-
-
-class _LayerRelevance(_LayerGradients):
-    def answer(self, forward: Forward, choice: ResolvedTarget, ask: NeedAtLayer, gradients: Gradients) -> torch.Tensor:
-        gradient = super().answer(forward, choice, ask, gradients)
-        return gradient * forward.spatial(forward.record(_layer(ask)).activation, _layer(ask))
-
-
-class _RelevanceCoverage(Collector):
-    def sources(self, forward: Forward, ask: NeedAtLayer) -> list[Source]:
-        return [forward.source(None)]  # for the backward pass to go through all of the network
-
-    def answer(self, forward: Forward, choice: ResolvedTarget, ask: NeedAtLayer, gradients: Gradients) -> Any:
-        return choice.propagated[ask.need.backward].coverage  # type: ignore[index]
-
-
-class _BiasTerms(Collector):
-    """What is added in the network, times the gradient where it is added."""
-
-    def sources(self, forward: Forward, ask: NeedAtLayer) -> list[Source]:
+def sources(forward: Forward, need: NeedAtLayer) -> list[Source]:
+    """What the backward pass for a need differentiates with respect to."""
+    kind = need.kind
+    if isinstance(kind, needs.BiasTerms):
         return [constant.edge for constant in forward.operations.constants]
-
-    def answer(
-        self, forward: Forward, choice: ResolvedTarget, ask: NeedAtLayer, gradients: Gradients
-    ) -> tuple[torch.Tensor, ...]:
-        elsewhere = independent_calls(forward.model, forward.inputs)
-        terms = []
-        for constant, gradient in zip(forward.operations.constants, gradients, strict=True):
-            if gradient is not None:
-                term = _of_images(_term(constant, gradient), constant, forward)
-                # What other images than the explained one bring adds to the score too, but lies nowhere on this one.
-                nowhere = not constant.lies_on_input or (constant.module, constant.call) in elsewhere
-                terms.append(term.flatten(1) if nowhere else term)
-        return tuple(terms)
-
-
-class _Revealed(Collector):
-    """Runs the network on three rows for each image; see `revealing`."""
-
-    def answer(self, forward: Forward, choice: ResolvedTarget, ask: NeedAtLayer, gradients: Gradients) -> torch.Tensor:
-        inputs, path = forward.inputs, ask.input or forward.inputs.path
-        if len(inputs.paths) > 1:
-            raise MethodError(
-                "rule of deeplift must be rescale where several inputs are explained; name one of them, or take rescale"
-            )
-        x = inputs.tensor(path)
-        with recording(True):
-            base = ask.need.reference.of(x).detach()  # type: ignore[attr-defined]
-            parts = [(x - base).clamp(min=0).requires_grad_(), (x - base).clamp(max=0).requires_grad_()]
-            images = torch.arange(len(x), device=x.device)
-            with RevealCancelTracer(forward.model) as mode:
-                output = inputs.rows(images.repeat(3), {path: mode.begin(base, *parts)}).call(forward.model)
-            score = choice.of_rows(images).pick(joined(output, 3 * len(x)), len(x))[0]
-            found = torch.autograd.grad(score.sum(), parts, allow_unused=True)
-        if None in found:
-            raise TargetError(_unused(forward, choice))
-        if not agree(at_least_float32(score.detach()), choice.score, x, RuntimeSettings(), forward.scale(choice)):
-            raise MethodError(
-                "rule of deeplift must be rescale for this network: reveal-cancel came to another score "
-                "than the photo's; take rescale"
-            )
-        return at_least_float32(sum(part.detach() * g for part, g in zip(parts, found, strict=True)))
-
-
-class _Attention(Collector):
-    """Keeps the weights of every attention, and the gradients that a backward pass brings them."""
-
-    _records: list[AttentionRecord]
-
-    def sources(self, forward: Forward, ask: NeedAtLayer) -> list[Source]:
+    if isinstance(kind, (needs.RelevanceCoverage, needs.Attention, needs.AttentionRelevance)):
         # For the backward pass to go through all of the network.
-        return [forward.source(None), *(forward.beside if getattr(ask.need, "beside", False) else ())]
-
-    @contextmanager
-    def during(self, forward: Forward, choice: ResolvedTarget) -> Iterator[None]:
-        with HookGroup() as group:
-            self._records = attention(choice.total, group)
-            yield
-
-    def answer(
-        self, forward: Forward, choice: ResolvedTarget, ask: NeedAtLayer, gradients: Gradients
-    ) -> tuple[AttentionMap, ...]:
-        count = forward.count
-        found = [(by_image(r.weights, count), r.gradient) for r in self._of(forward, ask)]
-        return tuple(AttentionMap(w, None if g is None else by_image(g, count)) for w, g in found)
-
-    def _of(self, forward: Forward, ask: NeedAtLayer) -> list[AttentionRecord]:
-        """The records that are asked for: what the input does not reach may or may not have a graph."""
-        if getattr(ask.need, "beside", False):
-            return self._records
-        sources = list(forward.sources.values())
-        return [record for record in self._records if any(True for _ in sources_behind(record.node, sources))]
+        return [forward.source(need.input), *(forward.unreached if getattr(kind, "unreached", False) else ())]
+    if kind.of_input:
+        return [forward.source(need.input)]
+    return forward.layers.sources_of(forward.record(need.layer or "")) if kind.at_layer and not kind.second else []
 
 
-class _AttentionRelevance(_Attention):
-    """The same under a composite; a fused kernel hands half of what arrives to the values, which comes before it."""
-
-    def answer(
-        self, forward: Forward, choice: ResolvedTarget, ask: NeedAtLayer, gradients: Gradients
-    ) -> tuple[AttentionMap, ...]:
-        found = super().answer(forward, choice, ask, gradients)
-        halves = [0.5 if record.fused else 1.0 for record in self._of(forward, ask)]
-        return tuple(
-            AttentionMap(each.weights, None if each.gradient is None else each.gradient * half)
-            for each, half in zip(found, halves, strict=True)
-        )
+def _activations(forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients) -> Tensor:
+    return forward.spatial(forward.record(need.layer or "").activation, need.layer or "")
 
 
-class _BlockAttention(Collector):
-    def answer(
-        self, forward: Forward, choice: ResolvedTarget, ask: NeedAtLayer, gradients: Gradients
-    ) -> list[torch.Tensor]:
-        return attention_gradients(forward.model, forward.inputs, choice.of_rows)
+def _layer_gradients(forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients) -> Tensor:
+    gradient = forward.layers.joined(forward.record(need.layer or ""), gradients)
+    return _of_layer(gradient, forward, resolved, need)
 
 
-class _BlockTokens(Collector):
-    """Keeps what the blocks of a transformer give."""
-
-    def watch(self, group: HookGroup, model: nn.Module, *, cut: bool) -> None:
-        self._found: dict[str, torch.Tensor] = {}
-        for name in transformer_blocks(model):
-            group.forward(name, partial(self._take, name))
-
-    def _take(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
-        tensor = first_tensor(output)
-        if tensor is not None:
-            self._found[name] = tensor.detach().clone()
-
-    def answer(
-        self, forward: Forward, choice: ResolvedTarget, ask: NeedAtLayer, gradients: Gradients
-    ) -> tuple[torch.Tensor, ...]:
-        explained = explained_blocks(forward.model, forward.inputs)
-        return tuple(forward.spatial(tensor, name) for name, tensor in self._found.items() if name in explained)
+def _layer_curvature(forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients) -> Tensor:
+    """The Hessian times the activations, by a second backward through the first: its matrix is never built."""
+    total = forward.total(resolved, need.kind.objective)  # type: ignore[attr-defined]
+    with forward.layers.paused():
+        return _of_layer(_hessian_product(total, forward, need.layer or ""), forward, resolved, need)
 
 
-COLLECTORS: dict[type[Need[Any]], type[Collector]] = {
-    Activations: _Activations,
-    LayerGradients: _LayerGradients,
-    LayerCurvature: _LayerCurvature,
-    ClassWeights: _ClassWeights,
-    DetectionSimilarity: _Likeness,
-    InputGradients: _InputGradients,
-    RuleCoverage: _RuleCoverage,
-    Relevance: _Relevance,
-    LayerRelevance: _LayerRelevance,
-    Multipliers: _InputGradients,
-    RevealCancel: _Revealed,
-    RelevanceCoverage: _RelevanceCoverage,
-    BiasTerms: _BiasTerms,
-    Attention: _Attention,
-    AttentionRelevance: _AttentionRelevance,
-    BlockAttention: _BlockAttention,
-    BlockTokens: _BlockTokens,
+def _class_weights(forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients) -> Tensor:
+    """The weights ``(N, C)`` with which the mean of each feature map enters the score of the target's class.
+
+    Raises:
+        TargetError: the target is not a class.
+        LayerError: the scores are not a linear function of the means of the layer's maps.
+    """
+    maps: Tensor = resolved.found[need.at_same_place(needs.Activations())]
+    heads, logits, classes = forward.seen[needs.ClassWeights], forward.logits, resolved.classes
+    if classes is None or logits is None:
+        raise TargetError("target must be a class for cam, which reads the class's weights; use gradcam otherwise")
+    means = _means(maps)
+    if means.agree(logits, heads.rounding):
+        return nn.functional.one_hot(classes, logits.shape[1]).to(maps)  # the maps are those of the classes
+    for given, module, scores in reversed(heads.calls):
+        if scores.agree(logits, heads.rounding) and means.agree(given, heads.rounding):
+            return at_least_float32(detached(module.weight[classes])).flatten(1)
+    must = "be followed by an average over its maps and one linear layer for cam, but is not"
+    raise LayerError(f"layer {need.layer!r} must {must}; use gradcam, or name the layer that is pooled")
+
+
+def _similarity(forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients) -> Tensor:
+    if not isinstance(resolved.target, Detected):
+        kind = either("a detected box, explain.targets.Detections,", "a detected box")
+        got = f"{resolved.name if resolved.classes is None else 'a class'}; drise is for detectors, so take rise"
+        raise TargetError(f"target must be {kind} for a method that compares detections, got {got}")
+    return at_least_float32(resolved.target.likeness(forward.output, forward.count).detach())
+
+
+def _input_gradients(forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients) -> Tensor:
+    return at_least_float32(_of_input(gradients[0], forward, resolved))
+
+
+def _relevance(forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients) -> Tensor:
+    """Value times gradient, and what rules for the input gave it without one."""
+    found = detached(forward.source(need.input)) * _of_input(gradients[0], forward, resolved)
+    place = list(forward.inputs.paths).index(need.input or forward.inputs.path)
+    deposit = resolved.propagated[need.kind.backward].flow.deposits.get(place)  # type: ignore[index]
+    return at_least_float32(found if deposit is None else found + deposit)
+
+
+def _bias_terms(forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients) -> Tensors:
+    """What is added in the network, times the gradient where it is added."""
+    elsewhere = independent_calls(forward.model, forward.inputs)
+    terms = []
+    for constant, gradient in zip(forward.operations.constants, gradients, strict=True):
+        if gradient is not None:
+            # Infinity, which masks add to what is not to count, adds nothing there.
+            term = _of_images(torch.where(gradient == 0, 0, gradient * constant.value), constant, forward)
+            # What other images than the explained one bring adds to the score too, but lies nowhere on this one.
+            nowhere = not constant.lies_on_input or (constant.module, constant.call) in elsewhere
+            terms.append(term.flatten(1) if nowhere else term)
+    return tuple(terms)
+
+
+def _reveal_cancel(forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients) -> Tensor:
+    """DeepLIFT's reveal-cancel: runs the network on three rows for each image; see `RevealCancelTracer`."""
+    inputs, path = forward.inputs, need.input or forward.inputs.path
+    if len(inputs.paths) > 1:
+        raise MethodError("rule of deeplift must be rescale where several inputs are explained; name one of them")
+    x = inputs.tensor(path)
+    with recording(True):
+        base = need.kind.reference.of(x).detach()  # type: ignore[attr-defined]
+        parts = [(x - base).clamp(min=0).requires_grad_(), (x - base).clamp(max=0).requires_grad_()]
+        images = torch.arange(len(x), device=x.device)
+        with RevealCancelTracer(forward.model) as mode:
+            output = inputs.rows(images.repeat(3), {path: mode.begin(base, *parts)}).call(forward.model)
+        score = resolved.of_rows(images).pick(joined(output, 3 * len(x)), len(x))[0]
+        found = torch.autograd.grad(score.sum(), parts, allow_unused=True)
+    terms = [part.detach() * _of_input(g, forward, resolved) for part, g in zip(parts, found, strict=True)]
+    if not agree(at_least_float32(score.detach()), resolved.score, x, RuntimeSettings(), forward.scale(resolved)):
+        raise MethodError("rule of deeplift must be rescale for this network: reveal-cancel came to another score")
+    return at_least_float32(terms[0] + terms[1])
+
+
+def _attention(
+    forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients
+) -> tuple[needs.AttentionMap, ...]:
+    """The weights of every attention, and the gradients that the backward pass has brought them."""
+    records, found, joint = resolved.attention, [], forward.grids.joint
+    if not getattr(need.kind, "unreached", False):  # what the input does not reach may or may not have a graph
+        reach = Reach([forward.source(need.input)])
+        records = [record for record in records if reach.of(record.node)]
+    if joint is not None:  # that of the language model, in which no token sees the last one
+        alike = [r for r in records if r.weights.shape[-2:] == (joint.length, joint.length)]
+        records = [record for record in alike if not bool(record.weights[..., :-1, -1].any())]
+    for record in records:
+        parts = record.weights, record.gradient, record.query, record.key
+        weights, gradient, *others = (None if part is None else by_image(part, forward.count) for part in parts)
+        assert weights is not None
+        if gradient is not None and record.fused and isinstance(need.kind, needs.AttentionRelevance):
+            gradient = gradient * 0.5  # a fused kernel sends half of its relevance to the values first
+        found.append(needs.AttentionMap(weights, gradient, *others))
+    return tuple(found)
+
+
+def _block_tokens(forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients) -> Tensors:
+    seen, explained = forward.seen[needs.BlockTokens], explained_blocks(forward.model, forward.inputs)
+    return tuple(forward.spatial(found[-1], name) for name, found in seen.items() if found and name in explained)
+
+
+ANSWERS: dict[type[needs.Need[Any]], Callable[[Forward, ResolvedTarget, NeedAtLayer, Gradients], Any]] = {
+    needs.Activations: _activations,
+    needs.LayerGradients: _layer_gradients,
+    needs.LayerCurvature: _layer_curvature,
+    needs.ClassWeights: _class_weights,
+    needs.DetectionSimilarity: _similarity,
+    needs.InputGradients: _input_gradients,
+    needs.RuleCoverage: lambda _, resolved, need, __: resolved.coverage[need.kind.rule],  # type: ignore[attr-defined]
+    needs.Relevance: _relevance,
+    needs.LayerRelevance: lambda *given: _layer_gradients(*given) * _activations(*given),
+    needs.Multipliers: _input_gradients,
+    needs.RevealCancel: _reveal_cancel,
+    needs.RelevanceCoverage: lambda _, resolved, need, __: resolved.propagated[need.kind.backward].coverage,  # type: ignore[index]
+    needs.BiasTerms: _bias_terms,
+    needs.Attention: _attention,
+    needs.InputAttention: _attention,
+    needs.AttentionRelevance: _attention,
+    needs.BlockAttention: lambda f, resolved, *_: attention_gradients(f.model, f.inputs, resolved.of_rows),
+    needs.BlockTokens: _block_tokens,
 }
 
 
-def _unused(forward: Forward, choice: ResolvedTarget) -> str:
-    return (
-        f"target {choice.name} must depend on the input through differentiable operations, but it does not; look for "
-        f".detach(), .data, no_grad() or rounding in the model or the target{_without_gradients(forward.model)}"
-    )
-
-
-def _layer(ask: NeedAtLayer) -> str:
-    assert ask.layer is not None
-    return ask.layer
-
-
-def _of_layer(
-    gradient: torch.Tensor | None, forward: Forward, choice: ResolvedTarget, ask: NeedAtLayer
-) -> torch.Tensor:
+def _of_input(gradient: Tensor | None, forward: Forward, resolved: ResolvedTarget) -> Tensor:
     if gradient is None:
-        hidden = "" if choice.total.requires_grad else ", or not through differentiable operations"
-        raise UnusedLayerError(
-            f"layer {ask.layer!r} must influence the score of target {choice.name}, but the score does not use "
-            f"it{hidden}; choose a layer or target that depend on each other, without no_grad(), detach() or "
-            f"checkpoints between{_without_gradients(forward.model)}"
-        )
-    return forward.spatial(gradient, _layer(ask))
+        remedy = f"look for detach() or no_grad() on the way, or use occlusion{_without_gradients(forward.model)}"
+        must = "depend on the input through differentiable operations"
+        raise TargetError(f"target {resolved.name} must {must}, but it does not; {remedy}")
+    return gradient
 
 
-def _term(constant: AddedConstant, gradient: torch.Tensor) -> torch.Tensor:
-    """The gradient times what was added; infinity, which masks add to what is not to count, adds nothing there."""
-    term: torch.Tensor = gradient.detach() * constant.value
-    return torch.where(gradient.detach() == 0, torch.zeros_like(term), term)
+def _of_layer(gradient: Tensor | None, forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer) -> Tensor:
+    if gradient is None:
+        must = f"influence the score of target {resolved.name}, but the score does not use it, or without a gradient"
+        remedy = f"choose another, without no_grad() or detach() between{_without_gradients(forward.model)}"
+        raise UnusedLayerError(f"layer {need.layer!r} must {must}; {remedy}")
+    return forward.spatial(gradient, need.layer or "")
 
 
-def _of_images(term: torch.Tensor, constant: AddedConstant, forward: Forward) -> torch.Tensor:
+def _of_images(term: Tensor, constant: AddedConstant, forward: Forward) -> Tensor:
     """A bias term laid out over the images, or where it is no map (it may be of windows), as rows of numbers."""
     count, shape = forward.count, tuple(term.shape)
     layer = None if constant.module is None else f"{constant.module}@{constant.call}"
-    grid = forward.grids.grid(shape, layer) if term.ndim > 2 and constant.lies_on_input else None
     if layer is None and constant.channels_last and len(term) == count and len(forward.grids.size) == term.ndim - 2:
         return term.movedim(-1, 1)
+    grid = forward.grids.grid(shape, layer) if term.ndim > 2 and constant.lies_on_input else None
     if grid is not None:
         return grid.spread(term)
     turned = term.ndim == 3 and len(term) != count and term.shape[1] == count
     if not turned and len(term) != count > 1 and (forward.inputs.others or len(term) % count):
-        raise MethodError(
-            f"fullgrad must see layer {constant.module!r} give a row for each of the {count} images (or several for "
-            f"each, in their order), got {len(term)} rows; explain one image at a time"
-        )
+        rows = f"rows for each of {count} images, got {len(term)}"
+        raise MethodError(f"fullgrad must see layer {constant.module!r} give {rows}; explain one image at a time")
     return (term.transpose(0, 1) if turned else term).reshape(count, -1)
 
 
-def _hessian_product(total: torch.Tensor, forward: Forward, layer: str) -> torch.Tensor | None:
+def _hessian_product(total: Tensor, forward: Forward, layer: str) -> Tensor | None:
     if not total.requires_grad:
         return None
-    sources, direction = forward.sources_of(layer), forward.record(layer).activation
-    gradient = forward.joined(layer, torch.autograd.grad(total, sources, create_graph=True, allow_unused=True))
+    layers, record = forward.layers, forward.record(layer)
+    wanted, direction = layers.sources_of(record), record.activation
+    gradient = layers.joined(record, torch.autograd.grad(total, wanted, create_graph=True, allow_unused=True))
     if gradient is None:
         return None
     if not gradient.requires_grad:
         return torch.zeros_like(gradient)  # the score is linear in the layer
     try:
-        products = torch.autograd.grad(gradient, sources, direction, retain_graph=True, allow_unused=True)
+        products = torch.autograd.grad(
+            gradient, wanted, direction, retain_graph=True, create_graph=torch.is_grad_enabled(), allow_unused=True
+        )
     except RuntimeError as error:
         if "derivative for" not in str(error):
             raise
-        raise MethodError(
-            f"shapleycam must have second derivatives behind the layer, but {str(error).split()[2]} has none; use "
-            "gradcam, or put the call under torch.nn.attention.sdpa_kernel(SDPBackend.MATH)"
-        ) from None
-    product = forward.joined(layer, products)
-    return torch.zeros_like(gradient) if product is None else product.detach()
+        got = f"but {str(error).split()[2]} has none; use gradcam, or sdpa_kernel(SDPBackend.MATH)"
+        raise MethodError(f"shapleycam must have second derivatives behind the layer, {got}") from None
+    product = layers.joined(record, products)
+    return torch.zeros_like(gradient) if product is None else product
 
 
 def _without_gradients(model: nn.Module) -> str:
     """What to add where a gradient is missing and the model has layers that never have one."""
-    quantised = any("quantized" in type(module).__module__ for module in model.modules())
-    remedy = (
-        "quantised layers have no gradients: use scorecam, ablationcam or eigencam, or the model before quantisation"
-    )
-    return f" ({remedy})" if quantised else ""
+    if not any("quantized" in type(module).__module__ for module in model.modules()):
+        return ""
+    return " (quantised layers have no gradients: use scorecam or eigencam, or the model before quantisation)"
+
+
+_REMEDY = "use it for vision transformers (ViT, DeiT), and gradcam or layercam otherwise"
+
+
+def transformer_blocks(model: nn.Module) -> list[str]:
+    """Name the blocks: of the modules that hold exactly one attention, the largest ones.
+
+    A head that pools the tokens by attention is none: it lies outside of the module that holds all others.
+
+    >>> from torchvision.models import VisionTransformer
+    >>> transformer_blocks(VisionTransformer(16, 4, 2, 2, 8, 16))
+    ['encoder.layers.encoder_layer_0', 'encoder.layers.encoder_layer_1']
+    """
+    attentions: list[str] = []
+    for name, module in model.named_modules():
+        kind = type(module).__name__.lower()
+        inside = any(name.startswith(f"{outer}.") for outer in attentions)
+        if not inside and ("attention" in kind or "attn" in kind):
+            attentions.append(name)
+    blocks = []
+    for name in attentions:
+        ancestors = accumulate(name.split("."), "{}.{}".format)
+        blocks.append(next(a for a in ancestors if sum(f"{each}.".startswith(f"{a}.") for each in attentions) == 1))
+    return [name for i, name in enumerate(blocks) if not i or not _pools(model, blocks[i - 1], name)]
+
+
+def _pools(model: nn.Module, before: str, name: str) -> bool:
+    """Whether a module with attention is no further block, but a head of another kind outside of what holds blocks."""
+    stack, outside = (f".{each}".rpartition(".")[0] for each in (before, name))
+    other = type(model.get_submodule(name)) is not type(model.get_submodule(before))
+    return other and stack.startswith(outside) and stack != outside
+
+
+def explained_blocks(model: nn.Module, inputs: Inputs) -> list[str]:
+    """The blocks whose output depends on what is explained: those of the image's tower, not those of a text's.
+
+    Found by a pass where there are several towers, and remembered. Of a network in which no gradient leads to the
+    explained input, all blocks are taken.
+    """
+    names = transformer_blocks(model)
+    if len({name.rpartition(".")[0] for name in names}) < 2:
+        return names
+    look = summary_of(model, inputs)
+    if "blocks" not in look.chosen:
+        look.chosen["blocks"] = _reached(model, inputs.first() if look.alone else inputs, names) or names
+    return look.chosen["blocks"]  # type: ignore[no-any-return]
+
+
+def _reached(model: nn.Module, inputs: Inputs, names: Sequence[str]) -> list[str]:
+    x = inputs.x.detach().clone().requires_grad_()
+    with untouched(model, grad=True), HookGroup(model) as group:
+        outputs = read_outputs(group, names, lambda tensor: tensor.grad_fn)
+        inputs.detached().replaced(x).call(model)
+    reach = Reach([x])
+    return [name for name in names if outputs[name] and reach.of(outputs[name][-1])]
+
+
+def attention_gradients(model: nn.Module, inputs: Inputs, target: Any) -> list[Tensor]:
+    """For each block, the gradient in its attention ``(N, heads, T, T)`` of the score read off its output.
+
+    The output tokens are averaged, and take the place of every token on the way into what comes after the last block:
+    whichever of them the network reads, it reads the mean. One forward pass does for all blocks, since the last one
+    returns a batch with the outputs of all of them; each starts a graph of its own, so one backward pass does too.
+
+    Raises:
+        MethodError: the network has no such blocks.
+    """
+    blocks = explained_blocks(model, inputs)
+    if len(blocks) < 2:
+        got = f"{len(blocks)} in {type(model).__name__}"
+        raise MethodError(f"legrad must have at least two transformer blocks, got {got}; {_REMEDY}")
+    grids = grids_of(model, inputs)
+    of_blocks = [grids.grid((len(inputs), 0, 0), name) for name in blocks]  # known by name, whatever the shape
+    of_images = 1 if any(grid is not None and grid.of_images for grid in of_blocks) else 0
+    starts: list[Tensor] = []
+    means: list[Tensor] = []
+
+    def begin(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        def start(given: Any) -> Tensor:
+            starts.append(_tokens(given).detach().requires_grad_())
+            return starts[-1]
+
+        return with_first(module, args, kwargs, start)
+
+    def end(module: nn.Module, args: Any, output: Any) -> Any:
+        tokens = _tokens(first_tensor(output))
+        if means and tokens.shape != means[0].shape:
+            raise MethodError(f"legrad must have blocks of one size, got also {tuple(tokens.shape)}; use attnlrp")
+        means.append(tokens.mean(1 - of_images, keepdim=True).expand_as(tokens))
+        return replace_first(output, torch.cat(means, of_images)) if len(means) == len(blocks) else None
+
+    with HookGroup(model) as group, torch.enable_grad():
+        for name in blocks:
+            group.forward_pre(name, begin, with_kwargs=True)
+            group.forward(name, end)
+        output = inputs.call(model)
+        wanted: Target = target(torch.arange(len(inputs), device=inputs.x.device).repeat(len(blocks)))
+        total = wanted.pick(output, len(inputs) * len(blocks))[0].sum()
+    with HookGroup() as group:
+        records = attention(total, group)
+        torch.autograd.grad(total, starts, allow_unused=True)
+    # A tower of texts has attention of its own, which no way to the blocks' inputs comes by.
+    found = [record.gradient for record in records if record.gradient is not None][: len(blocks)]
+    if len(found) != len(blocks):
+        raise MethodError(f"legrad must see the attention of each of the {len(blocks)} blocks, got {len(found)}")
+    return [by_image(gradient, len(inputs)) for gradient in found]
+
+
+def with_first(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], change: Callable[[Any], Any]) -> Any:
+    """Change the argument that a module takes first; of keywords, the order in a call says nothing. None: leave it."""
+    known = [] if args else [name for name in inspect.signature(module.forward).parameters if name in kwargs]
+    key = next(iter([*known, *kwargs]), "")
+    new = change(args[0] if args else kwargs.get(key))
+    return None if new is None else ((new, *args[1:]), kwargs) if args else ((), {**kwargs, key: new})
+
+
+def _tokens(tensor: Any) -> Tensor:
+    if not isinstance(tensor, Tensor) or tensor.ndim != 3:
+        shape = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
+        raise MethodError(f"legrad must have blocks that take and give tokens (N, T, D), got {shape}; {_REMEDY}")
+    return tensor

@@ -1,244 +1,198 @@
 """`gather`: run a plan, and return the evidence.
 
-Hooks are on during the passes alone, and act only for the thread that put them there. Gradients are asked of autograd
-for the tensors that need them, so no parameter's ``.grad`` or ``requires_grad`` is touched.
+`_Passes` runs the forward pass, in which `explain.hooks.capturing.Capture` records the layers, and then the backward
+passes for each target: `torch.autograd.grad` of the score, in the recorded layers and the input. Before a backward pass
+
+* `explain.relevance.gradient_rules.apply_rule` puts a rule for gradients on its Nodes, such as `Guided`;
+* `explain.relevance.composites.propagate` puts the rules of LRP there, whose formulas are in `linear_rules` and
+  `nonlinear_rules`.
+
+Perturbed rows (masked photos, points on a path) are run in batches by `explain.engine.reruns`. The collectors turn what
+was recorded into the answers to each need.
+
+Hooks are on during the passes alone, and act only for the thread that put them there. No parameter's ``.grad`` or
+``requires_grad`` is touched.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.autograd.graph import Node
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from explain._utils import nested
 from explain._utils.errors import LayerError, MethodError, note
 from explain.data.inputs import Inputs, InputsLike, Path, as_inputs
-from explain.engine.collectors import COLLECTORS, Collector
-from explain.engine.evidence import Evidence, RowOrigin, at_least_float32
+from explain.engine import needs
+from explain.engine.collectors import ANSWERS, WATCHES, sources
 from explain.engine.forward import Forward, ResolvedTarget
-from explain.engine.needs import Attention, Backward, BiasTerms, Concept, Need, NeedAtLayer, Reference
+from explain.engine.needs import Backward, Concept, Evidence, EvidenceLookup, NeedAtLayer, RowOrigin, at_least_float32
 from explain.engine.perturbations import PerturbationRuns
 from explain.engine.plan import Plan
 from explain.engine.replay import PrefixRecorder, Tape
-from explain.engine.rerun_context import EvidenceLookup, RerunContext, check_inputs_beside
+from explain.engine.rerun_context import RerunContext, check_other_inputs
 from explain.engine.reruns import PerturbationRunner, run_streams
 from explain.engine.settings import Footprint, Precision, RuntimeSettings, autocast, mixed_precision_now
 from explain.engine.validation import alone
-from explain.hooks import Capture, HookGroup, untouched
-from explain.hooks.preserve import recording
-from explain.hooks.records import Source, cut_where_allowed
+from explain.hooks import HookGroup
+from explain.hooks.attention import attention
+from explain.hooks.capturing import Capture, Source, cut_where_allowed, read_outputs
+from explain.hooks.preserve import own_statistics, recording, untouched
 from explain.hooks.unwrap import has_hooks, scripted
-from explain.layers.calls import grids_of, split_call
-from explain.layers.outputs import ExecutedModules
+from explain.layers.calls import executed_modules, grids_of, split_call
 from explain.relevance.composites import propagate
-from explain.relevance.deeplift import StepComparison, propagate_differences
-from explain.relevance.gradient_rules import apply_rule
-from explain.relevance.propagation import Marks, RelevanceFlow, consumers, hold_back, hold_back_beside, node_of
-from explain.relevance.zero_leaves import ZeroLeaves
+from explain.relevance.deeplift import propagate_differences
+from explain.relevance.gradient_rules import ZeroLeaves, apply_rule
+from explain.relevance.propagation import RelevanceFlow, consumers, pass_channels, stop_other_paths
 from explain.targets import Target
-from explain.targets.rows import must_follow_rows
-from explain.tracing.operations import Operations, Recorder
-from explain.tracing.steps import StepRecorder
+from explain.targets.layouts import reading_once
+from explain.targets.per_image import must_follow_rows
+from explain.tracing.operations import OperationRecorder, Operations
+from explain.tracing.steps import Step, StepRecorder
+
+Wanted: TypeAlias = Mapping[NeedAtLayer, Sequence[Source]]
+"""Needs that one backward pass answers, and what it differentiates with respect to for each."""
 
 
 def gather(
-    model: nn.Module,
-    inputs: InputsLike,
-    plan: Plan,
-    targets: Sequence[Target],
-    work: RuntimeSettings | None = None,
-    *,
-    precision: Precision = "full",
-    origin: RowOrigin | None = None,
-    told: Callable[[Sequence[str]], None] | None = None,
-) -> list[EvidenceLookup]:
+    model: nn.Module, inputs: InputsLike, plan: Plan, targets: Sequence[Target],
+    settings: RuntimeSettings | None = None, *, precision: Precision = "full", origin: RowOrigin | None = None,
+    check_modules: Callable[[Sequence[str]], None] | None = None,
+) -> list[EvidenceLookup]:  # fmt: skip
     """Run a plan on ``inputs``; for each target, return a function from a layer or none, and an input, to evidence.
 
-    ``precision`` is that of these passes; that of perturbed rows is in ``work``. ``told`` is called after the forward
-    pass with the names of the modules that ran, and may raise.
+    ``precision`` is that of these passes; that of perturbed rows is in ``settings``. ``check_modules`` is called after
+    the forward pass with the names of the modules that ran, and may raise.
 
     Raises:
         ExplainError: bad input, a target that does not fit, a layer that is never called or has no map, a score that
-            is not finite or does not depend on what is asked for.
+            is not finite or does not depend on what its gradient is needed for.
     """
-    work, inputs = work or RuntimeSettings(), as_inputs(inputs).detached()
+    settings, inputs = settings or RuntimeSettings(), as_inputs(inputs)
+    inputs = inputs if settings.create_graph else inputs.detached()
     _must_be_open(model, plan)
-    with alone(), untouched(model):
-        run = partial(_Passes, model, inputs, plan, work, precision, follow=told is not None)
+    own = own_statistics(model) if settings.create_graph else nullcontext()
+    with alone(), untouched(model, create_graph=settings.create_graph), own:
+        run = partial(_Passes, model, inputs, plan, settings, precision, follow=check_modules is not None)
         passes = cut_where_allowed(run)
         if passes.forward.layers.misses and passes.cut:
             note("the pass is recorded from the input on: what a layer gives reaches the score in more than one way")
             passes = run(False)
-        if told is not None:
-            told(passes.ran)
-        choices = [passes.forward.choose(target) for target in targets]  # all of them fit before the first backward
+        if check_modules is not None:
+            check_modules(passes.ran)
+        with reading_once():
+            resolved = passes.forward.resolve_all(targets)  # all fit before the first backward
         if plan.reruns:
-            pieces = len(inputs) > 1 or work.batch_size != 1  # of other numbers of rows than there are images
-            for choice in choices if pieces else ():
-                must_follow_rows(choice.target, passes.forward.output, len(inputs))
-            check_inputs_beside(passes.forward, choices[0], work)
-        for choice in choices:
-            passes.answer(choice, last=choice is choices[-1])
-    evidence = partial(_evidence, passes.forward, origin)
+            pieces = len(inputs) > 1 or settings.batch_size != 1  # of other numbers of rows than there are images
+            for each in resolved if pieces else ():
+                must_follow_rows(each.target, passes.forward.output, len(inputs))
+            check_other_inputs(passes.forward, resolved[0], settings)
+        for each in resolved:
+            passes.answer(each, last=each is resolved[-1])
+    evidence = partial(_evidence, passes.forward, origin, {})
     if plan.reruns:
-        again = partial(gather, model, precision=work.precision)
-        context = RerunContext(passes.forward, choices, evidence, passes.footprint, work, again, alone, passes.tapes())
+        again = partial(gather, model, precision=settings.precision)
+        context = RerunContext(passes.forward, resolved, evidence, passes.footprint, settings, again, passes.tapes())
         run_streams(plan, context)
-        leave = [ask.need for ask in plan.asks if isinstance(ask.need, PerturbationRuns)]
-        if leave:
-            evidence = partial(_with_runner, evidence, leave, context, mixed_precision_now(inputs.x.device))
-    return [partial(evidence, choice) for choice in choices]
+        leave = [need.kind for need in plan.needs if isinstance(need.kind, PerturbationRuns)]
+        if leave:  # runners are made on demand: one among what was found would keep it, and all it holds, in a circle
+            runner = partial(PerturbationRunner, context, precision=mixed_precision_now(inputs.x.device))
+            evidence = partial(_evidence, passes.forward, origin, dict.fromkeys(leave, runner))
+    return [partial(evidence, each) for each in resolved]
 
 
 def _evidence(
-    forward: Forward, origin: RowOrigin | None, choice: ResolvedTarget, layer: str | None, path: Path | None = None
-) -> Evidence:
+    forward: Forward, origin: RowOrigin | None, runners: Mapping[Any, Callable[..., PerturbationRunner]],
+    resolved: ResolvedTarget, layer: str | None, path: Path | None = None,
+) -> Evidence:  # fmt: skip
     """What was found for a target that is about a layer or none, and of several explained inputs about one."""
     x = at_least_float32(forward.inputs.tensor(path or forward.inputs.path))
     outputs = (lambda: forward.outputs) if origin is None else origin.outputs
-    mine = {a.need: v for a, v in choice.found.items() if a.layer in (None, layer) and a.input in (None, path)}
-    about = x, choice.score, choice.classes, choice.name, forward.grids, forward.logits
+    mine = {a.kind: v for a, v in resolved.found.items() if a.layer in (None, layer) and a.input in (None, path)}
+    mine |= {kind: make(resolved=resolved, layer=layer) for kind, make in runners.items()}
+    about = x, resolved.score, resolved.classes, resolved.name, forward.grids, forward.logits
     return Evidence(*about, layer, mine, origin, outputs)
-
-
-def _with_runner(
-    evidence_of: Callable[..., Evidence],
-    leave: Sequence[PerturbationRuns],
-    context: RerunContext,
-    precision: torch.autocast,
-    choice: ResolvedTarget,
-    layer: str | None,
-    path: Path | None = None,
-) -> Evidence:
-    """The evidence, with a runner for the needs that allow perturbed rows.
-
-    It is made on demand: a runner among what was found would keep it, and all that it holds, alive in a circle.
-    """
-    evidence = evidence_of(choice, layer, path)
-    runner = PerturbationRunner(context, choice, layer, precision)
-    return replace(evidence, found={**evidence.found, **dict.fromkeys(leave, runner)})
-
-
-@dataclass
-class _Recorders:
-    """What records operations during the forward pass, as far as a plan needs it; entered in this order."""
-
-    zero_leaves: ZeroLeaves | None = None
-    compared: StepRecorder | None = None
-    steps: StepRecorder | None = None
-    """After ``compared``, to see what a normalisation is given as it was made."""
-    operations: Recorder | None = None
-
-    @classmethod
-    def of(cls, plan: Plan, model: nn.Module, sources: list[torch.Tensor], images: int) -> _Recorders:
-        made, needs = cls(), [ask.need for ask in plan.answered_at_once]
-        if any(isinstance(need, Attention) and need.beside for need in needs):
-            made.zero_leaves = ZeroLeaves(sources)
-        if any(backward.reference is not None for backward in plan.backwards):
-            made.compared = StepRecorder(model, sources, values=True, images=images)
-        composites = [backward.composite for backward in plan.backwards if backward.composite is not None]
-        if composites:
-            summands = any(composite.needs_summands for composite in composites)
-            made.steps = StepRecorder(model, sources, summands=summands, images=images)
-        rules = any(backward.rule is not None for backward in plan.backwards)
-        constants = any(isinstance(need, BiasTerms) for need in needs)
-        if rules or constants:
-            made.operations = Recorder(model, rectifiers=rules, constants=constants)
-        return made
-
-    def enter(self, stack: ExitStack) -> None:
-        for recorder in (self.zero_leaves, self.compared, self.steps, self.operations):
-            if recorder is not None:
-                stack.enter_context(recorder)
 
 
 class _Passes:
     """One forward pass, and the backward passes over it.
 
     If only layers are needed, it is ``cut``: gradients are off until the first of them. ``ran`` names the modules that
-    ran, if ``follow`` asks for them.
+    ran, if ``follow``.
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        inputs: Inputs,
-        plan: Plan,
-        work: RuntimeSettings,
-        precision: Precision,
-        cut: bool,
-        *,
-        follow: bool,
-    ) -> None:
-        self.plan, self.cut, self.footprint = plan, cut and not plan.whole, Footprint()
-        self._precision, self._marks = precision, Marks()
-        by_kind: dict[type[Need[Any]], list[NeedAtLayer]] = {}
-        for ask in plan.answered_at_once:
-            by_kind.setdefault(type(ask.need), []).append(ask)
-        self._collectors: dict[type[Need[Any]], Collector] = {kind: COLLECTORS[kind](a) for kind, a in by_kind.items()}
-        sources = {path: inputs.tensor(path) for path in inputs.paths}
+        self, model: nn.Module, inputs: Inputs, plan: Plan, settings: RuntimeSettings, precision: Precision, cut: bool,
+        *, follow: bool,
+    ) -> None:  # fmt: skip
+        self.plan, self.cut, self.footprint = plan, cut and not (plan.whole or settings.create_graph), Footprint()
+        self._precision, self._create_graph = precision, settings.create_graph
+        self._of_reference: dict[needs.Reference | None, Sequence[Step]] = {}
+        explained = {path: inputs.tensor(path) for path in inputs.paths}
         if plan.whole:
-            sources = {path: tensor.clone().requires_grad_() for path, tensor in sources.items()}
-        taped = self._taped_layer(model, inputs, work)
-        recorders = _Recorders.of(plan, model, list(sources.values()), len(inputs))
+            explained = {path: tensor.clone().requires_grad_() for path, tensor in explained.items()}
+        zero_leaves, compared, steps, operations = recorders = self._recorders(model, explained, len(inputs))
+        taped = next((stream.layer for stream in plan.streams if stream.of.of_layer), None)
+        # Perturbed maps are run one image at a time and in this precision; and hooks of others would see a replay.
+        if not self.cut or len(inputs) > 1 or precision != settings.precision or has_hooks(model):
+            taped = None
         with HookGroup(model) as group, recording(not self.cut), autocast(inputs.x, precision), ExitStack() as stack:
-            layers, watched = self._watch(group, model, len(inputs))
-            recorders.enter(stack)
-            ran = ExecutedModules(group, model) if follow else None
+            if settings.create_graph:  # fused attention has no second derivative
+                stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+            layers = self._watch(group, model, len(inputs))
+            kinds = {type(need.kind) for need in plan.answered_at_once}
+            seen = {kind: watch(group, model) for kind, watch in WATCHES.items() if kind in kinds}
+            for recorder in filter(None, recorders):
+                stack.enter_context(recorder)
+            self.ran = executed_modules(group, model) if follow else []
             self._prefix = None if taped is None else PrefixRecorder(group, model, taped)
-            given = inputs.replaced(sources)
+            given = inputs.replaced(explained)
             with nullcontext() if self._prefix is None else self._prefix.tape:
                 output = given.call(model)
             graph_is_on = torch.is_grad_enabled() or any(tensor.requires_grad for _, tensor in nested.paths(output))
-        self.ran = [] if ran is None else ran.names
-        self.forward = Forward(
-            model,
-            inputs,
-            sources,
-            grids_of(model, inputs),
-            layers,
-            watched,
-            output,
-            graph_is_on,
-            operations=Operations() if recorders.operations is None else recorders.operations.operations,
-            steps=() if recorders.steps is None else recorders.steps.steps,
-            compared=None if recorders.compared is None else StepComparison(recorders.compared.steps),
-            beside=() if recorders.zero_leaves is None else recorders.zero_leaves.leaves,
-            activation=work.activation,
-        )
+        about = model, inputs, explained, grids_of(model, inputs), layers, output, graph_is_on
+        noted = Operations() if operations is None else operations.operations
+        recorded = getattr(steps, "steps", ()), getattr(compared, "steps", ()), getattr(zero_leaves, "leaves", ())
+        self.forward = Forward(*about, noted, *recorded, activation=settings.activation, seen=seen)
         for layer in (*plan.layers, *plan.watched):
             self.forward.record(layer)  # each exists, before any backward pass
 
-    def _taped_layer(self, model: nn.Module, inputs: Inputs, work: RuntimeSettings) -> str | None:
-        """The layer whose perturbed maps can use a tape of this pass, if there is one.
+    def _recorders(
+        self, model: nn.Module, explained: Mapping[Path, Tensor], images: int
+    ) -> tuple[ZeroLeaves | None, StepRecorder | None, StepRecorder | None, OperationRecorder | None]:
+        """What records operations during the forward pass, as far as the plan needs it, in the order to enter.
 
-        They are run one image at a time and in the precision of ``work``; and hooks of others would see a replay.
+        The steps that differences are taken of come first, to see what a normalisation is given as it was made.
         """
-        if not self.cut or len(inputs) > 1 or self._precision != work.precision:
-            return None
-        layer = next((stream.layer for stream in self.plan.streams if stream.of.of_layer), None)
-        return None if layer is None or has_hooks(model) else layer
+        kinds, backwards = [need.kind for need in self.plan.answered_at_once], self.plan.backwards
+        unreached = any(isinstance(kind, needs.Attention) and kind.unreached for kind in kinds)
+        compared = any(backward.reference is not None for backward in backwards)
+        composites = [backward.composite for backward in backwards if backward.composite is not None]
+        rules = any(backward.rule is not None for backward in backwards)
+        constants = any(isinstance(kind, needs.BiasTerms) for kind in kinds)
+        noted = rules or constants
+        leaves, summands = list(explained.values()), any(composite.needs_summands for composite in composites)
+        return (
+            ZeroLeaves(leaves) if unreached else None,
+            StepRecorder(model, leaves, values=True, images=images) if compared else None,
+            StepRecorder(model, leaves, summands=summands, images=images) if composites else None,
+            OperationRecorder(model, rectifiers=rules, constants=constants, sources=leaves) if noted else None,
+        )
 
-    def _watch(self, group: HookGroup, model: nn.Module, images: int) -> tuple[Capture, Capture]:
-        """Hook what the plan needs; return what captures the layers with gradients, and those without."""
+    def _watch(self, group: HookGroup, model: nn.Module, images: int) -> Capture:
+        """Hook what the plan needs; return what captures the layers, some of them with gradients."""
         plan = self.plan
-        with_gradients = dict.fromkeys(split_call(layer, model)[0] for layer in plan.layers)
-        layers = Capture(group, with_gradients, gradients=True, cut=self.cut)
-        others = dict.fromkeys(split_call(layer, model)[0] for layer in plan.watched)
-        watched = Capture(group, [name for name in others if name not in with_gradients], gradients=False)
-        for collector in self._collectors.values():
-            collector.watch(group, model, cut=self.cut)
+        with_gradients, others = ([split_call(layer, model)[0] for layer in of] for of in (plan.layers, plan.watched))
+        layers = Capture(group, dict.fromkeys(with_gradients + others), gradients=with_gradients, cut=self.cut)
         if plan.reruns:
             self.footprint.watch(group, model, images)
-        for layer in {split_call(b.concept.layer, model)[0] for b in plan.backwards if b.concept is not None}:
-            self._marks.watch(group, layer)
-        return layers, watched
+        concepts = {split_call(b.concept.layer, model)[0] for b in plan.backwards if b.concept is not None}
+        self._output_nodes = read_outputs(group, concepts, lambda t: (t.grad_fn, t.output_nr, t.shape))
+        return layers
 
     def tapes(self) -> dict[str, Tape]:
         """The operations before a layer whose maps are perturbed, to be replayed, if they were recorded."""
@@ -246,121 +200,109 @@ class _Passes:
         tape = None if prefix is None else prefix.made(self.forward.record(prefix.layer).call)
         return {} if prefix is None or tape is None else {prefix.layer: tape}
 
-    def answer(self, choice: ResolvedTarget, *, last: bool) -> None:
-        """Run the backward passes for one target, and answer all that is asked of it."""
-        for ask in self.plan.answered_at_once:
-            if ask.need.backward is None:  # first, while the graph is there to be read
-                collector = self._collectors[type(ask.need)]
-                with collector.during(self.forward, choice):
-                    choice.found[ask] = collector.answer(self.forward, choice, ask, ())
-        for i, backward in enumerate(self.plan.backwards):
-            self._back(backward, choice, keep=not last or i < len(self.plan.backwards) - 1)
-            if last and backward.reference is not None and self.forward.compared is not None:
-                self.forward.compared.of_reference.pop(backward.reference)  # of many, one is in memory at a time
+    def answer(self, resolved: ResolvedTarget, *, last: bool) -> None:
+        """Run the backward passes for one target, and answer all needs about it."""
+        forward, at_once = self.forward, self.plan.answered_at_once
+        with HookGroup() as group:  # first what needs no backward pass, while the graph is there to be read
+            mine: Wanted = {need: () for need in at_once if need.kind.backward is None}
+            _record_attention(mine, resolved, group)
+            _answer(mine, forward, resolved, ())
+        for backward in self.plan.backwards:
+            self._back(backward, resolved, keep=self._create_graph or not last or backward != self.plan.backwards[-1])
+            if last:  # of many references, one is in memory at a time
+                self._of_reference.pop(backward.reference, None)
 
-    def _back(self, backward: Backward, choice: ResolvedTarget, *, keep: bool) -> None:
-        """Run one backward pass to all that asks for it."""
-        asks = [ask for ask in self.plan.answered_at_once if ask.need.backward == backward]
-        sources = {ask: self._collectors[type(ask.need)].sources(self.forward, ask) for ask in asks}
-        wanted = [source for found in sources.values() for source in found]
+    def _back(self, backward: Backward, resolved: ResolvedTarget, *, keep: bool) -> None:
+        """Run one backward pass, and answer all needs that it is for."""
+        forward, at_once = self.forward, self.plan.answered_at_once
+        wanted = {need: sources(forward, need) for need in at_once if need.kind.backward == backward}
         with ExitStack() as stack:
-            stack.enter_context(self.forward.layers.paused())
+            group = stack.enter_context(HookGroup())
+            stack.enter_context(forward.layers.paused())
             if backward.rule is not None:
-                group = stack.enter_context(HookGroup())
-                choice.coverage[backward.rule] = apply_rule(backward.rule, group, choice.total, self.forward.operations)
-            for collector in {id(c): c for ask in asks if (c := self._collectors[type(ask.need)])}.values():
-                stack.enter_context(collector.during(self.forward, choice))
+                resolved.coverage[backward.rule] = apply_rule(backward.rule, group, resolved.total, forward.operations)
+            _record_attention(wanted, resolved, group)
             if backward.composite is not None:
-                self._propagate(backward, choice, stack.enter_context(HookGroup()))
-                stack.callback(choice.propagated[backward].flow.close)
+                self._propagate(backward, resolved, group, wanted)
+                stack.callback(resolved.propagated[backward].flow.close)
             if backward.reference is not None:
-                stack.callback(self._compare(backward.reference, choice, stack.enter_context(HookGroup())).close)
-            found = _gradients(self.forward.total(choice, backward.objective), wanted, keep) if wanted else ()
-            gradients = iter(found)
-            for ask in asks:
-                mine = [next(gradients) for _ in sources[ask]]
-                choice.found[ask] = self._collectors[type(ask.need)].answer(self.forward, choice, ask, mine)
+                stack.callback(self._compare(backward.reference, resolved, group).close)
+            total, flat = forward.total(resolved, backward.objective), [s for found in wanted.values() for s in found]
+            _answer(wanted, forward, resolved, _gradients(total, flat, keep, self._create_graph))
 
-    def _run_reference(self, reference: Reference) -> None:
-        """Run the model on what the photo is compared with."""
-        inputs, compared = self.forward.inputs, self.forward.compared
-        assert compared is not None
+    def _run_reference(self, reference: needs.Reference) -> Sequence[Step]:
+        """The steps of the model on what the photo is compared with."""
+        inputs = self.forward.inputs
         made = {path: reference.of(inputs.tensor(path)).clone().requires_grad_() for path in inputs.paths}
         recorder = StepRecorder(self.forward.model, list(made.values()), values=True, images=len(inputs))
         with recording(True), autocast(inputs.x, self._precision), recorder:
             output = inputs.replaced(made).call(self.forward.model)
         if any(tensor.is_floating_point() and bool(tensor.isnan().any()) for _, tensor in nested.paths(output)):
-            raise MethodError(
-                "baseline must be one that the model has finite scores for, but they are NaN there (as where a photo "
-                "of one colour is divided by its deviation); choose another baseline, or integratedgradients"
-            )
-        compared.of_reference[reference] = recorder.steps
+            raise MethodError("baseline must be one that the model has finite scores for, got NaN; choose another")
+        return recorder.steps
 
-    def _compare(self, reference: Reference, choice: ResolvedTarget, group: HookGroup) -> RelevanceFlow:
+    def _compare(self, reference: needs.Reference, resolved: ResolvedTarget, group: HookGroup) -> RelevanceFlow:
         """Make the backward pass that follows propagate differences from a reference."""
-        compared = self.forward.compared
-        assert compared is not None
-        if reference not in compared.of_reference:
-            self._run_reference(reference)
-        others = compared.of_reference[reference]
-        return propagate_differences(group, choice.total, compared.steps, others, self.forward.count)
+        if reference not in self._of_reference:
+            self._of_reference[reference] = self._run_reference(reference)
+        others = self._of_reference[reference]
+        return propagate_differences(group, resolved.total, self.forward.compared, others, self.forward.count)
 
-    def _propagate(self, backward: Backward, choice: ResolvedTarget, group: HookGroup) -> None:
+    def _propagate(self, backward: Backward, resolved: ResolvedTarget, group: HookGroup, wanted: Wanted) -> None:
         """Make the backward pass that follows propagate relevance."""
         forward = self.forward
         assert backward.composite is not None
-        sources = [forward.source(path) for path in forward.inputs.paths]
-        concept = None if backward.concept is None else self._hold_back(backward.concept, choice, group)
-        apart = [] if concept is None else [concept]
-        layers = [ask.layer for ask in self.plan.answered_at_once if ask.layer and ask.need.backward == backward]
-        apart += [node for layer in layers for each in forward.sources_of(layer) if (node := node_of(each)) is not None]
-        choice.propagated[backward] = propagate(
-            backward.composite, group, choice.total, forward.operations, forward.steps, sources, forward.count, apart
-        )
+        explained = [forward.source(path) for path in forward.inputs.paths]
+        concept = None if backward.concept is None else self._pass_channels(backward.concept, resolved, group)
+        at_layers = [source for need, found in wanted.items() if need.layer for source in found]
+        nodes = [source.grad_fn if isinstance(source, Tensor) else source.node for source in at_layers]
+        do_not_merge = [node for node in (concept, *nodes) if node is not None]
+        seen = resolved.total, forward.operations, forward.steps, explained, forward.count
+        resolved.propagated[backward] = propagate(backward.composite, group, *seen, do_not_merge)
         if concept is not None:
-            hold_back_beside(group, concept, consumers(choice.total))
+            stop_other_paths(group, concept, consumers(resolved.total))
 
-    def _hold_back(self, concept: Concept, choice: ResolvedTarget, group: HookGroup) -> Node:
+    def _pass_channels(self, concept: Concept, resolved: ResolvedTarget, group: HookGroup) -> Node:
         """Let relevance through some channels of a layer alone; return the Node that its output left."""
         name, number = split_call(concept.layer, self.forward.model)
-        calls = self._marks.found[name]
+        calls = [(node, output, shape) for node, output, shape in self._output_nodes[name] if node is not None]
+        must = "concept must name a layer that the score depends on"
+        must = f"{must}, got {concept.layer!r}"
         if not calls or (number is not None and number >= len(calls)):
-            raise LayerError(
-                f"concept must name a layer that the score depends on, got {concept.layer!r}, which was called "
-                f"{len(calls)} times; --list-layers shows them"
-            )
+            raise LayerError(f"{must}, which was called {len(calls)} times; --list-layers shows them")
         node, output, shape = calls[-1 if number is None else number]
-        if node not in consumers(choice.total):
-            raise LayerError(
-                f"concept must name a layer that the score depends on, got {concept.layer!r}, which does not lead to "
-                f"target {choice.name}; choose a layer on the way from the input to the target"
-            )
-        dim = 1 if len(shape) == self.forward.inputs.x.ndim and not self._channels_last(shape) else len(shape) - 1
+        if node not in consumers(resolved.total):
+            raise LayerError(f"{must}, which does not lead to target {resolved.name}; choose a layer on the way there")
+        grid, plain = self.forward.grids.grid(tuple(shape)), len(shape) == self.forward.inputs.x.ndim
+        dim = (1 if plain else -1) % len(shape) if grid is None else grid.of_channels % len(shape)
         if max(concept.channels) >= shape[dim]:
-            raise MethodError(
-                f"concept must name channels of {concept.layer}, 0 to {shape[dim] - 1}, got {max(concept.channels)}"
-            )
-        hold_back(group, node, output, concept.channels, dim)
+            raise MethodError(f"concept must have channels below {shape[dim]}, got {max(concept.channels)}; name less")
+        pass_channels(group, node, output, concept.channels, dim)
         return node
 
-    def _channels_last(self, shape: torch.Size) -> bool:
-        grid = self.forward.grids.grid(tuple(shape))
-        return grid is not None and shape[1:-1] == tuple(grid.size) and shape[2:] != tuple(grid.size)
+
+def _record_attention(mine: Iterable[NeedAtLayer], resolved: ResolvedTarget, group: HookGroup) -> None:
+    if any(isinstance(need.kind, (needs.Attention, needs.AttentionRelevance)) for need in mine):
+        resolved.attention = attention(resolved.total, group)
 
 
-def _gradients(total: torch.Tensor, wanted: Sequence[Source], keep: bool) -> Sequence[torch.Tensor | None]:
-    if not total.requires_grad:
+def _answer(wanted: Wanted, forward: Forward, resolved: ResolvedTarget, gradients: Sequence[Tensor | None]) -> None:
+    """Answer needs with the gradients of their sources, one need after the other."""
+    found = iter(gradients)
+    for need, mine in wanted.items():
+        resolved.found[need] = ANSWERS[type(need.kind)](forward, resolved, need, [next(found) for _ in mine])
+
+
+def _gradients(total: Tensor, wanted: Sequence[Source], keep: bool, create_graph: bool) -> Sequence[Tensor | None]:
+    if not wanted or not total.requires_grad:
         return (None,) * len(wanted)
-    return torch.autograd.grad(total, wanted, retain_graph=keep, allow_unused=True)
+    return torch.autograd.grad(total, wanted, retain_graph=keep, create_graph=create_graph, allow_unused=True)
 
 
 def _must_be_open(model: nn.Module, plan: Plan) -> None:
     """Refuse what needs to look into scripted modules: what they show depends on what they have run before."""
-    looking = [name for name, asks in plan.wanted.items() if any(ask.need.looks_inside for ask in asks)]
+    looking = [name for name, needs in plan.wanted.items() if any(need.kind.looks_inside for need in needs)]
     closed = scripted(model) if looking else []
     if closed:
-        raise MethodError(
-            f"{looking[0] or 'the method'} must see every operation of the model, but layer {closed[0]!r} is scripted; "
-            "put the module that it was made from in its place, or use a method that does not look inside, such as "
-            "saliency or gradcam"
-        )
+        must = f"see every operation of the model, but layer {closed[0]!r} is scripted"
+        raise MethodError(f"{looking[0] or 'the method'} must {must}; use what it was made from, or saliency")

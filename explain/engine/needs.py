@@ -1,28 +1,29 @@
-"""What a method may ask for: needs, each a frozen value that says what it costs; and asks, a need at a layer.
+"""What a method may need, as frozen values; the evidence that answers it; and needs at a layer.
 
-A need says whether it is about a layer, whether the graph must reach back to the input, and which backward
-pass answers it. From that alone the plan is made; `collect` has a collector for each kind of need.
+A need says whether it is about a layer, whether the graph must reach back to the input, and which backward pass
+answers it. From that alone the plan is made; `collectors` has a function for each kind of need.
 """
 
-from __future__ import annotations
-
-from collections.abc import Hashable, Iterable
-from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar, dataclass_transform
 
 import torch
+from torch import Tensor
 
 from explain.data.inputs import Path
+from explain.layers.layouts import Grids
 from explain.relevance.composites import Composite
 from explain.relevance.gradient_rules import Coverage, Rule
 from explain.targets.functions import Objective
+from explain.targets.outputs import Outputs
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Concept:
-    """Channels of a layer, which relevance is to pass through: all else is held back there."""
+    """Channels of a layer: relevance passes through these alone, and stops at the layer's others."""
 
     layer: str
     channels: tuple[int, ...]
@@ -40,241 +41,197 @@ class Backward:
     second: bool = False
     composite: Composite | None = None
     concept: Concept | None = None
-    reference: Reference | None = None
+    reference: "Reference | None" = None
+
+    @property
+    def propagates(self) -> bool:
+        """Whether it propagates relevance, or differences from a reference."""
+        return self.composite is not None or self.reference is not None
+
+
+_OF_BACKWARD = {field.name for field in fields(Backward)}
 
 
 class Reference(Hashable, Protocol):
-    """What inputs are compared with: a frozen value that makes it."""
+    """A frozen value that makes the reference inputs, such as a black photo."""
 
-    def of(self, inputs: torch.Tensor) -> torch.Tensor: ...
+    def of(self, inputs: Tensor) -> Tensor: ...
 
 
+@dataclass_transform(frozen_default=True)
 @dataclass(frozen=True)
 class Need(Generic[T]):
     """One kind of evidence; ``T`` is the type of the answer, ``evidence[need]``."""
 
-    @property
-    def of_layer(self) -> bool:
-        """Whether it is about a layer."""
-        return False
+    differentiates: ClassVar[bool] = False
+    """Whether a backward pass answers it, which the fields say that `Backward` has too."""
+    of_layer: ClassVar[bool] = False
+    """Whether it is about a layer."""
+    of_input: ClassVar[bool] = False
+    """Whether it is about an explained input; of several, each one has its own."""
+    whole: ClassVar[bool] = False
+    """Whether the graph must reach from the score back to the input."""
+    at_layer: ClassVar[bool] = False
+    """Whether the graph must reach back to the layer."""
+    second: ClassVar[bool] = False
+    """Whether the backward pass goes through a gradient."""
+    detached: ClassVar[bool] = False
+    """Whether the answer never keeps its graph."""
+    also: "ClassVar[frozenset[Need[Any]]]" = frozenset()
+    """What must be gathered before it."""
 
-    @property
-    def of_input(self) -> bool:
-        """Whether it is about an explained input; of several, each one has its own."""
-        return False
-
-    @property
-    def whole(self) -> bool:
-        """Whether the graph must reach from the score back to the input."""
-        return False
-
-    @property
-    def at_layer(self) -> bool:
-        """Whether the graph must reach back to the layer."""
-        return False
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        dataclass(frozen=True)(cls)
 
     @property
     def looks_inside(self) -> bool:
-        """Whether it is about the operations of the network, which scripted modules keep to themselves."""
-        return self.backward is not None and (
-            self.backward.rule,
-            self.backward.composite,
-            self.backward.reference,
-        ) != (None, None, None)
+        """Whether it needs to see the operations of the network, which scripted modules hide."""
+        return self.backward is not None and (self.backward.propagates or self.backward.rule is not None)
 
     @property
     def backward(self) -> Backward | None:
         """The backward pass that answers it, if one is needed."""
-        return None
-
-    @property
-    def also(self) -> frozenset[Need[Any]]:
-        """What must be gathered before it."""
-        return frozenset()
+        if not self.differentiates:
+            return None
+        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        return Backward(**{name: value for name, value in own.items() if name in _OF_BACKWARD}, second=self.second)
 
 
-@dataclass(frozen=True)
-class Activations(Need[torch.Tensor]):
+class Activations(Need[Tensor]):
     """The feature maps of the layer, ``(N, C, h, w)``."""
 
     of_layer = True
 
 
-@dataclass(frozen=True)
-class LayerGradients(Need[torch.Tensor]):
+class LayerGradients(Need[Tensor]):
     """The gradient of the score, or of another objective, in the layer's feature maps: ``(N, C, h, w)``."""
 
     objective: Objective | None = None
 
-    of_layer = True
-    at_layer = True
-
-    @property
-    def backward(self) -> Backward:
-        return Backward(self.objective)
+    of_layer = at_layer = differentiates = True
 
 
-@dataclass(frozen=True)
-class LayerCurvature(Need[torch.Tensor]):
+class LayerCurvature(Need[Tensor]):
     """The Hessian of the score, or of another objective, in the feature maps, times these maps: ``(N, C, h, w)``."""
 
     objective: Objective | None = None
 
-    of_layer = True
-    at_layer = True
-
-    @property
-    def backward(self) -> Backward:
-        return Backward(self.objective, second=True)
+    of_layer = at_layer = differentiates = second = True
 
 
-@dataclass(frozen=True)
-class ClassWeights(Need[torch.Tensor]):
+class ClassWeights(Need[Tensor]):
     """The weights of the target's class in a head that averages the feature maps and is linear: ``(N, C)``."""
 
     of_layer = True
-
-    @property
-    def also(self) -> frozenset[Need[Any]]:
-        return frozenset({Activations()})
+    also = frozenset({Activations()})
 
 
-@dataclass(frozen=True)
-class InputGradients(Need[torch.Tensor]):
+class InputGradients(Need[Tensor]):
     """The gradient of the score in the input, ``(N, C, H, W)``, plain or under a rule for operations."""
 
     rule: Rule | None = None
 
-    of_input = True
-    whole = True
-
-    @property
-    def backward(self) -> Backward:
-        return Backward(rule=self.rule)
+    of_input = whole = differentiates = True
 
 
-@dataclass(frozen=True)
 class RuleCoverage(Need[Coverage]):
     """Which operations between the input and the score a rule acted on, and which it should have but could not."""
 
     rule: Rule
 
-    whole = True
-
-    @property
-    def backward(self) -> Backward:
-        return Backward(rule=self.rule)
+    whole = differentiates = True
 
 
-@dataclass(frozen=True)
-class Relevance(Need[torch.Tensor]):
+class Relevance(Need[Tensor]):
     """The relevance of the input under a composite, ``(N, C, H, W)``; with a ``concept``, what goes through it."""
 
     composite: Composite
     concept: Concept | None = None
 
-    of_input = True
-    whole = True
-
-    @property
-    def backward(self) -> Backward:
-        return Backward(composite=self.composite, concept=self.concept)
+    of_input = whole = differentiates = True
 
 
-@dataclass(frozen=True)
-class LayerRelevance(Need[torch.Tensor]):
+class LayerRelevance(Need[Tensor]):
     """The relevance of the layer's feature maps under a composite, ``(N, C, h, w)``."""
 
     composite: Composite
 
-    of_layer = True
-    at_layer = True
-    whole = True
-
-    @property
-    def backward(self) -> Backward:
-        return Backward(composite=self.composite)
+    of_layer = at_layer = whole = differentiates = True
 
 
-@dataclass(frozen=True)
 class RelevanceCoverage(Need[Coverage]):
     """Which rule of a composite covered which operation, and what was taken out of the relevance by which cause."""
 
     composite: Composite
     concept: Concept | None = None
 
-    whole = True
-
-    @property
-    def backward(self) -> Backward:
-        return Backward(composite=self.composite, concept=self.concept)
+    whole = differentiates = True
 
 
-@dataclass(frozen=True)
-class Multipliers(Need[torch.Tensor]):
+class Multipliers(Need[Tensor]):
     """DeepLIFT's multipliers of the input, against a reference: ``(N, C, H, W)``."""
 
     reference: Reference
 
-    of_input = True
-    whole = True
-
-    @property
-    def backward(self) -> Backward:
-        return Backward(reference=self.reference)
+    of_input = whole = differentiates = True
 
 
-@dataclass(frozen=True)
-class RevealCancel(Need[torch.Tensor]):
+class RevealCancel(Need[Tensor]):
     """What each value of the input adds to the score, against a reference, by reveal-cancel: ``(N, C, H, W)``."""
 
     reference: Reference
 
-    of_input = True
-    looks_inside = True
+    of_input = looks_inside = detached = True
 
 
-@dataclass(frozen=True)
-class BiasTerms(Need[tuple[torch.Tensor, ...]]):
+class BiasTerms(Need[tuple[Tensor, ...]]):
     """What every bias of the network adds to the score: a tuple of ``(N, C, h, w)``, or ``(N, K)`` without a map."""
 
-    whole = True
-    looks_inside = True
-    backward = Backward()
+    whole = looks_inside = differentiates = True
 
 
-@dataclass(frozen=True)
-class DetectionSimilarity(Need[torch.Tensor]):
+class DetectionSimilarity(Need[Tensor]):
     """How much the best detection in each image is like the one that is explained: ``(N,)``, from 0 to 1."""
+
+    detached = True
 
 
 @dataclass(frozen=True)
 class AttentionMap:
-    """One attention: its weights ``(N, heads, queries, keys)``, and the gradient of the score in them, if asked for."""
+    """One attention: its weights ``(N, heads, queries, keys)``, and the gradient of the score in them, if needed.
 
-    weights: torch.Tensor
-    gradient: torch.Tensor | None = None
+    ``query`` and ``key`` are ``(N, heads, tokens, d)``, where they are known.
+    """
+
+    weights: Tensor
+    gradient: Tensor | None = None
+    query: Tensor | None = None
+    key: Tensor | None = None
 
 
-@dataclass(frozen=True)
 class Attention(Need[tuple[AttentionMap, ...]]):
-    """Every attention of the network that the input reaches, in order, with gradients of the score on request.
+    """Every attention of the network that the photo reaches, in order, with gradients of the score on request.
 
-    With ``beside``, also what it does not reach, such as attention among words alone.
+    With ``unreached``, also what it does not reach, such as attention among words alone.
     """
 
     gradients: bool = False
-    beside: bool = False
+    unreached: bool = False
 
-    whole = True
-    looks_inside = True
+    whole = looks_inside = detached = True
 
     @property
-    def backward(self) -> Backward | None:
-        return Backward() if self.gradients else None
+    def differentiates(self) -> bool:  # type: ignore[override]
+        return self.gradients
 
 
-@dataclass(frozen=True)
+class InputAttention(Attention):
+    """The same for each explained input: every attention that it reaches."""
+
+    of_input = True
+
+
 class AttentionRelevance(Need[tuple[AttentionMap, ...]]):
     """Every attention of the network, in order, with the gradients that a composite brings to its weights.
 
@@ -283,47 +240,41 @@ class AttentionRelevance(Need[tuple[AttentionMap, ...]]):
 
     composite: Composite
 
-    whole = True
-
-    @property
-    def backward(self) -> Backward:
-        return Backward(composite=self.composite)
+    whole = differentiates = detached = True
 
 
-@dataclass(frozen=True)
-class BlockAttention(Need[list[torch.Tensor]]):
+class BlockAttention(Need[list[Tensor]]):
     """For each transformer block, the gradient in its attention of the score that the head reads off its output."""
 
-    looks_inside = True
+    looks_inside = detached = True
 
 
-@dataclass(frozen=True)
-class BlockTokens(Need[tuple[torch.Tensor, ...]]):
+class BlockTokens(Need[tuple[Tensor, ...]]):
     """What each transformer block gives, laid out as maps without class tokens: ``(N, C, h, w)`` each."""
 
-    looks_inside = True
+    looks_inside = detached = True
 
 
 @dataclass(frozen=True)
 class NeedAtLayer:
-    """A need, the layer that it is about, and the explained input; None for needs that are not about one.
+    """A kind of evidence, the layer and the explained input that it is about; None where it is not about one.
 
-    If only one input is explained, it is None too.
+    If only one input is explained, ``input`` is None too.
     """
 
-    need: Need[Any]
+    kind: Need[Any]
     layer: str | None = None
     input: Path | None = None
 
-    def before(self, need: Need[Any]) -> NeedAtLayer:
-        """The ask for a need that this one rests on, about the same layer and input."""
-        return NeedAtLayer(need, self.layer if need.of_layer else None, self.input if need.of_input else None)
+    def at_same_place(self, kind: Need[Any]) -> "NeedAtLayer":
+        """A need of another kind, about the same layer and input."""
+        return NeedAtLayer(kind, self.layer if kind.of_layer else None, self.input if kind.of_input else None)
 
 
-def asks_of(
+def needs_at(
     needs: Iterable[Need[Any]], layers: Iterable[str], inputs: Iterable[Path | None] = (None,)
 ) -> frozenset[NeedAtLayer]:
-    """What a method with these needs asks for at these layers, of these inputs."""
+    """A method's needs at these layers, and for these explained inputs."""
     where, which = tuple(layers), tuple(inputs)
     return frozenset(
         NeedAtLayer(need, layer, path)
@@ -331,3 +282,84 @@ def asks_of(
         for layer in (where if need.of_layer else (None,))
         for path in (which if need.of_input else (None,))
     )
+
+
+def at_least_float32(tensor: Tensor) -> Tensor:
+    """Evidence in at least single precision: sums and quotients in half precision are too inexact."""
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+@dataclass(frozen=True)
+class RowOrigin:
+    """Where perturbed rows come from: ``count`` images of the caller, whose tensors ``carry`` brings to the rows."""
+
+    count: int
+    carry: Callable[[Tensor], Tensor]
+    outputs: Callable[[], Outputs] = Outputs
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The target and its score, and for one layer or none, the answers to the needs of a method in ``found``.
+
+    Tensors are detached unless graphs are created, and every one has a row for each image. ``inputs`` ``(N, C, H, W)``
+    is what is explained (of a video ``(N, C, T, H, W)``), ``score`` ``(N,)`` what the target picked, ``classes``
+    ``(N,)`` the class that it belongs to or None, ``target`` its name, ``logits`` ``(N, K)`` the class scores where the
+    output has them, and ``grids`` how the tensors of the network are laid out.
+
+    >>> from explain.layers.layouts import Grids
+    >>> x, found = torch.zeros(1, 3, 4, 4), {Activations(): torch.ones(1, 2, 4, 4)}
+    >>> Evidence(x, torch.ones(1), None, "a score", Grids((4, 4)), layer="conv", found=found).activations.shape
+    torch.Size([1, 2, 4, 4])
+    """
+
+    inputs: Tensor
+    score: Tensor
+    classes: Tensor | None
+    target: str
+    grids: Grids
+    logits: Tensor | None = None
+    layer: str | None = None
+    found: Mapping[Need[Any], Any] = field(default_factory=dict)
+    origin: RowOrigin | None = field(default=None, repr=False)
+    """For perturbed rows, the images that they were made of."""
+    find_outputs: Callable[[], Outputs] = field(default=Outputs, repr=False)
+    """Finds out how the class scores become probabilities."""
+
+    def __getitem__(self, need: Need[T]) -> T:
+        return self.found[need]  # type: ignore[no-any-return]
+
+    @property
+    def outputs(self) -> Outputs:
+        """How the class scores become probabilities; of perturbed rows as of their images."""
+        return self.find_outputs()
+
+    @property
+    def size(self) -> tuple[int, ...]:
+        """Height and width of the input; of a video, frames before them."""
+        return tuple(self.inputs.shape[2:])
+
+    @property
+    def activations(self) -> Tensor:
+        return self[Activations()]
+
+    @property
+    def gradients(self) -> Tensor:
+        return self[LayerGradients()]
+
+    @property
+    def images(self) -> int:
+        """The number of the caller's images, of which perturbed rows are made."""
+        return len(self.inputs) if self.origin is None else self.origin.count
+
+    def of_images(self, tensor: Tensor) -> Tensor:
+        """Bring a tensor with a row for each of the caller's images, or one for all, to the rows of this evidence.
+
+        Perturbed rows get the row of the image that they were made of, moved as the photo was moved.
+        """
+        of_all = tensor.expand(self.images, *tensor.shape[1:])
+        return of_all if self.origin is None else self.origin.carry(of_all)
+
+
+EvidenceLookup: TypeAlias = Callable[..., Evidence]
+"""From a layer or none, and of several explained inputs one, to what was found for a target."""

@@ -3,19 +3,17 @@
 Methods, metrics and checks give the engine these values. Equal ones are run once for all methods and targets of a call.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
+from torch import Tensor
 
-from explain.engine.evidence import Evidence
-from explain.engine.needs import Activations, Need
+from explain.engine.needs import Activations, Evidence, Need
 
-Make = Callable[[torch.Tensor], torch.Tensor]
+Make = Callable[[Tensor], Tensor]
 """From row numbers ``(b,)`` to ``b`` perturbed inputs or feature maps: new tensors, which the network may overwrite."""
 
 
@@ -27,13 +25,13 @@ class PerturbedRows:
     one row for each perturbed row. None: nothing was moved. ``keep`` returns the masks of rows, if it has any.
     """
 
-    owners: torch.Tensor
+    owners: Tensor
     make: Make
-    carry: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+    carry: Callable[[Tensor, Tensor], Tensor] | None = None
     keep: Make | None = None
 
 
-def interleaved(counts: Sequence[int], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def interleaved(counts: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
     """The image of each row, and the number of the row among those of its image.
 
     The first row of all images comes first, then the second of all that have one, and so on.
@@ -46,10 +44,10 @@ def interleaved(counts: Sequence[int], device: torch.device) -> tuple[torch.Tens
     return images, numbers
 
 
-def copies(x: torch.Tensor, count: int, make: Callable[[int, int], torch.Tensor]) -> PerturbedRows:
+def copies(x: Tensor, count: int, make: Callable[[int, int], Tensor]) -> PerturbedRows:
     """``count`` rows for each image of ``x``, image by image; ``make(image, number)`` builds one of them."""
 
-    def rows(numbers: torch.Tensor) -> torch.Tensor:
+    def rows(numbers: Tensor) -> Tensor:
         return torch.stack([make(row // count, row % count) for row in numbers.tolist()])
 
     return PerturbedRows(torch.arange(len(x), device=x.device).repeat_interleave(count), rows)
@@ -69,6 +67,11 @@ class Perturbation(ABC):
 
     full_precision: ClassVar[bool] = False
     """Whether its rows are never run in bfloat16, since they are compared with scores in full precision."""
+    words: str = ""
+    """What the rows are, as a plan says it."""
+
+    def __str__(self) -> str:
+        return self.words or repr(self)
 
     @property
     def of_layer(self) -> bool:
@@ -79,12 +82,13 @@ class Perturbation(ABC):
     def needs(self) -> frozenset[Need[Any]]:
         return frozenset()
 
-    @abstractmethod
     def count(self, channels: int, size: tuple[int, ...]) -> int:
         """How many rows each image has at most, for a layer with so many channels and a photo of this size.
 
-        Both are 0 or empty where they are not known; the count is 0 where it depends on them.
+        Both are 0 or empty where they are not known; the count is 0 where it depends on them. It is that of the option
+        ``samples``, if there is one.
         """
+        return getattr(self, "samples", 0)
 
     @abstractmethod
     def rows(self, evidence: Evidence) -> PerturbedRows:
@@ -99,7 +103,7 @@ class Accumulator(ABC):
     """Adds up the results of perturbed rows as they come."""
 
     @abstractmethod
-    def add(self, images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) -> None:
+    def add(self, images: Tensor, numbers: Tensor, values: Tensor) -> None:
         """Take what was found for rows ``numbers`` ``(b,)``, which belong to ``images`` ``(b,)``: ``(b, ...)``."""
 
     @abstractmethod
@@ -109,11 +113,11 @@ class Accumulator(ABC):
         """Whether no more rows are needed."""
         return False
 
-    def done(self) -> torch.Tensor | None:
+    def done(self) -> Tensor | None:
         """Which images ``(N,)`` need no more rows; None where all images need the same rows."""
         return None
 
-    def so_far(self) -> torch.Tensor | None:
+    def so_far(self) -> Tensor | None:
         """The map by now, with zeros for images without one; None where there is none before all rows have come."""
         return None
 
@@ -138,31 +142,31 @@ class InOrder(Reducer):
 
 
 class _InOrder(Accumulator):
-    def __init__(self, like: torch.Tensor) -> None:
-        self._values, self._numbers = [like.new_zeros(0)], [torch.zeros(0, dtype=torch.long, device=like.device)]
+    def __init__(self, like: Tensor) -> None:
+        self._found = [(torch.zeros(0, dtype=torch.long, device=like.device), like.new_zeros(0))]
 
-    def add(self, images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) -> None:
-        self._values.append(values)
-        self._numbers.append(numbers)
+    def add(self, images: Tensor, numbers: Tensor, values: Tensor) -> None:
+        self._found.append((numbers, values))
 
-    def result(self) -> torch.Tensor:
-        return torch.cat(self._values)[torch.argsort(torch.cat(self._numbers))]
+    def result(self) -> Tensor:
+        numbers, values = map(torch.cat, zip(*self._found, strict=True))
+        return values[torch.argsort(numbers)]
 
 
 class SumOfRows(Accumulator):
     """The sum over the rows of each of ``count`` images of ``weigh(images, numbers, values)``."""
 
-    def __init__(self, count: int, weigh: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+    def __init__(self, count: int, weigh: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
         self._count, self._weigh = count, weigh
-        self._total: torch.Tensor | None = None
+        self._total: Tensor | None = None
 
-    def add(self, images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) -> None:
+    def add(self, images: Tensor, numbers: Tensor, values: Tensor) -> None:
         weighted = self._weigh(images, numbers, values)
         if self._total is None:
             self._total = weighted.new_zeros(self._count, *weighted.shape[1:])
         self._total.index_add_(0, images, weighted)
 
-    def result(self) -> torch.Tensor | None:
+    def result(self) -> Tensor | None:
         return self._total
 
 
@@ -172,44 +176,75 @@ class Attributor(Protocol):
     @property
     def needs(self) -> frozenset[Need[Any]]: ...
 
-    def __call__(self, evidence: Evidence) -> torch.Tensor: ...
+    def __call__(self, evidence: Evidence) -> Tensor: ...
 
 
 @dataclass(frozen=True)
-class Scores(Need[torch.Tensor]):
-    """The score ``(P,)`` of each perturbed row; for other numbers than the score's, the class scores ``(P, K)``."""
+class AnswerTo:
+    """The answer to one need for each row."""
 
-    of: Perturbation
-    logits: bool = False
-
-    @property
-    def of_layer(self) -> bool:
-        return self.of.of_layer or any(need.of_layer for need in self.of.needs)
+    need: Need[Tensor]
 
     @property
-    def also(self) -> frozenset[Need[Any]]:
-        return self.of.needs
+    def needs(self) -> frozenset[Need[Any]]:
+        return frozenset({self.need})
+
+    def __call__(self, evidence: Evidence) -> Tensor:
+        return evidence[self.need]
 
 
 @dataclass(frozen=True)
+class ScoreOf:
+    """The score of each row, as the target picks it or as the probability of its class; or the scores of all classes.
+
+    Of targets that are no class, such as a detected box, it is the score in either case.
+    """
+
+    kind: Literal["logit", "probability", "all"] = "logit"
+
+    needs: ClassVar[frozenset[Need[Any]]] = frozenset()
+
+    def __call__(self, evidence: Evidence) -> Tensor:
+        classes, logits = evidence.classes, evidence.logits
+        if logits is None or self.kind == "logit" or (self.kind == "probability" and classes is None):
+            return evidence.score
+        return logits if classes is None or self.kind == "all" else evidence.outputs.of_classes(logits, classes)
+
+
 class Attributions(Need[Any]):
     """The results of a method for all perturbed rows, added up by a reducer."""
 
     of: Perturbation
     method: Attributor
-    fold: Reducer
+    reducer: Reducer
 
     @property
-    def of_layer(self) -> bool:
-        return any(need.of_layer for need in (*self.method.needs, *self.of.needs))
+    def of_layer(self) -> bool:  # type: ignore[override]
+        return self.of.of_layer or any(need.of_layer for need in (*self.method.needs, *self.of.needs))
 
     @property
-    def of_input(self) -> bool:
+    def of_input(self) -> bool:  # type: ignore[override]
         return any(need.of_input for need in self.method.needs)
 
     @property
-    def also(self) -> frozenset[Need[Any]]:
+    def also(self) -> frozenset[Need[Any]]:  # type: ignore[override]
         return self.of.needs
+
+
+class Scores(Attributions):
+    """The score ``(P,)`` of each perturbed row, in their order."""
+
+    method: Attributor = ScoreOf()
+    reducer: Reducer = InOrder()
+
+    detached = True
+
+
+def keep_graph(needs: Collection[Need[Any]]) -> bool:
+    """Whether answers can keep their graph: attention, and what is computed from scores of altered photos, cannot."""
+    methods = [need.method for need in needs if isinstance(need, Attributions)]
+    kept = all(getattr(method, "differentiable", keep_graph(method.needs)) for method in methods)
+    return kept and not any(need.detached for need in needs)
 
 
 class OneForEach(Perturbation):
@@ -219,7 +254,7 @@ class OneForEach(Perturbation):
         return 1
 
     @abstractmethod
-    def perturbed(self, evidence: Evidence) -> torch.Tensor:
+    def perturbed(self, evidence: Evidence) -> Tensor:
         """The row of each image ``(N, ...)``."""
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
@@ -242,7 +277,7 @@ class Unperturbed(OneForEach):
     def __str__(self) -> str:
         return "the layer's own maps" if self.of_layer else "the photo itself"
 
-    def perturbed(self, evidence: Evidence) -> torch.Tensor:
+    def perturbed(self, evidence: Evidence) -> Tensor:
         return evidence.activations if self.of_layer else evidence.inputs
 
 
@@ -253,15 +288,31 @@ class ZeroInput(OneForEach):
     is_reference = True
     full_precision = True
 
-    def __str__(self) -> str:
-        return "a blank photo"
+    words = "a blank photo"
 
-    def perturbed(self, evidence: Evidence) -> torch.Tensor:
+    def perturbed(self, evidence: Evidence) -> Tensor:
         return torch.zeros_like(evidence.inputs)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
+class GivenRows(Perturbation):
+    """Rows of the images ``owners`` that were ``made`` already from ``inputs``; no two such perturbations are equal."""
+
+    owners: Tensor
+    made: Tensor
+    inputs: Tensor
+    words: str
+
+    def rows(self, evidence: Evidence) -> PerturbedRows:
+        x = evidence.inputs
+        if x.shape != self.inputs.shape or not torch.equal(x, self.inputs):  # another input than the photo
+            return PerturbedRows(self.owners, lambda rows: x[self.owners[rows]])
+        return PerturbedRows(self.owners, lambda rows: self.made[rows])
+
+
 class PerturbationRuns(Need[Any]):
     """A `PerturbationRunner`, for perturbed rows that depend on earlier scores; ``of_layer`` for a layer's maps."""
 
-    of_layer: bool = False
+    of_layer: bool = False  # type: ignore[misc]
+
+    detached = True

@@ -1,4 +1,4 @@
-"""`Plan`: which passes gather what was asked for, decided before any of them is run; it prints itself.
+"""`Plan`: which passes gather the evidence, decided before any of them is run; it prints itself.
 
 * layers only: everything below the first of those that gradients are taken of runs without a graph, like inference;
 * gradients of the input: the whole pass is recorded, and each rule is one more backward pass over it;
@@ -6,52 +6,49 @@
 * perturbed rows: each plan of them is run once, for all methods and targets.
 """
 
-from __future__ import annotations
-
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
-from explain.engine.needs import Backward, BlockAttention, Need, NeedAtLayer, RevealCancel, asks_of
-from explain.engine.perturbations import Attributions, Perturbation, PerturbationRuns, Scores, Unperturbed
+from explain._utils.html import lines_html
+from explain._utils.progress import duration
+from explain.engine.needs import Backward, BlockAttention, Need, NeedAtLayer, RevealCancel, needs_at
+from explain.engine.perturbations import Attributions, Perturbation, PerturbationRuns, Unperturbed
 from explain.engine.settings import Precision
 
 
 @dataclass(frozen=True)
 class Stream:
-    """Perturbed rows that are run once, at a layer or none, and the asks that they answer."""
+    """Perturbed rows that are run once, at a layer or none, and the needs that they answer."""
 
     of: Perturbation
     layer: str | None
-    readers: tuple[NeedAtLayer, ...]
+    needs: tuple[NeedAtLayer, ...]
 
     def is_known(self, precision: Precision) -> bool:
-        """Whether the first forward pass has said it already: nothing is perturbed, nor computed otherwise."""
+        """Whether the first forward pass has the result: nothing is perturbed, and the precision is the same."""
         return isinstance(self.of, Unperturbed) and precision == "full" and not self.inner
 
     @property
     def inner(self) -> frozenset[NeedAtLayer]:
-        """What is asked of each perturbed row."""
-        found: frozenset[NeedAtLayer] = frozenset()
-        for reader in self.readers:
-            if isinstance(reader.need, Attributions):
-                layers = () if reader.layer is None else (reader.layer,)
-                found |= asks_of(reader.need.method.needs, layers, (reader.input,))
-        return found
+        """The evidence that is needed of each perturbed row."""
+        of_methods = [(need, need.kind.method.needs) for need in self.needs if isinstance(need.kind, Attributions)]
+        return frozenset(need.at_same_place(inner) for need, needs in of_methods for inner in needs)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The passes that answer some asks; ``wanted`` has the asks of each method by its name.
+    """The passes that answer some needs; ``wanted`` has those of each method by its name.
 
     ``targets`` says how many scores are explained, ``images`` how many images, and ``channels`` how many each layer
     has, where that is known. A few rows more are run to see that rows do not change each other's scores; they are not
     counted here.
 
     >>> from explain.engine.needs import Activations, LayerGradients
-    >>> plan = Plan({"gradcam": asks_of({Activations(), LayerGradients()}, ["layer4"])}, targets=2)
+    >>> plan = Plan({"gradcam": needs_at({Activations(), LayerGradients()}, ["layer4"])}, targets=2)
     >>> print(plan)
     1 forward pass of 1 image, recorded from layer4 on: gradcam
     2 backward passes from the score to layer4: gradcam
@@ -61,7 +58,7 @@ class Plan:
     Perturbed rows are copies of the images, or of a layer's maps, that the network is run on again.
 
     >>> from explain.methods import Smooth
-    >>> print(Plan({"smoothgrad": asks_of(Smooth(samples=8).needs, [])}, images=2))
+    >>> print(Plan({"smoothgrad": needs_at(Smooth(samples=8).needs, [])}, images=2))
     1 forward pass of 2 images: smoothgrad
     16 perturbed rows (noisy copies of the photo) forward and back: smoothgrad
     """
@@ -73,82 +70,80 @@ class Plan:
     precision: Precision = "full"
     size: tuple[int, ...] = ()
     """Height and width of the photo, where they are known."""
+    seconds: float | None = None
+    """About how long it takes; infinite where what is run depends on the evidence."""
+    memory: int | None = None
+    """About how many bytes it takes besides the weights."""
 
     @cached_property
-    def asks(self) -> tuple[NeedAtLayer, ...]:
-        """All asks, and those that they rest on before them."""
+    def needs(self) -> tuple[NeedAtLayer, ...]:
+        """All needs, each after those that must be gathered before it."""
         ordered: dict[NeedAtLayer, None] = {}
         waiting = frozenset().union(*self.wanted.values())
-        for ask in sorted(waiting, key=lambda ask: (type(ask.need).__name__, ask.layer or "")):
-            for before in ask.need.also:
-                ordered[ask.before(before)] = None
-            ordered[ask] = None
+        for need in sorted(waiting, key=lambda need: (type(need.kind).__name__, need.layer or "")):
+            for before in need.kind.also:
+                ordered[need.at_same_place(before)] = None
+            ordered[need] = None
         return tuple(ordered)
 
     @cached_property
     def streams(self) -> tuple[Stream, ...]:
         """The perturbed rows to run, each distinct plan of them once."""
         found: dict[tuple[Perturbation, str | None], list[NeedAtLayer]] = {}
-        for ask in self.asks:
-            if isinstance(ask.need, (Scores, Attributions)):
-                of = ask.need.of
+        for need in self.needs:
+            if isinstance(need.kind, Attributions):
+                of = need.kind.of
                 depends = of.of_layer or any(need.of_layer for need in of.needs)
-                found.setdefault((of, ask.layer if depends else None), []).append(ask)
-        return tuple(Stream(of, layer, tuple(readers)) for (of, layer), readers in found.items())
+                found.setdefault((of, need.layer if depends else None), []).append(need)
+        return tuple(Stream(of, layer, tuple(needs)) for (of, layer), needs in found.items())
 
     @cached_property
     def answered_at_once(self) -> tuple[NeedAtLayer, ...]:
-        """The asks that the forward pass and the backward passes over it answer."""
-        return tuple(ask for ask in self.asks if not isinstance(ask.need, (Scores, Attributions, PerturbationRuns)))
+        """The needs that the forward pass and the backward passes over it answer."""
+        return tuple(need for need in self.needs if not isinstance(need.kind, (Attributions, PerturbationRuns)))
 
     @property
     def reruns(self) -> bool:
         """Whether the model may be run again on perturbed rows."""
-        return bool(self.streams) or any(isinstance(ask.need, PerturbationRuns) for ask in self.asks)
+        return bool(self.streams) or any(isinstance(need.kind, PerturbationRuns) for need in self.needs)
 
     @cached_property
     def backwards(self) -> tuple[Backward, ...]:
         """The distinct backward passes for one target, the plain one first."""
-        found = {ask.need.backward: None for ask in self.answered_at_once if ask.need.backward is not None}
-        return tuple(sorted(found, key=_order))
+        found = {need.kind.backward: None for need in self.answered_at_once if need.kind.backward is not None}
+        return tuple(sorted(found, key=lambda b: (b.second, b.propagates, b.rule is not None, b.objective is not None)))
 
     @property
     def whole(self) -> bool:
         """Whether the graph reaches back to the input."""
-        return any(ask.need.whole for ask in self.answered_at_once)
+        return any(need.kind.whole for need in self.answered_at_once)
 
     @cached_property
     def layers(self) -> tuple[str, ...]:
         """The layers that gradients are taken of."""
-        return _layers(ask for ask in self.answered_at_once if ask.need.at_layer)
+        layers = (need.layer for need in self.answered_at_once if need.kind.at_layer)
+        return tuple(dict.fromkeys(layer for layer in layers if layer is not None))
 
     @cached_property
     def watched(self) -> tuple[str, ...]:
         """The layers of which only the output is wanted."""
-        every = _layers(ask for ask in self.asks if ask.need.of_layer)
-        return tuple(layer for layer in every if layer not in self.layers)
+        every = dict.fromkeys(need.layer for need in self.needs if need.kind.of_layer)
+        return tuple(layer for layer in every if layer is not None and layer not in self.layers)
 
     @property
     def passes(self) -> int:
-        """How many forward passes of all images there are, perturbed rows apart."""
-        compared = len({b.reference for b in self.backwards} - {None})
-        return 1 + (self._of_blocks + 3 * self._revealed) * self.targets + compared
+        """The number of forward passes of all images, without perturbed rows."""
+        return 1 + self._own_passes * self.targets + len({b.reference for b in self.backwards} - {None})
 
     @property
     def passes_back(self) -> int:
-        """How many backward passes of all images there are, perturbed rows apart."""
-        own = self._of_blocks + 3 * self._revealed
-        return self.targets * (own + sum(2 if backward.second else 1 for backward in self.backwards))
+        """The number of backward passes of all images, without perturbed rows."""
+        return self.targets * (self._own_passes + sum(2 if backward.second else 1 for backward in self.backwards))
 
     @property
-    def _of_blocks(self) -> int:
-        """How many passes read out all transformer blocks, for one target."""
-        return sum(isinstance(ask.need, BlockAttention) for ask in self.asks)
-
-    @property
-    def _revealed(self) -> int:
-        """How often the network is run on three rows for each image, for one target."""
-        return sum(isinstance(ask.need, RevealCancel) for ask in self.asks)
+    def _own_passes(self) -> int:
+        """How many passes of their own needs have, for one target: of blocks, and of three rows for each image."""
+        return sum(isinstance(n.kind, BlockAttention) + 3 * isinstance(n.kind, RevealCancel) for n in self.needs)
 
     @property
     def rows(self) -> int:
@@ -162,7 +157,7 @@ class Plan:
 
     def rows_of(self, stream: Stream) -> int:
         """How many perturbed rows a stream has at most."""
-        layer = stream.layer or next((reader.layer for reader in stream.readers if reader.layer), None)
+        layer = stream.layer or next((need.layer for need in stream.needs if need.layer), None)
         return self.images * stream.of.count(self.channels.get(layer or "", 0), self.size)
 
     def cost(self, shares: Mapping[str, float] = MappingProxyType({})) -> float:
@@ -172,11 +167,11 @@ class Plan:
         for all of it, where it is not known. Where what is run depends on the evidence, it is infinite.
 
         >>> from explain.methods import AblationCAM
-        >>> plan = Plan({"ablationcam": asks_of(AblationCAM().needs, ["layer4"])}, channels={"layer4": 100})
+        >>> plan = Plan({"ablationcam": needs_at(AblationCAM().needs, ["layer4"])}, channels={"layer4": 100})
         >>> plan.cost(), plan.cost({"layer4": 0.01})
         (101.0, 2.0)
         """
-        if any(isinstance(ask.need, PerturbationRuns) for ask in self.asks):
+        if any(isinstance(need.kind, PerturbationRuns) for need in self.needs):
             return float("inf")
         total = float(self.images * (self.passes + self.passes_back))
         for stream, inner in self._perturbed():
@@ -185,7 +180,7 @@ class Plan:
             total += inner.cost(shares) * (shares.get(stream.layer or "", 1.0) if stream.of.of_layer else 1.0)
         return total
 
-    def _perturbed(self) -> Iterator[tuple[Stream, Plan]]:
+    def _perturbed(self) -> "Iterator[tuple[Stream, Plan]]":
         """The streams that have to be run, each with the plan for its rows."""
         for stream in self.streams:
             if not stream.is_known(self.precision):
@@ -194,36 +189,37 @@ class Plan:
 
     def __str__(self) -> str:
         lines = [self._forward(), *map(self._back, self.backwards)]
-        blocks = [ask for ask in self.asks if isinstance(ask.need, BlockAttention)]
+        blocks = [need for need in self.needs if isinstance(need.kind, BlockAttention)]
         if blocks:
-            count = _counted(self._of_blocks * self.targets, "backward pass", "es")
+            count = _counted(len(blocks) * self.targets, "backward pass", "es")
             lines.append(f"{count} from the score of every transformer block to its attention{self._for(blocks)}")
         for stream, inner in self._perturbed():
-            lines += [f"{self._run(stream, inner)}{self._for(stream.readers)}", *inner._nested()]
-        return "\n".join([*lines, self._in_all()] if len(lines) > 2 else lines)
+            lines += [f"{self._run(stream, inner)}{self._for(stream.needs)}", *inner._nested()]
+        lines += [self._in_all()] if len(lines) > 2 else []
+        if self.seconds is not None and self.memory is not None:
+            time = duration(self.seconds) if math.isfinite(self.seconds) else "a time that depends on the photo"
+            lines.append(f"at most about {time}, and {max(1, round(self.memory / 2**20))} MB besides the weights")
+        return "\n".join(lines)
 
     def _forward(self) -> str:
-        begin = ""
-        if self.whole:
-            begin = ", recorded"
-        elif self.layers:
-            begin = f", recorded from {'the first of ' * (len(self.layers) > 1)}{', '.join(self.layers)} on"
+        first = f" from {'the first of ' * (len(self.layers) > 1)}{', '.join(self.layers)} on"
+        begin = ", recorded" if self.whole else f", recorded{first}" if self.layers else ""
         of = f" of {_counted(self.images, 'image', 's')}"
-        return f"{_counted(self.passes, 'forward pass', 'es')}{of}{begin}{self._for(self.asks)}"
+        return f"{_counted(self.passes, 'forward pass', 'es')}{of}{begin}{self._for(self.needs)}"
 
     def _back(self, backward: Backward) -> str:
-        asks = [ask for ask in self.answered_at_once if ask.need.backward == backward]
+        needs = [need for need in self.answered_at_once if need.kind.backward == backward]
         count = _counted(self.targets * (2 if backward.second else 1), "backward pass", "es")
         start = "the score" if backward.objective is None else str(backward.objective)
-        end = " and ".join(dict.fromkeys(ask.layer or "the input" for ask in asks))
+        end = " and ".join(dict.fromkeys(need.layer or "the input" for need in needs))
         how = ", for its curvature" if backward.second else ""
-        how += "" if backward.rule is None else f", with the rule {backward.rule.name!r}"
-        how += "" if backward.composite is None else f", with the composite {backward.composite.name!r}"
-        how += "" if backward.reference is None else f", against {backward.reference}"
-        how += "" if backward.concept is None else f", through channels of {backward.concept.layer}"
-        return f"{count} from {start} to {end}{how}{self._for(asks)}"
+        how += f", with the rule {backward.rule.name!r}" if backward.rule else ""
+        how += f", with the composite {backward.composite.name!r}" if backward.composite else ""
+        how += f", against {backward.reference}" if backward.reference else ""
+        how += f", through channels of {backward.concept.layer}" if backward.concept else ""
+        return f"{count} from {start} to {end}{how}{self._for(needs)}"
 
-    def _run(self, stream: Stream, inner: Plan) -> str:
+    def _run(self, stream: Stream, inner: "Plan") -> str:
         """What is run of a stream."""
         count = self.rows_of(stream)
         rows = _counted(count, "perturbed row", "s") if count else "perturbed rows"
@@ -238,34 +234,24 @@ class Plan:
             lines += [f"  made of these: {self._run(stream, inner)}", *(f"  {line}" for line in inner._nested())]
         return lines
 
+    def _repr_html_(self) -> str:
+        return lines_html(str(self).splitlines())
+
     def __repr__(self) -> str:
         return f"Plan({', '.join(self.wanted)}; {self._in_all()})"
 
     def _in_all(self) -> str:
         words = [_counted(self.passes, "forward pass", "es"), _counted(self.passes_back, "backward pass", "es")]
-        if self.rows:
-            words.append(f"{_counted(self.rows, 'perturbed row', 's')} forward")
-        if self.rows_back:
-            words.append(f"{self.rows_back} back")
-        return f"in all: {', '.join(words)}"
+        words += [f"{_counted(self.rows, 'perturbed row', 's')} forward"] if self.rows else []
+        return f"in all: {', '.join([*words, f'{self.rows_back} back'] if self.rows_back else words)}"
 
-    def names_of(self, *asks: NeedAtLayer) -> list[str]:
-        """The methods that some asks are of."""
-        these = set(asks)
-        return [name for name, wanted in self.wanted.items() if name and wanted & these]
+    def names_of(self, *needs: NeedAtLayer) -> list[str]:
+        """The methods that have these needs."""
+        return [name for name, wanted in self.wanted.items() if name and wanted.intersection(needs)]
 
-    def _for(self, asks: Iterable[NeedAtLayer]) -> str:
-        names = self.names_of(*asks)
+    def _for(self, needs: Iterable[NeedAtLayer]) -> str:
+        names = self.names_of(*needs)
         return f": {', '.join(names)}" if names else ""
-
-
-def _layers(asks: Iterable[NeedAtLayer]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(ask.layer for ask in asks if ask.layer is not None))
-
-
-def _order(backward: Backward) -> tuple[bool, ...]:
-    handed_back = backward.composite is not None or backward.reference is not None
-    return backward.second, handed_back, backward.rule is not None, backward.objective is not None
 
 
 def _counted(count: int, thing: str, plural: str) -> str:
@@ -274,4 +260,4 @@ def _counted(count: int, thing: str, plural: str) -> str:
 
 def plan_of(needs: Iterable[Need[Any]], layers: Iterable[str]) -> Plan:
     """The plan for some needs, each at every layer."""
-    return Plan({"": asks_of(needs, layers)})
+    return Plan({"": needs_at(needs, layers)})

@@ -1,28 +1,28 @@
-"""How long work is done: in which precision, how many rows at once, and how progress is reported."""
-
-from __future__ import annotations
+"""Runtime settings: precision, the number of rows in a batch, and how progress is reported."""
 
 import inspect
 import time
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from explain._utils.errors import MethodError
 from explain._utils.nested import first_tensor
+from explain._utils.options import Options
+from explain._utils.progress import show_progress
+from explain._utils.signals import came_by_signal
 from explain.hooks import HookGroup
-from explain.hooks.unwrap import leaves
+from explain.layers.calls import on_leaves
 from explain.targets.outputs import Activation
 
 Precision: TypeAlias = Literal["full", "bf16"]
-Progress = Callable[..., Any]
+Progress = Callable[..., Any] | bool
 """Called with the number of perturbed rows done and their total; if it takes three arguments, also with the maps so
-far, by method."""
+far, by method. True prints a line."""
 
 MEMORY = 512 * 2**20
 """Bytes that a batch of perturbed rows may take on a CPU; on other devices, half of what is free."""
@@ -30,70 +30,61 @@ TRIED = (16, 8, 4, 32)  # batch sizes that are tried on a CPU, where larger ones
 TRIED_ELSEWHERE = (64, 128, 256, 32)
 CACHE = 8 * 2**20
 """Bytes that the largest tensor of a batch may take to stay in a CPU's cache from one layer to the next."""
+BatchSizes = tuple[int, ...] | None
 WORTH_IT = 1.0  # seconds of work from which on the fastest batch size is looked for
 
 
 @dataclass(frozen=True)
-class RuntimeSettings:
-    """How long work is done: ``batch_size`` rows at a time (None: what fits into memory and was fastest in a short
-    trial), telling ``progress(done, total)`` after each piece, in bfloat16 where ``precision`` says so. With
-    ``keep_partial``, an interrupt ends the work early, and what there is by then is the result. ``activation`` is what
-    makes probabilities of the model's outputs, where that is known."""
+class RuntimeSettings(Options):
+    """How rows are run.
+
+    Args:
+        batch_size: the number of rows in a batch; None takes what fits into memory and was fastest in a short trial.
+        progress: called with ``(done, total)`` after each batch.
+        precision: "bf16" runs perturbed rows in bfloat16 where only their scores are needed.
+        keep_partial: an interrupt ends the work early, and the result is what there is by then.
+        activation: what makes probabilities of the model's outputs; None finds it out.
+        create_graph: evidence keeps its graph.
+    """
 
     batch_size: int | None = None
     progress: Progress | None = None
     precision: Precision = "full"
     keep_partial: bool = False
     activation: Activation | None = None
+    create_graph: bool = False
 
-    def __post_init__(self) -> None:
-        size = self.batch_size
-        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
-            raise MethodError(f"batch_size must be a whole number from 1, got {size!r}")
-        if self.precision not in ("full", "bf16"):
-            raise MethodError(f"precision must be 'full' or 'bf16', got {self.precision!r}")
-        if self.progress is not None and not callable(self.progress):
-            raise MethodError(f"progress must be a function of how much is done and in all, got {self.progress!r:.60}")
+    name: ClassVar[str] = "attribute"
+    minimums = {"batch_size": 1}
 
 
-def takes_maps(progress: Progress | None) -> bool:
-    """Whether someone who is told of progress wants the maps so far as well.
+def takes_maps(progress: Callable[..., Any]) -> bool:
+    """Whether a progress callback takes the maps so far as well.
 
     >>> takes_maps(lambda done, total: None), takes_maps(lambda done, total, maps: None)
     (False, True)
     """
-    if progress is None:
-        return False
     try:
         signature = inspect.signature(progress)
         signature.bind(0, 0)
-    except ValueError:  # of what is written in C, this is unknown
-        return False
-    except TypeError:
-        return True  # two arguments are not enough
+    except (ValueError, TypeError) as error:
+        return isinstance(error, TypeError)  # two arguments are not enough; of what is written in C, it is unknown
     return any(each.kind == each.VAR_POSITIONAL or each.name == "maps" for each in signature.parameters.values())
 
 
-def tell(
-    progress: Progress | None, done: int, total: int, maps: Callable[[], Mapping[str, torch.Tensor]] = dict
+def report_progress(
+    progress: Progress | None, done: int, total: int, maps: Callable[[], Mapping[str, Tensor]] = dict
 ) -> None:
-    """Tell someone who wants to know how much is done, and the ``maps`` so far if wanted; they are made only then."""
-    if progress is None:
-        return
-    if takes_maps(progress):
-        progress(done, total, maps())
-    else:
-        progress(done, total)
+    """Call a progress callback, with the ``maps`` so far if it takes them; they are made only then."""
+    if progress is True:
+        show_progress(done, total)
+    elif progress:
+        progress(done, total, *([maps()] if takes_maps(progress) else []))
 
 
-@contextmanager
-def autocast(inputs: torch.Tensor, precision: Precision) -> Iterator[None]:
+def autocast(inputs: Tensor, precision: Precision) -> AbstractContextManager[None]:
     """Compute in bfloat16, or as the model and the caller would."""
-    if precision == "full":
-        yield
-        return
-    with torch.autocast(inputs.device.type, torch.bfloat16):
-        yield
+    return nullcontext() if precision == "full" else torch.autocast(inputs.device.type, torch.bfloat16)
 
 
 def mixed_precision_now(device: torch.device) -> torch.autocast:
@@ -103,12 +94,7 @@ def mixed_precision_now(device: torch.device) -> torch.autocast:
 
 
 def agree(
-    one: torch.Tensor,
-    other: torch.Tensor,
-    inputs: torch.Tensor,
-    work: RuntimeSettings,
-    scale: float,
-    coarse: float = 1e-5,
+    one: Tensor, other: Tensor, inputs: Tensor, settings: RuntimeSettings, scale: float, coarse: float = 1e-5
 ) -> bool:
     """Whether scores are the same, up to the rounding that differs between batch sizes.
 
@@ -116,7 +102,7 @@ def agree(
     scores are right to so many digits however small they are. ``coarse`` is what counts as nothing in half precision.
     """
     rounding = torch.finfo(inputs.dtype).eps
-    if work.precision != "full" or rounding > 1e-4:
+    if settings.precision != "full" or rounding > 1e-4:
         return torch.allclose(one, other, rtol=0.1, atol=coarse)
     relative, absolute = (1e-3, 1e-4) if rounding > 1e-10 else (1e-5, 1e-8)
     if not scale:
@@ -131,16 +117,12 @@ class Footprint:
     outputs: list[tuple[str, int]] = field(default_factory=list)
 
     def watch(self, group: HookGroup, model: nn.Module, count: int) -> None:
-        last = leaves(model)
-        named = {module: name for name, module in last.items()}
-
-        def measure(module: nn.Module, args: Any, output: Any) -> None:
+        def measure(name: str, output: Any) -> None:
             tensor = first_tensor(output)
             if tensor is not None:
-                self.outputs.append((named[module], tensor.numel() * tensor.element_size() // count))
+                self.outputs.append((name, tensor.numel() * tensor.element_size() // count))
 
-        if last:
-            group.forward(last, measure)
+        on_leaves(group, model, measure)
 
     def most(self, device: torch.device, *, graph: bool, after: str | None = None) -> int:
         """How many rows fit into memory: with a graph all outputs stay, without only the largest few."""
@@ -148,11 +130,12 @@ class Footprint:
         inside = [i for i, name in enumerate(names) if after and f"{name}.".startswith(f"{after}.")]
         sizes = [size for _, size in self.outputs[max(inside, default=0) :]] or [MEMORY]
         needed = sum(sizes) if graph else 4 * max(sizes)
-        return max(1, _free(device) // max(1, needed))
+        free = int(torch.cuda.mem_get_info(device)[0]) // 2 if device.type == "cuda" else MEMORY
+        return max(1, free // max(1, needed))
 
 
-def sizes_in_cache(most: int, device: torch.device) -> tuple[int, ...] | None:
-    """How many rows to try where little is left to compute, and what each piece costs beside it counts.
+def sizes_in_cache(most: int, device: torch.device) -> BatchSizes:
+    """Batch sizes to try where little is left to compute, so that the fixed cost of a batch counts.
 
     ``most`` is how many fit into memory without a graph, four times over.
 
@@ -163,12 +146,6 @@ def sizes_in_cache(most: int, device: torch.device) -> tuple[int, ...] | None:
         return None
     first = min(128, max(TRIED[0], most * 4 * CACHE // MEMORY))
     return first, 2 * first, max(1, first // 2), max(1, first // 4)
-
-
-def _free(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0]) // 2
-    return MEMORY
 
 
 _fastest: weakref.WeakKeyDictionary[nn.Module, dict[Any, int]] = weakref.WeakKeyDictionary()
@@ -183,14 +160,7 @@ class BatchSizeTuner:
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        kind: Hashable,
-        most: int,
-        device: torch.device,
-        *,
-        given: int | None = None,
-        sizes: tuple[int, ...] | None = None,
+        self, model: nn.Module, kind: Any, most: int, device: torch.device, given: int | None, sizes: BatchSizes
     ) -> None:
         tried = sizes or (TRIED if device.type == "cpu" else TRIED_ELSEWHERE)
         self._known = _fastest.setdefault(model, {})
@@ -233,9 +203,13 @@ class BatchSizeTuner:
         self._known["fit", self._kind] = most
 
 
-def is_out_of_memory(error: BaseException) -> bool:
+def lacks_memory(error: BaseException) -> bool:
     """Whether an error says that memory ran out, on any device."""
-    words = str(error)
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or (
-        isinstance(error, RuntimeError) and ("not enough memory" in words or "out of memory" in words)
-    )
+    said = any(words in str(error) for words in ("not enough memory", "out of memory"))
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or (isinstance(error, RuntimeError) and said)
+
+
+def raise_unless_of_network(error: BaseException) -> None:
+    """Raise an error that says nothing of how a network takes its input: memory ran out, or a signal came."""
+    if lacks_memory(error) or came_by_signal(error):
+        raise error

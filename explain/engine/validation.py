@@ -1,18 +1,14 @@
 """Before anything runs: inputs that cannot be explained are refused, and so are explanations inside of others."""
 
-from __future__ import annotations
-
-import os
 import threading
 from contextlib import AbstractContextManager
 
-import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
 from explain._utils.errors import ExplainError, ImageError, ModelError
-from explain._utils.signals import SignalSafe
-from explain.data.inputs import Inputs, InputsLike, Path, as_inputs, dotted
+from explain._utils.signals import SignalSafe, at_fork
+from explain.data.inputs import Inputs, InputsLike, as_inputs, dotted
 from explain.hooks.preserve import is_transforming
 from explain.hooks.unwrap import parameters_of
 
@@ -28,10 +24,7 @@ def check_inputs(model: nn.Module, given: InputsLike) -> Inputs:
     if not isinstance(model, nn.Module):
         raise ModelError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     if is_transforming():
-        raise ModelError(
-            "an explanation must be started outside torch.vmap and the other transforms of torch.func, which hide the "
-            "values of tensors, but it was started inside; give it the whole batch instead"
-        )
+        raise ModelError("an explanation must be started outside transforms of torch.func; give it the whole batch")
     inputs = as_inputs(given)
     x, name = inputs.x, "x" if inputs.name is None else f"input {inputs.name}"
     if x.ndim not in (4, 5):
@@ -40,9 +33,7 @@ def check_inputs(model: nn.Module, given: InputsLike) -> Inputs:
     if x.numel() == 0:
         raise ImageError(f"{name} must hold at least one image, got shape {tuple(x.shape)}; leave empty batches out")
     if not x.is_floating_point():
-        raise ImageError(
-            f"{name} must be floating point, got {x.dtype}; use x.float() / 255 or the model's preprocessing"
-        )
+        raise ImageError(f"{name} must be floating point, got {x.dtype}; use x / 255 or the model's preprocessing")
     parameters = parameters_of(model)
     if any(map(is_lazy, parameters)):
         raise ModelError("model must have all its weights, got lazy layers without them; call model(x) once first")
@@ -52,38 +43,21 @@ def check_inputs(model: nn.Module, given: InputsLike) -> Inputs:
     images = {f"input {dotted(way)}": t for way, t in inputs.others.items() if t.ndim > 3}
     for other, tensor in {name: x, **images}.items():
         if parameter is not None and parameter.device != tensor.device:
-            device = str(parameter.device)
-            raise ImageError(
-                f"{other} must be on the model's device {device}, got {tensor.device}; use .to({device!r})"
-            )
+            raise ImageError(f"{other} must be on {parameter.device}, the model's device, got {tensor.device}; move it")
     if any(p.is_inference() for p in parameters):
-        raise ModelError(
-            "model must have weights made outside torch.inference_mode() for gradients to exist, got some made inside "
-            "it; build or load it outside"
-        )
+        raise ModelError("model must have weights made outside torch.inference_mode(), got others; load it again")
     if x.is_meta:
         raise ImageError(f"{name} must hold values, got one on the meta device; load the model and the input first")
-    if not torch.isfinite(x).all():
-        raise ImageError(f"{name} must hold finite values, got NaN or infinity; check the preprocessing")
-    for path in inputs.paths[1:]:
-        _check_beside(inputs, path)
+    for path in inputs.paths:  # the image, and what is explained together with it
+        tensor, name = inputs.tensor(path), name if path == inputs.path else f"input {dotted(path)}"
+        if not tensor.is_floating_point():
+            raise ImageError(f"{name} must be floating point, got {tensor.dtype}; leave it out of explained")
+        if path != inputs.path and not inputs.goes_with_images(path):
+            raise ImageError(f"{name} must have {len(inputs)} rows, got {tuple(tensor.shape)}; leave it out")
+        # The sum is quick, and finite only if all values are; one that overflows is no reason to refuse.
+        if not tensor.sum().isfinite() and not tensor.isfinite().all():
+            raise ImageError(f"{name} must hold finite values, got NaN or infinity; check the preprocessing")
     return inputs
-
-
-def _check_beside(inputs: Inputs, path: Path) -> None:
-    """Refuse an input that cannot be explained together with the image."""
-    tensor, name = inputs.tensor(path), f"input {dotted(path)}"
-    if not tensor.is_floating_point():
-        raise ImageError(
-            f"{name} must be floating point to be explained, got {tensor.dtype}; leave it out of explained"
-        )
-    if not inputs.goes_with_images(path):
-        raise ImageError(
-            f"{name} must have a row for each of the {len(inputs)} images to be explained with them, got shape "
-            f"{tuple(tensor.shape)}; leave it out of explained"
-        )
-    if not torch.isfinite(tensor).all():
-        raise ImageError(f"{name} must hold finite values, got NaN or infinity; check the preprocessing")
 
 
 _running = threading.local()
@@ -94,9 +68,7 @@ class _Alone(SignalSafe[None]):
 
     def begin(self) -> None:
         if getattr(_running, "now", False):
-            raise ExplainError(
-                "an explanation was started from inside another one (in a hook or a target); run them in turn"
-            )
+            raise ExplainError("an explanation was started from inside another one (hook or target); run them in turn")
         _running.now = self._begun = True
 
     def end(self, error: BaseException | None) -> None:
@@ -113,5 +85,4 @@ def _begin_child() -> None:
     _running.now = False  # an explanation during which a process was forked continues only in the parent
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_child)
+at_fork(after_in_child=_begin_child)

@@ -3,54 +3,50 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Unpack, overload
+from typing import Any, TypeAlias, Unpack, overload
 
 import torch
 from torch import nn
 
 from explain._utils.errors import ImageError, PhotoError, keywords, naming
-from explain.attribution.api import attribute
+from explain._utils.version import check_distribution
+from explain.attribution import records
+from explain.attribution.api import GROUPS, PhotoOptions, attribute
 from explain.attribution.concepts import find_concepts
-from explain.attribution.options import PhotoOptions
-from explain.attribution.records import (
-    ModelOrigin,
-    RecordedRequest,
-    asked,
-    class_name,
-    described,
-    encode_fields,
-    has_tensor,
-)
+from explain.attribution.records import ModelOrigin, RecordedRequest, encode_target
 from explain.attribution.result import Attribution
-from explain.attribution.selection import GROUPS
 from explain.baselines import Black
 from explain.baselines.base import range_of
-from explain.baselines.registry import get_baseline
+from explain.baselines.replacements import get_baseline
 from explain.data.images import Box, ImageLike, Preprocess, load_image, locate, source_of
 from explain.engine.validation import check_inputs
-from explain.explanation.concepts import PhotoConcepts
-from explain.explanation.crops import best_of_mean, joined
-from explain.explanation.explanation import Explanation
-from explain.explanation.photos import AT_ONCE, Photo, PhotoRequest, collected, in_batches, matched, rows_are_apart
-from explain.hooks import Inspection, inspect
+from explain.explanation import photos as several
+from explain.explanation.detections import located
+from explain.explanation.explanation import Explanation, Explanations, PhotoConcepts
+from explain.explanation.photos import AT_ONCE, Photo, PhotoRequest
+from explain.hooks import Intervention, inspect, intervene
+from explain.hooks.inspection import Inspection
 from explain.hooks.layer_names import Where
 from explain.hooks.unwrap import callers_hooks, unwrapped
 from explain.methods import Method, list_methods
-from explain.methods.base import options
-from explain.methods.registry import MethodLike, get_method
+from explain.methods.base import MethodLike, get_method, options
 from explain.models import Classifier, FiveCrops, classifier_of
-from explain.models.classifier import Interpolation, check_labels, on_device, outputs_for
-from explain.models.custom import as_preprocess
-from explain.models.preprocessing import CropLike, seen
+from explain.models.classifier import check_labels, on_device, outputs_for
+from explain.models.custom import as_preprocess, resolve_preprocessing
+from explain.models.preprocessing import CropLike, Interpolation
 from explain.render.styles import StyleLike, get_style
-from explain.targets import ClassTarget, TopClass, as_targets
+from explain.targets import ClassTarget, TopClass, as_target
+from explain.targets.base import described
 from explain.targets.outputs import Activation, Outputs, check_activation
-from explain.targets.resolve import TargetLike, check_categories, one_per_image
+from explain.targets.places import Place
+from explain.targets.resolve import TargetLike, as_targets, check_categories, one_per_image
+from explain.targets.texts import image_scorer, is_image_text
 
-_MADE_WITH = "model categories preprocess weights size crop mean std interpolation device activation"
+Methods: TypeAlias = "MethodLike | Iterable[MethodLike]"
+_MADE_WITH = "model categories preprocess weights size crop channels mean std interpolation device activation"
 _OF_EXPLAINER = {name: f"explain.Explainer({name}=...) takes it, and then the photo" for name in _MADE_WITH.split()}
 _OF_EXPLAINER["style"] = "explain.Explainer(style=...), overlay(style=...) and save(style=...) take it"
 
@@ -61,7 +57,8 @@ class Explainer:
     Args:
         model: any ``nn.Module`` that classifies images, a name ("resnet50", "package.module:factory"), or None for the
             default model. A module is put on ``device`` if one is given, and otherwise left alone.
-        categories: the labels of the classes, in order; those that come with the model by default.
+        categories: the labels of the classes, in order; those that come with the model by default. Of an image-text
+            model (CLIP, SigLIP and their relatives) they are texts, and its classes: zero-shot classification.
         preprocess: ``PIL.Image -> (C, H, W)`` float tensor, or an image processor of transformers. By default what
             comes with the model (as an attribute, in timm's or Hugging Face's configuration, or with its name); where
             nothing is known, a centre crop and ImageNet's values, with a warning.
@@ -70,6 +67,8 @@ class Explainer:
         crop: the part of a photo that the model sees: "center", the "whole" photo (as long as it is where the network
             takes any size, else padded to a square), or "five": four corners and the centre, whose scores are averaged.
             A number is the share of the photo's shorter side that the central square takes.
+        channels: 1 for a model of photos in grey, 3 for one of colours; found from its first convolution where nothing
+            else says how it sees photos.
         mean, std, interpolation: for a preprocessing that cuts out the centre, other values than its own: the mean and
             standard deviation of each channel for pixels from 0 to 1, and "bilinear" or "bicubic".
         device: where to run, as for ``torch.device``.
@@ -78,6 +77,7 @@ class Explainer:
             already, or are none. By default the first photo decides: outputs in [0, 1] that add up to one, or that come
             from a softmax or sigmoid, are probabilities, and a warning says so.
         style: the style of its pictures, such as "contour"; see `Explanation.overlay`.
+        interventions: what layers of the model give instead, in all that it explains; see `explain.hooks.intervene`.
 
     Raises:
         ExplainError: the model, its weights or the device cannot be used, or there is no such style.
@@ -90,77 +90,59 @@ class Explainer:
 
     @keywords(elsewhere={"labels": "categories=... takes them"})
     def __init__(
-        self,
-        model: nn.Module | Classifier | str | None = None,
-        categories: Sequence[str] | None = None,
-        preprocess: Preprocess | None = None,
-        *,
-        weights: str | Path | None = None,
-        size: int | None = None,
-        crop: CropLike = "center",
-        mean: float | Sequence[float] | None = None,
-        std: float | Sequence[float] | None = None,
-        interpolation: Interpolation | None = None,
-        device: str | torch.device | None = None,
-        activation: Activation | None = None,
-        style: StyleLike | None = None,
-    ) -> None:
+        self, model: nn.Module | Classifier | str | None = None, categories: Sequence[str] | None = None,
+        preprocess: Preprocess | None = None, *, weights: str | Path | None = None, size: int | None = None,
+        crop: CropLike = "center", channels: int | None = None, mean: float | Sequence[float] | None = None,
+        std: float | Sequence[float] | None = None, interpolation: Interpolation | None = None,
+        device: str | torch.device | None = None, activation: Activation | None = None, style: StyleLike | None = None,
+        interventions: Sequence[Intervention] = (),
+    ) -> None:  # fmt: skip
+        check_distribution()
         check_activation(activation)
         self.style = None if style is None else get_style(style)
+        self.interventions = tuple(interventions)
         found = classifier_of(model, weights, size)
         self.model = found.model if device is None else on_device(found.model, device)
+        view: dict[str, Any] = {
+            "size": size, "crop": crop, "channels": channels, "mean": mean, "std": std, "interpolation": interpolation,
+        }  # fmt: skip
         own = None if preprocess is None else as_preprocess(preprocess)
-        view: dict[str, Any] = {"size": size, "crop": crop, "mean": mean, "std": std, "interpolation": interpolation}
-        self.preprocess = seen(found, own, **view)
+        self.preprocess = resolve_preprocessing(found, own, **view)
         given = check_categories(categories)
         self.categories = found.categories if given is None else given
-        self.name = found.name
-        self.weights = found.weights
-        self._classifier = Classifier(
-            self.model, self.preprocess, self.categories, found.name, found.temperature, found.weights
-        )
+        if is_image_text(self.model):
+            self.model = image_scorer(self.model, labels=self.categories)
+        self.name, self.weights = found.name, found.weights
+        known: Any = {"model": self.model, "preprocess": self.preprocess, "categories": self.categories}
+        self._classifier = replace(found, **known, activation=None)
         self.activation: Activation | None = activation or found.activation
         self._outputs: Outputs | None = None
         named = isinstance(model, str | None)
         made = {"model": model or found.name, "weights": weights and str(weights), **view} if named else {}
         if activation is not None:
             made["activation"] = activation
-        self._origin = ModelOrigin(
-            name=found.name,
-            weights=found.weights,
-            preprocess=described(self.preprocess),
-            arguments=made,
-            own=(*([] if named else ["model"]), *([] if preprocess is None else ["preprocess"])),
-        )
+        if named and given is not None and is_image_text(self.model):
+            made["categories"] = list(given)
+        parts = (*([] if named else ["model"]), *([] if preprocess is None else ["preprocess"]))
+        self._origin = ModelOrigin(found.name, found.weights, records.described(self.preprocess), made, parts)
 
     def __repr__(self) -> str:
         return f"Explainer({self.name!r}, {type(self.model).__name__})"
 
     @overload
     def __call__(  # type: ignore[overload-overlap]  # an open file is an iterator of lines, too
-        self,
-        image: ImageLike,
-        methods: MethodLike | Iterable[MethodLike] = "gradcam",
-        target: TargetLike = None,
-        **options: Unpack[PhotoOptions],
+        self, image: ImageLike, methods: Methods = "gradcam", target: TargetLike = None, **options: Unpack[PhotoOptions]
     ) -> Explanation: ...
 
     @overload
     def __call__(
-        self,
-        image: list[ImageLike] | tuple[ImageLike, ...] | Iterator[ImageLike],
-        methods: MethodLike | Iterable[MethodLike] = "gradcam",
-        target: TargetLike = None,
-        **options: Unpack[PhotoOptions],
-    ) -> list[Explanation]: ...
+        self, image: list[ImageLike] | tuple[ImageLike, ...] | Iterator[ImageLike], methods: Methods = "gradcam",
+        target: TargetLike = None, **options: Unpack[PhotoOptions],
+    ) -> list[Explanation]: ...  # fmt: skip
 
     @keywords(PhotoOptions, elsewhere=_OF_EXPLAINER)
     def __call__(
-        self,
-        image: Any,
-        methods: MethodLike | Iterable[MethodLike] = "gradcam",
-        target: TargetLike = None,
-        **options: Unpack[PhotoOptions],
+        self, image: Any, methods: Methods = "gradcam", target: TargetLike = None, **options: Unpack[PhotoOptions]
     ) -> Explanation | list[Explanation]:
         """Explain one photo, or several.
 
@@ -172,8 +154,8 @@ class Explainer:
                 with one for each photo.
             targets: a list of several targets for every photo, instead of ``target``.
             top_k: explain the k best classes, instead of ``target``.
-            layer, fuse, batch_size, progress, precision, samples, tolerance, max_seconds, keep_partial: see
-                `explain.attribute`.
+            layer, fuse, batch_size, progress, precision, samples, tolerance, max_seconds, keep_partial, interventions:
+                see `explain.attribute`; interventions take the place of the explainer's own.
 
         Raises:
             PhotosError: some of several photos could not be explained; it holds the explanations of all others.
@@ -181,18 +163,15 @@ class Explainer:
         """
         request = self._request(methods, target, **options)
         if isinstance(image, list | tuple | Iterator) and not isinstance(image, io.IOBase):
-            return collected(self._all(image, request))
-        (one,) = matched([image], request)
+            return Explanations(several.collected(self._all(image, request)))
+        (one,) = several.matched([image], request)
         return self._explained([self._photo(one)], request)[0]
 
     @keywords(PhotoOptions, elsewhere=_OF_EXPLAINER)
     def each(
-        self,
-        images: Iterable[ImageLike],
-        methods: MethodLike | Iterable[MethodLike] = "gradcam",
-        target: TargetLike = None,
+        self, images: Iterable[ImageLike], methods: Methods = "gradcam", target: TargetLike = None,
         **options: Unpack[PhotoOptions],
-    ) -> Iterator[Explanation | PhotoError]:
+    ) -> Iterator[Explanation | PhotoError]:  # fmt: skip
         """Explain any number of photos, in batches, as an iterator.
 
         Yields an `Explanation` for each photo, or a `PhotoError` that names it and says why it could not be explained;
@@ -207,36 +186,28 @@ class Explainer:
         return self._all(images, self._request(methods, target, **options))
 
     def _request(
-        self,
-        methods: MethodLike | Iterable[MethodLike],
-        target: TargetLike,
-        *,
-        targets: Sequence[TargetLike] | None = None,
-        top_k: int | None = None,
-        **options: Any,
-    ) -> PhotoRequest:
+        self, methods: Methods, target: TargetLike, *, targets: Sequence[TargetLike] | None = None,
+        top_k: int | None = None, **options: Any,
+    ) -> PhotoRequest:  # fmt: skip
         """Check the arguments, and write them down for records."""
+        options.setdefault("interventions", self.interventions)
         chosen_targets = as_targets(target, targets, top_k, self.categories)
         listed = one_per_image(target)
         of_each = None if listed is None else as_targets(targets=listed, categories=self.categories)
         chosen = methods if isinstance(methods, str) and methods in GROUPS else self._methods(methods)
-        known = _method_list(list_methods()) if isinstance(chosen, str) else chosen
-        question = RecordedRequest(
-            {method.name: class_name(method) for method in known},
-            tuple(map(asked, chosen_targets)),
-            options.setdefault("precision", "full"),
-        )
-        alone = (
-            isinstance(self.preprocess, FiveCrops)
-            or any(question.targets)
-            or not all(isinstance(found, ClassTarget) for found in of_each or ())
-            or any(has_tensor(encode_fields(method)) for method in known)
-        )
+        known = list(map(get_method, list_methods())) if isinstance(chosen, str) else chosen
+        classes = {method.name: records.class_name(method) for method in known}
+        recorded = tuple(map(encode_target, chosen_targets))
+        question = RecordedRequest(classes, recorded, options.setdefault("precision", "full"))
+        alone = isinstance(self.preprocess, FiveCrops) or any(recorded)
+        alone = alone or any(not isinstance(found, ClassTarget) for found in of_each or ())
+        alone = alone or any(records.has_tensor(records.encode_fields(method)) for method in known)
         return PhotoRequest(chosen, chosen_targets, question, options, alone, of_each)
 
-    def _methods(self, methods: MethodLike | Iterable[MethodLike]) -> list[Method]:
+    def _methods(self, methods: Methods) -> list[Method]:
         """The methods, with the black and white that the preprocessing makes."""
-        found = _method_list(methods)
+        single = isinstance(methods, str) or not isinstance(methods, Iterable)
+        found = [get_method(methods)] if single else list(map(get_method, methods))  # type: ignore[arg-type]
         for i, method in enumerate(found):
             if options(method).get("baseline") == Black():
                 found[i] = replace(method, baseline=get_baseline(Black(), self.preprocess))  # type: ignore[call-arg]
@@ -252,88 +223,77 @@ class Explainer:
 
         def explain_batch(photos: list[Photo]) -> list[Explanation]:
             if len(photos) > 1 and not apart:
-                apart.append(rows_are_apart(self.model, photos[0].x))
+                apart.append(several.rows_are_apart(self.model, photos[0].x))
             batches = [photos] if apart[:1] == [True] else [[photo] for photo in photos]
             return [explanation for batch in batches for explanation in self._explained(batch, request)]
 
-        return in_batches(matched(images, request), self._photo, explain_batch, at_once)
+        return several.in_batches(several.matched(images, request), self._photo, explain_batch, at_once)
 
     def _photo(self, image: ImageLike, place: int = 0) -> Photo:
         photo, source = load_image(image), source_of(image)
         return Photo(photo, source, self.as_input(photo), source or f"photo {place}", place)
 
     def _explained(self, photos: list[Photo], request: PhotoRequest) -> list[Explanation]:
-        """Explain photos whose inputs have one shape, in one batch."""
-        if isinstance(self.preprocess, FiveCrops):
-            return [self._of_five_crops(photo, self.preprocess, request) for photo in photos]
-        x = torch.cat([photo.x for photo in photos])
-        requests = [request.of(photo) for photo in photos]
-        targets = requests[0].targets
-        if request.of_each is not None and len(photos) > 1:
-            targets = as_targets([each.targets[0] for each in requests])
-        with naming([photo.name for photo in photos] if len(photos) > 1 else [photos[0].source]):
-            found = self._attributed(x, request, targets)
+        """Explain photos whose inputs have one shape in one batch, or a single photo by five crops as one."""
+        with intervene(self.model, request.options["interventions"]):
+            return self._explained_as_altered(photos, request)
+
+    def _explained_as_altered(self, photos: list[Photo], request: PhotoRequest) -> list[Explanation]:
+        crops, size = self.preprocess if isinstance(self.preprocess, FiveCrops) else None, photos[0].image.size
+        parts = () if crops is None else tuple(crops.boxes(size))
+        requests = [self._on_photo(request.of(photo), photo) for photo in photos]
+        targets: list[TargetLike] = [*requests[0].targets]
+        names: list[str | None] = []
+        if crops is not None:  # the best classes are those of the mean score
+            x = self._placed(crops.parts(photos[0].image))
+            if ranks := [each.rank for each in requests[0].targets if isinstance(each, TopClass)]:
+                best = several.best_of_mean(self.model, x, max(ranks) + 1)
+                targets = [best[each.rank] if isinstance(each, TopClass) else each for each in requests[0].targets]
+        else:
+            x = torch.cat([photo.x for photo in photos])
+            names = [photo.name for photo in photos] if len(photos) > 1 else [photos[0].source]
+            if request.of_each is not None and len(photos) > 1:
+                targets = [as_target([each.targets[0] for each in requests])]
+        methods: Any = request.methods
+        with naming(names):
+            found: list[dict[str, Attribution]] = attribute(
+                self.model, x, methods, targets=targets, categories=self.categories, activation=self.activation,
+                **request.options,
+            )  # fmt: skip
+        if parts:
+            found = [{name: several.joined(each, parts, size) for name, each in result.items()} for result in found]
         probabilities = self._probabilities(x, next(iter(found[0].values())).logits)
+        seen = [Box(0.0, 0.0, *map(float, size))] if parts else [locate(self.preprocess, p.image.size) for p in photos]
+        boxes = None
+        if probabilities is None and not parts:
+            of_all = as_targets(targets=targets, categories=self.categories)[: len(found)]
+            boxes = located(self.model, x, of_all, seen, self.categories)
         explanations = []
-        for i, photo in enumerate(photos):
-            results: list[Mapping[str, Attribution]] = [*found]
+        for i, (photo, own) in enumerate(zip(photos, requests, strict=True)):
+            results = found
             if len(photos) > 1:
                 results = [{name: attribution[i] for name, attribution in result.items()} for result in found]
-            own = None if probabilities is None else probabilities[i].clone()
-            box = locate(self.preprocess, photo.image.size)
-            explanations.append(self._explanation(photo, x, results, requests[i], own, box))
+            if boxes is not None:
+                named = zip(boxes[i].names, results, strict=True)
+                results = [{name: replace(each, target=word) for name, each in of.items()} for word, of in named]
+                own = own.with_targets(boxes[i].targets)
+            explanations.append(Explanation(
+                photo=photo.image, source=photo.source, box=seen[i], results=tuple(results), crops=parts,
+                origin=replace(self._origin, hooks=tuple(callers_hooks(self.model))),
+                input_size=(int(x.shape[-2]), int(x.shape[-1])), question=own.question, categories=self.categories,
+                probabilities=None if probabilities is None else probabilities[i].clone(), style=self.style,
+                explainer=self, request=own, outputs=self._outputs or Outputs(),
+                detections=() if boxes is None else boxes[i].detections, boxes=() if boxes is None else boxes[i].boxes,
+            ))  # fmt: skip
         return explanations
 
-    def _attributed(
-        self, x: torch.Tensor, request: PhotoRequest, targets: Sequence[TargetLike]
-    ) -> list[dict[str, Attribution]]:
-        methods: Any = request.methods
-        found: list[dict[str, Attribution]] = attribute(
-            self.model, x, methods, targets=targets, categories=self.categories, activation=self.activation,
-            **request.options,
-        )  # fmt: skip
-        return found
-
-    def _of_five_crops(self, photo: Photo, crops: FiveCrops, request: PhotoRequest) -> Explanation:
-        """Explain five crops of one photo as one: for their mean score, with one map of the whole photo."""
-        x, request = self._placed(crops.parts(photo.image)), request.of(photo)
-        targets: list[TargetLike] = [*request.targets]
-        if ranks := [each.rank for each in request.targets if isinstance(each, TopClass)]:
-            best = best_of_mean(self.model, x, max(ranks) + 1)
-            targets = [best[each.rank] if isinstance(each, TopClass) else each for each in request.targets]
-        found = self._attributed(x, request, targets)
-        (width, height), boxes = photo.image.size, crops.boxes(photo.image.size)
-        joint = [{name: joined(each, boxes, (width, height)) for name, each in result.items()} for result in found]
-        probabilities = self._probabilities(x, next(iter(joint[0].values())).logits)
-        own = None if probabilities is None else probabilities[0]
-        return self._explanation(photo, x, joint, request, own, Box(0.0, 0.0, float(width), float(height)), boxes)
-
-    def _explanation(
-        self,
-        photo: Photo,
-        x: torch.Tensor,
-        results: Sequence[Mapping[str, Attribution]],
-        request: PhotoRequest,
-        probabilities: torch.Tensor | None,
-        box: Box,
-        crops: Sequence[Box] = (),
-    ) -> Explanation:
-        return Explanation(
-            photo=photo.image,
-            source=photo.source,
-            origin=replace(self._origin, hooks=tuple(callers_hooks(self.model))),
-            box=box,
-            results=tuple(results),
-            input_size=(int(x.shape[-2]), int(x.shape[-1])),
-            question=request.question,
-            categories=self.categories,
-            probabilities=probabilities,
-            crops=tuple(crops),
-            style=self.style,
-            explainer=self,
-            request=request,
-            outputs=self._outputs or Outputs(),
-        )
+    def _on_photo(self, request: PhotoRequest, photo: Photo) -> PhotoRequest:
+        """A request whose places, which are in pixels of the photo, are in those of the input."""
+        if not any(isinstance(target, Place) for target in request.targets):
+            return request
+        seen, size = locate(self.preprocess, photo.image.size), tuple(photo.x.shape[2:])
+        moved = [each.on_photo(seen, size) if isinstance(each, Place) else each for each in request.targets]
+        return replace(request, targets=moved)
 
     @keywords()
     def concepts(self, image: ImageLike, count: int = 4, *, layer: Where | None = None) -> PhotoConcepts:
@@ -372,17 +332,17 @@ class Explainer:
     def as_input(self, image: ImageLike) -> torch.Tensor:
         """Turn a photo into an input of the model: ``(1, C, H, W)``, on its device and in its precision.
 
+        `explain.data.images.load_image` reads it as RGB. ``preprocess`` crops, scales and normalises it; where neither
+        the caller nor the model brings one, that is `explain.models.preprocessing.CenterCrop`.
+
         >>> from PIL import Image
         >>> Explainer().as_input(Image.new("RGB", (30, 20))).shape
         torch.Size([1, 3, 224, 224])
         """
         x = self.preprocess(load_image(image))
         if not isinstance(x, torch.Tensor) or x.ndim != 3:
-            got = f"shape {tuple(x.shape)}" if isinstance(x, torch.Tensor) else type(x).__name__
-            raise ImageError(
-                f"preprocess must return a tensor (C, H, W), got {got}; leave out the batch dimension, or use "
-                "torch.from_numpy"
-            )
+            got = described(x)
+            raise ImageError(f"preprocess must return a tensor (C, H, W), got {got}; leave out the batch dimension")
         return self._placed(x[None])
 
     def _placed(self, x: torch.Tensor) -> torch.Tensor:
@@ -393,10 +353,7 @@ class Explainer:
 
 @keywords(PhotoOptions, elsewhere=_OF_EXPLAINER)
 def explain(
-    image: ImageLike,
-    methods: MethodLike | Iterable[MethodLike] = "gradcam",
-    target: TargetLike = None,
-    **options: Unpack[PhotoOptions],
+    image: ImageLike, methods: Methods = "gradcam", target: TargetLike = None, **options: Unpack[PhotoOptions]
 ) -> Explanation:
     """Explain a photo with the default model; options as for calling an `Explainer`.
 
@@ -406,9 +363,3 @@ def explain(
     (32, 24)
     """
     return Explainer()(image, methods, target, **options)
-
-
-def _method_list(methods: MethodLike | Iterable[MethodLike]) -> list[Method]:
-    if isinstance(methods, str) or not isinstance(methods, Iterable):
-        return [get_method(methods)]
-    return [get_method(method) for method in methods]

@@ -1,4 +1,4 @@
-"""`Explanation`: the attributions of one photo; as pictures, files and records."""
+"""`Explanation`: the attributions of one photo; `PhotoConcepts`: its concepts; as pictures, files and records."""
 
 from __future__ import annotations
 
@@ -6,38 +6,28 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 import torch
 from PIL import Image
 
-from explain._utils.errors import MethodError, TargetError, keywords, printable
-from explain._utils.html import png
-from explain._utils.spelling import did_you_mean
-from explain.attribution import pictures
-from explain.attribution.pictures import Look, Scene, array, layer_of, percent
-from explain.attribution.records import (
-    FORMAT,
-    ModelOrigin,
-    RecordedRequest,
-    digest,
-    estimate_of,
-    options_run,
-    values_of,
-    versions,
-)
-from explain.attribution.result import Attribution, alone, apart
-from explain.data.files import Files, distinct, slug
+from explain._utils.errors import MethodError, OutputError, TargetError, did_you_mean, keywords, printable, shown
+from explain._utils.html import picture_html
+from explain.attribution import pictures, records
+from explain.attribution.concepts import Concepts, name_concepts
+from explain.attribution.pictures import Look, Scene, array, percent, place_of
+from explain.attribution.result import Attribution, alone
+from explain.data.files import Files, distinct, halved, restored, slug
 from explain.data.images import Box
 from explain.engine.settings import Progress
-from explain.methods.registry import get_method
-from explain.render import captions, figure, sheets
+from explain.methods.base import get_method, title_of
+from explain.render import captions, overlays, sheets
 from explain.render.captions import Mark
-from explain.render.sheets import Layout
+from explain.render.sheets import Group, Layout, Tile
 from explain.render.styles import StyleLike
-from explain.report.reported import Reportable, widget
-from explain.targets import find_label
-from explain.targets.outputs import Outputs, Prediction
+from explain.report.pages import Reportable, widget
+from explain.targets.labels import find_label
+from explain.targets.outputs import Outputs, Prediction, label_of_no
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -68,28 +58,19 @@ class Explanation(Reportable):
     the model saw and that the maps cover; where it saw several, ``crops`` are these, and ``box`` is the whole photo.
     ``probabilities`` ``(K,)`` are those of the classes, where the model has any, and ``outputs`` says how they were
     computed. ``style`` replaces each method's own style in pictures. ``explainer`` made this, and can explain the photo
-    further; ``request`` are its arguments. Everything else works without them: a copy and a pickle hold the data, on
-    the CPU, and never the model; there, both are None. ``verdicts`` are those of `check`, by the index of the target.
+    further; ``request`` are its arguments. ``detections`` are what a detector finds on the photo, best first, and
+    ``boxes`` those of the targets, in pixels of the photo. Everything else works without explainer and request: a copy
+    and a pickle hold the data, on the CPU, and never the model; there, both are None. ``verdicts`` are those of
+    `check`, by the index of the target.
     """
 
-    photo: Image.Image = field(repr=False)
-    source: str | None
-    origin: ModelOrigin
-    box: Box
-    results: tuple[Mapping[str, Attribution], ...] = field(repr=False)
-    input_size: tuple[int, int]
-    question: RecordedRequest = field(repr=False)
-    categories: Sequence[str] | None = field(default=None, repr=False)
-    probabilities: torch.Tensor | None = field(default=None, repr=False)
-    crops: tuple[Box, ...] = ()
     style: StyleLike | None = None
-    explainer: Any = field(default=None, repr=False)
-    request: Any = field(default=None, repr=False)
-    verdicts: dict[int, Verdict] = field(default_factory=dict, repr=False)
-    outputs: Outputs = field(default_factory=Outputs, repr=False)
+    request: Any = None
+    verdicts: dict[int, Verdict] = field(default_factory=dict)
+    outputs: Outputs = field(default_factory=Outputs)
 
     def __getstate__(self) -> dict[str, Any]:
-        results = tuple({name: apart(each) for name, each in result.items()} for result in self.results)
+        results = tuple({name: each.converted(alone) for name, each in result.items()} for result in self.results)
         probabilities = None if self.probabilities is None else alone(self.probabilities)
         held = {"results": results, "probabilities": probabilities, "verdicts": dict(self.verdicts)}
         return {**vars(self), **held, "explainer": None, "request": None}
@@ -127,10 +108,6 @@ class Explanation(Reportable):
         return self._attribution(None, 0).heatmap[0]
 
     @property
-    def methods(self) -> list[str]:
-        return list(self.results[0])
-
-    @property
     def targets(self) -> list[str]:
         """The label of each target that was explained."""
         return [self._label(index) for index in range(len(self.results))]
@@ -139,7 +116,8 @@ class Explanation(Reportable):
     def predictions(self) -> list[tuple[str, float]]:
         """The best labels with their probabilities, best first; empty for a model that gives no class scores.
 
-        Where several may be true of one photo, all that are more probable than not; of one output alone, yes and no.
+        Where several may be true of one photo, all that are more probable than not; of one output alone, yes and no. Of
+        a detector, all detections.
         """
         return [(each.label, each.probability) for each in self.predicted]
 
@@ -147,18 +125,14 @@ class Explanation(Reportable):
     def predicted(self) -> list[Prediction]:
         """The same with the class of each; None for the "no" of a model with one output."""
         if self.probabilities is None:
-            return []
+            return list(self.detections)
         return self.outputs.predicted(self.probabilities, self.categories, max(SHOWN_PREDICTIONS, len(self.results)))
 
     @keywords(StyleOptions)
     def overlay(
-        self,
-        method: str | None = None,
-        target: int | str = 0,
-        *,
-        caption: bool = False,
+        self, method: str | None = None, target: int | str = 0, *, caption: bool = False,
         **options: Unpack[StyleOptions],
-    ) -> Image.Image:
+    ) -> Image.Image:  # fmt: skip
         """Return the photo, at its own resolution, with an attribution drawn on it.
 
         Parts that the model did not see are pale and hatched.
@@ -181,47 +155,41 @@ class Explanation(Reportable):
         attribution = self._attribution(method, index)
         chosen = self._look(**options).of(attribution.style)
         if not caption:
-            return self.scene.overlay(attribution, chosen)
+            return self.scene.overlay(attribution, chosen, index)
         scene = self.scene.enlarged(captions.enlargement(self.photo.size))
-        probability = self._probability(index)
-        details = [attribution.method, pictures.remark(attribution), layer_of(attribution), self._model]
-        return captions.caption(
-            scene.overlay(attribution, chosen),
-            self._label(index),
-            " · ".join(part for part in details if part),
-            scene.legend(chosen),
-            end="" if probability is None else f", {percent(probability)}",
-            marks=self._marks(attribution.method, index),
-        )
+        title, end = self._title(index)
+        told, name = pictures.sentence(attribution, self._label(index)), title_of(attribution.method)
+        details = [told, name, place_of(attribution), pictures.remark(attribution), self._model]
+        detail, marks = " · ".join(filter(None, details)), self._marks(attribution.method, index)
+        drawn = scene.overlay(attribution, chosen, index)
+        if without := pictures.without_set(attribution, chosen):
+            drawn = captions.beside(drawn, scene.overlay(attribution, without, index))
+        return captions.caption(drawn, title, detail, scene.legend(chosen), end=end, marks=marks)
 
     @property
     def scene(self) -> Scene:
-        """The photo, where maps lie on it, and which parts of it the model saw."""
-        return Scene(self.photo, self.box, self.crops or (self.box,))
+        """The photo, where maps lie on it, which parts of it the model saw, and what was detected in it."""
+        boxes = tuple(None if each is None else each.box for each in self.boxes)
+        found = {f"{each.label} {percent(each.probability)}": each.box for each in self.detections if each.box}
+        return Scene(self.photo, self.box, self.crops or (self.box,), boxes, found)
 
     @keywords(StyleOptions)
     def layout(self, **options: Unpack[StyleOptions]) -> Layout:
         """Return the contents of `sheet` and `figure`: the photo and all maps, with titles and legends."""
         look = self._look(**options)
-        titles = [self._titled(index) for index in range(len(self.results))]
+        titles = ["".join(self._title(index)) for index in range(len(self.results))]
         predictions = ", ".join(f"{label} {percent(probability)}" for label, probability in self.predictions)
         return Layout(
             title=titles[0] if len(titles) == 1 else " · ".join(self.targets),
             detail=f"{self._model}: {predictions}" if predictions else self._model,
-            groups=tuple(pictures.groups(self.scene, self.results, titles, look, self._marks)),
-            legends=pictures.legends(self.scene, self.results, look),
+            groups=pictures.groups(self.scene, self.results, titles, look, self._marks),
         )
 
     @keywords()
     def check(
-        self,
-        methods: str | Sequence[str] | None = None,
-        target: int | str = 0,
-        *,
-        seed: int = 0,
-        batch_size: int | None = None,
-        progress: Progress | None = None,
-    ) -> Verdict:
+        self, methods: str | Sequence[str] | None = None, target: int | str = 0, *, seed: int = 0,
+        batch_size: int | None = None, progress: Progress | None = None,
+    ) -> Verdict:  # fmt: skip
         """Run sanity checks: do the maps depend on the model and the class, are they faithful and stable?
 
         From then on, the record, captions and sheets contain the results. At most 250 covered photos are run for each
@@ -251,7 +219,7 @@ class Explanation(Reportable):
     @keywords(StyleOptions)
     def figure(self, **options: Unpack[StyleOptions]) -> Figure:
         """Return a matplotlib figure with the photo and all methods side by side; options as for `overlay`."""
-        return figure.figure(self.layout(**options), self.alternative)
+        return sheets.figure(self.layout(**options), self.alternative)
 
     @keywords(StyleOptions)
     def sheet(self, tile: int = 300, **options: Unpack[StyleOptions]) -> Image.Image:
@@ -266,21 +234,17 @@ class Explanation(Reportable):
 
     @keywords(StyleOptions)
     def save(
-        self,
-        folder: str | os.PathLike[str],
-        *,
-        stem: str | None = None,
-        overwrite: bool = False,
-        html: str | None = None,
-        **options: Unpack[StyleOptions],
-    ) -> list[Path]:
+        self, folder: str | os.PathLike[str], *, stem: str | None = None, overwrite: bool = False,
+        html: str | None = None, picture_format: Literal["png", "jpg"] = "png",
+        map_format: Literal["npy", "npz"] = "npy", **options: Unpack[StyleOptions],
+    ) -> list[Path]:  # fmt: skip
         """Write for each method and target the overlay (PNG), the raw values (``.npy``) and a record (JSON).
 
         Where there is more than one, a sheet with all of them side by side comes last.
 
         The folder is made if needed. Each file appears complete or not at all. The names begin with ``stem``, by
         default the photo's own name. ``style``, ``alpha`` and ``colormap`` are those of `overlay`. ``html`` is a page
-        of `to_html` to write along.
+        of `to_html` to write along. Pictures are smaller as "jpg", and maps as "npz": compressed, in float16.
 
         Returns:
             The paths, in that order.
@@ -289,25 +253,35 @@ class Explanation(Reportable):
             OutputError: a file exists and ``overwrite`` is not set, or the folder cannot be written; then nothing has
                 been written.
         """
-        return self._files(Files(folder, overwrite=overwrite), stem, html, **options).write()
+        for name, value, known in (("picture", picture_format, ("png", "jpg")), ("map", map_format, ("npy", "npz"))):
+            if value not in known:
+                raise OutputError(f"{name}_format must be one of {', '.join(known)}, got {shown(value)}; choose one")
+        return self._files(
+            Files(folder, overwrite=overwrite), stem, html, picture_format, map_format, **options
+        ).write()
 
     def packed(self) -> bytes:
         """Return the files of `save` as a ZIP archive."""
         return self._files(Files(""), None, None).packed()
 
-    def _files(self, files: Files, stem: str | None, html: str | None, **options: Unpack[StyleOptions]) -> Files:
+    def _files(
+        self, files: Files, stem: str | None, html: str | None, picture_format: str = "png", map_format: str = "npy",
+        **options: Unpack[StyleOptions],
+    ) -> Files:  # fmt: skip
         photo = slug(str(stem) if stem else (Path(self.source).stem if self.source else "image"))
         several = len(self.results) > 1
         stems = distinct(f"{photo}-{slug(label)}" if several else photo for label in self.targets)
         for index, result in enumerate(self.results):
             for name, attribution in result.items():
                 named = f"{stems[index]}-{name.replace('(', '-').replace(')', '')}"
-                picture = self.overlay(name, index, caption=True, **options)
-                files.add_picture(f"{named}.png", picture)
-                files.add_array(f"{named}.npy", array(attribution.values[0]))
-                files.add_json(f"{named}.json", self.record(name, index))
+                files.add_picture(f"{named}.{picture_format}", self.overlay(name, index, caption=True, **options))
+                values, record = array(attribution.values[0]), self.record(name, index)
+                files.add_array(f"{named}.{map_format}", values)
+                if map_format == "npz":
+                    record["values"] |= {**records.identity(restored(*halved(values))), "format": map_format}
+                files.add_json(f"{named}.json", record)
         if several or len(self.methods) > 1:
-            files.add_picture(f"{photo}-sheet.png", self.sheet(**options))
+            files.add_picture(f"{photo}-sheet.{picture_format}", self.sheet(**options))
         if html is not None:
             files.add_text(f"{photo}.html", html)
         return files
@@ -322,47 +296,31 @@ class Explanation(Reportable):
         chosen, verdict = attribution.target, self.verdicts.get(index)
         checks = None if verdict is None else verdict.get(attribution.method)
         return {
-            "format": FORMAT,
-            "image": {"path": self.source, "size": list(self.photo.size), "sha256": digest(self.photo.tobytes())},
-            "model": self.origin.name,
-            "weights": self.origin.weights,
-            "preprocess": self.origin.preprocess,
-            "explainer": self.origin.to_dict(),
-            "input_size": list(self.input_size),
-            "seen": asdict(self.box),
-            "crops": [asdict(crop) for crop in self.crops],
-            "method": attribution.method,
-            "class": self.question.classes.get(attribution.method),
-            "options": options_run(attribution, len(self.crops) or 1),
-            "fuse": attribution.fuse,
-            "precision": self.question.precision,
+            "format": records.FORMAT, "crops": [asdict(crop) for crop in self.crops],
+            **records.origin_of(self.photo, self.source, self.origin, self.box, self.input_size),
+            "method": attribution.method, "class": self.question.classes.get(attribution.method),
+            "options": records.options_run(attribution, len(self.crops) or 1),
+            "fuse": attribution.fuse, "precision": self.question.precision,
+            **({"interventions": records.encode(list(attribution.interventions))} if attribution.interventions else {}),
             "layer": list(attribution.layer) if isinstance(attribution.layer, tuple) else attribution.layer,
             "target": chosen if isinstance(chosen, str) else int(chosen[0]),
-            "asked": self.question.target(index),
-            "label": self._label(index),
-            "score": float(attribution.score[0]),
+            "asked": self.question.target(index), "label": self._label(index), "score": float(attribution.score[0]),
             "probability": self._probability(index),
             "activation": None if self.probabilities is None else self.outputs.activation,
             "predictions": [[label, probability] for label, probability in self.predictions],
-            "delta": None if attribution.delta is None else float(attribution.delta[0]),
-            "estimate": estimate_of(attribution),
-            "values": values_of(attribution),
-            "verdict": None if checks is None else checks.to_dict(),
-            "versions": versions(),
+            "delta": records.number_of(attribution.delta), "estimate": records.estimate_of(attribution),
+            "values": records.values_of(attribution), "verdict": None if checks is None else checks.to_dict(),
             **({} if self.question.request is None else {"request": dict(self.question.request)}),
-        }
+        }  # fmt: skip
 
     def __repr__(self) -> str:
         source = f"{self.source!r}, " if self.source else ""
-        targets = ", ".join(self._titled(index) for index in range(len(self.results)))
+        targets = ", ".join("".join(self._title(index)) for index in range(len(self.results)))
         text = f"Explanation({source}{', '.join(self.methods)}; {targets}; {self.origin.name})"
         return printable(text if len(text) <= 200 else f"{text[:198]}…)")
 
-    def _repr_png_(self) -> bytes:
-        return png(self.sheet(tile=260))
-
     def _repr_html_(self) -> str:
-        return widget(self, self._repr_png_(), self.alternative)
+        return widget(self, self.sheet(tile=260), self.alternative)
 
     def _target(self, target: int | str) -> int:
         if isinstance(target, str):
@@ -372,10 +330,8 @@ class Explanation(Reportable):
                 suggestion = did_you_mean(target, self.targets)
                 raise TargetError(f"target {target!r} was not explained here; {suggestion}") from None
         if not 0 <= target < len(self.results):
-            raise TargetError(
-                f"target must be a label or a position from 0 to {len(self.results) - 1} here, got {target}; "
-                "explanation.targets lists them"
-            )
+            last = len(self.results) - 1
+            raise TargetError(f"target must be one of explanation.targets or a position from 0 to {last}, got {target}")
         return target
 
     def _attribution(self, method: str | None, target: int) -> Attribution:
@@ -389,28 +345,126 @@ class Explanation(Reportable):
 
     def _marks(self, method: str, index: int) -> tuple[Mark, ...]:
         """The results of the checks of a map as marks under its picture; none before it was checked."""
-        verdict = self.verdicts.get(index)
-        checks = () if verdict is None else verdict.get(method, ())
+        checks = self.verdicts[index].get(method, ()) if index in self.verdicts else ()
         return tuple(Mark(each.word, each.passed) for each in checks)
 
     def _label(self, target: int) -> str:
         chosen = next(iter(self.results[target].values())).target
         classes = None if self.probabilities is None else len(self.probabilities)
+        if chosen == "no" and classes == 1:
+            return label_of_no(self.categories)
         return chosen if isinstance(chosen, str) else self.outputs.label(self.categories, int(chosen[0]), classes)
 
     def _probability(self, target: int) -> float | None:
         chosen = next(iter(self.results[target].values())).target
+        box = self.boxes[target] if target < len(self.boxes) else None
+        if box is not None:
+            return box.probability
         if self.probabilities is None or isinstance(chosen, str):
             return None
         return float(self.probabilities[int(chosen[0])])
 
-    def _titled(self, target: int) -> str:
+    def _title(self, target: int) -> tuple[str, str]:
+        """The label of a target, and what follows it: its probability."""
         probability = self._probability(target)
-        return self._label(target) if probability is None else f"{self._label(target)}, {percent(probability)}"
+        return self._label(target), "" if probability is None else f", {percent(probability)}"
 
     def _look(self, *, style: StyleLike | None = None, alpha: float | None = None, colormap: str | None = None) -> Look:
         return Look(self.style if style is None else style, colormap, alpha)
 
     @property
     def _model(self) -> str:
-        return self.origin.name.split(" ")[0]
+        hooks = f" with hooks ({', '.join(self.origin.hooks)})" if self.origin.hooks else ""
+        return self.origin.name.split(" ")[0] + hooks
+
+
+SHOWN_PHOTOS = 24
+
+
+class Explanations(list[Explanation]):
+    """The explanations of several photos; a notebook displays the first map of each."""
+
+    def _repr_html_(self) -> str:
+        tiles = []
+        for each in self[:SHOWN_PHOTOS]:
+            style, scene = Look(each.style).of(each[each.methods[0]].style), each.scene
+            where = Path(each.source).name if each.source else ""
+            picture = scene.overlay(each[each.methods[0]], style)
+            tiles.append(Tile(picture, "".join(each._title(0)), where, legend=scene.legend(style)))
+        title = f"{len(self)} photos{', the first of which:' if len(self) > SHOWN_PHOTOS else ''}"
+        names = ", ".join(f"{tile.detail} {tile.name}" for tile in tiles)
+        return picture_html(sheets.sheet(Layout(title, "", (Group("", tuple(tiles)),)), 200), f"{title}: {names}")
+
+
+@dataclass(frozen=True, eq=False)
+class PhotoConcepts:
+    """The concepts that a layer sees in one photo; in a notebook they show themselves.
+
+    It unpacks into ``picture`` and ``concepts``. ``box`` is the part of the photo that the model saw.
+    """
+
+    concepts: Concepts
+    photo: Image.Image = field(repr=False)
+    source: str | None
+    origin: records.ModelOrigin = field(repr=False)
+    box: Box = field(repr=False)
+    categories: Sequence[str] | None = field(default=None, repr=False)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.picture, self.concepts))
+
+    @property
+    def labels(self) -> list[str]:
+        """The best classes of each concept."""
+        return name_concepts(self.concepts, self.categories)
+
+    @property
+    def title(self) -> str:
+        count = len(self.concepts)
+        return f"{count} concept{'s' * (count > 1)} in {self.concepts.layer}"
+
+    @property
+    def picture(self) -> Image.Image:
+        """The photo with each place in the colour of its strongest concept; each one's share and classes below."""
+        found = self.concepts
+        scene = Scene(self.photo, self.box, (self.box,)).enlarged(captions.enlargement(self.photo.size))
+        detail = f"{self.origin.name.split(' ')[0]} · {found.error:.0%} of the layer left over".replace("%", " %")
+        about: Any = {"shares": found.shares, "title": self.title, "detail": detail}
+        return overlays.concepts(scene.photo, array(found.heatmaps[0]), scene.box, self.labels, **about)
+
+    def record(self) -> dict[str, Any]:
+        """Return what was done, in plain values."""
+        found, maps = self.concepts, array(self.concepts.maps[0])
+        parts = zip(found.shares, found.classes(5).tolist(), self.labels, strict=True)
+        return {
+            "format": records.FORMAT, "kind": "concepts",
+            **records.origin_of(self.photo, self.source, self.origin, self.box, found.size), "layer": found.layer,
+            "error": found.error,
+            "concepts": [{"share": share, "classes": best, "label": label} for share, best, label in parts],
+            "values": records.identity(maps),
+        }  # fmt: skip
+
+    @keywords()
+    def save(self, folder: str | os.PathLike[str], *, stem: str | None = None, overwrite: bool = False) -> list[Path]:
+        """Write the picture (PNG), the maps ``(K, h, w)`` and vectors ``(K, C)`` (``.npy``), and a record (JSON).
+
+        The names begin with ``stem``, by default the photo's own name. Each file appears complete or not at all.
+
+        Returns:
+            The paths, in that order.
+
+        Raises:
+            OutputError: a file is there already and ``overwrite`` is not set, or the folder cannot be written; then
+                nothing has been written.
+        """
+        name = f"{slug(stem or (Path(self.source).stem if self.source else 'image'))}-concepts"
+        files = Files(folder, overwrite=overwrite)
+        files.add_picture(f"{name}.png", self.picture)
+        files.add_array(f"{name}.npy", array(self.concepts.maps[0]))
+        files.add_array(f"{name}-vectors.npy", array(self.concepts.vectors))
+        files.add_json(f"{name}.json", self.record())
+        return files.write()
+
+    def _repr_html_(self) -> str:
+        lines = (f"{label} ({share:.0%})" for label, share in zip(self.labels, self.concepts.shares, strict=True))
+        return picture_html(self.picture, f"{self.title}: {', '.join(lines)}")

@@ -2,25 +2,100 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from PIL import Image
 from torch import nn
 
-from explain._utils.errors import ExplainError, ImageError, PhotoError, PhotosError, TargetError, raised
+from explain._utils.errors import ExplainError, ImageError, PhotoError, PhotosError, TargetError, either, raised
 from explain._utils.nested import first_tensor
-from explain.attribution.records import RecordedRequest, asked
-from explain.data.images import ImageLike
+from explain._utils.signals import came_by_signal
+from explain.attribution.records import RecordedRequest, encode_target
+from explain.attribution.result import Attribution
+from explain.data.images import Box, ImageLike
 from explain.hooks.preserve import untouched
+from explain.layers.layouts import enlarge
 from explain.methods import Method
 from explain.targets import Target
+
+
+def joined(found: Attribution, boxes: Sequence[Box], size: tuple[int, int]) -> Attribution:
+    """Lay the attributions of crops where the crops lie in their photo.
+
+    Args:
+        found: the attribution of P crops of one photo, for one class.
+        boxes: where each crop lies.
+        size: the photo's (width, height).
+
+    Returns:
+        The attribution of one image, at the resolution of the crops. Its score and logits are the means over the crops.
+        Values for pixels ``(1, C, H, W)`` are those of the mean score: the crops' values added up and divided by P, so
+        that they still add up to what they did. Values of a layer become ``(1, H, W)``: at each place the mean over the
+        crops that show it. Where no crop lies, they are zero.
+
+    >>> crops = Attribution("m", torch.ones(2, 1, 2, 2), "score", torch.tensor([1.0, 3.0]), None, (2, 2))
+    >>> one = joined(crops, [Box(0, 0, 2, 2), Box(1, 0, 3, 2)], (3, 2))
+    >>> one.values[0, 0].tolist(), one.score
+    ([[0.5, 1.0, 0.5], [0.5, 1.0, 0.5]], tensor([2.]))
+    """
+    pixels = found.values.ndim == len(found.size) + 2
+    hows: dict[str, Any] = {"spent": torch.sum, "planned": torch.sum, "finished": torch.all}
+    hows |= dict.fromkeys(("score", "logits", "delta", "r2", "neutral"), torch.mean)
+    known = {name: tensor for name in hows if (tensor := getattr(found, name)) is not None}
+    about: dict[str, Any] = {name: hows[name](tensor, 0, keepdim=True) for name, tensor in known.items()}
+    about["error"] = None  # the crops were covered by the same masks, so that their errors are not independent
+    return replace(
+        found, values=_laid(found.values, found.size, boxes, size),
+        target=found.target if isinstance(found.target, str) else found.target[:1],
+        size=_canvas(found.size, boxes[0], size),
+        maps={name: _laid(values, found.size, boxes, size) for name, values in found.maps.items()},
+        **(about if pixels else {**about, "delta": None}),
+    )  # fmt: skip
+
+
+def best_of_mean(model: nn.Module, x: torch.Tensor, count: int) -> list[int]:
+    """Return the best classes by the mean of the logits of several crops ``x`` ``(P, C, H, W)``.
+
+    Raises:
+        TargetError: the model gives no class scores.
+    """
+    with untouched(model), torch.no_grad():
+        logits = first_tensor(model(x))
+    if logits is None or logits.ndim != 2:
+        remedy = either("give target=, or use crop 'whole'", "give --target, or use --crop whole")
+        raise TargetError(f"target must be given for crop 'five' and a model without class scores, got None; {remedy}")
+    return [int(index) for index in logits.mean(0).topk(min(count, logits.shape[1])).indices]
+
+
+def _laid(values: torch.Tensor, side: tuple[int, ...], boxes: Sequence[Box], size: tuple[int, int]) -> torch.Tensor:
+    pixels = values.ndim == len(side) + 2
+    parts = values if pixels else enlarge(values[:, None], side)
+    height, width = _canvas(side, boxes[0], size)
+    total = parts.new_zeros(1, parts.shape[1], height, width)
+    count = parts.new_zeros(height, width)
+    for part, box in zip(parts, boxes, strict=True):
+        top = min(round(box.top * side[0] / box.height), height - side[0])
+        left = min(round(box.left * side[1] / box.width), width - side[1])
+        total[0, :, top : top + side[0], left : left + side[1]] += part
+        count[top : top + side[0], left : left + side[1]] += 1
+    return total / len(boxes) if pixels else (total / count.clamp(min=1))[:, 0]
+
+
+def _canvas(side: tuple[int, ...], box: Box, size: tuple[int, int]) -> tuple[int, int]:
+    """Return the height and width of the whole photo at the resolution of its crops."""
+    height, width = round(size[1] * side[0] / box.height), round(size[0] * side[1] / box.width)
+    return max(height, side[0]), max(width, side[1])
+
 
 AT_ONCE = 8  # photos in a batch: on a CPU, larger ones are no faster, and their activations have to fit
 AREA = 64_000_000  # pixels of photos that are in memory at once, if they are more than one
 NAMED = 3  # failures in one message
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -40,10 +115,12 @@ class PhotoRequest:
 
     def of(self, photo: Photo) -> PhotoRequest:
         """Return the request for one photo."""
-        if self.of_each is None:
-            return self
-        own = self.of_each[photo.place]
-        return replace(self, targets=[own], question=replace(self.question, targets=(asked(own),)), of_each=None)
+        return self if self.of_each is None else self.with_targets([self.of_each[photo.place]])
+
+    def with_targets(self, targets: Sequence[Target]) -> PhotoRequest:
+        """Return the request with the same targets for all photos."""
+        recorded = replace(self.question, targets=tuple(map(encode_target, targets)))
+        return replace(self, targets=list(targets), question=recorded, of_each=None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,18 +151,14 @@ def matched(images: Iterable[ImageLike], request: PhotoRequest) -> Iterator[Imag
                 break
             yield image
     if count != (number if known is None else known):
-        raise TargetError(
-            f"target must hold one target for each of the {known or number} photos, got {count}; targets= takes "
-            "several for every photo"
-        )
+        got = f"{count} for {known or number} photos"
+        raise TargetError(f"target must hold one target for each photo, got {got}; targets= takes several for all")
 
 
 def in_batches(
-    images: Iterable[ImageLike],
-    prepare: Callable[[ImageLike, int], Photo],
-    explain: Callable[[list[Photo]], list[Any]],
-    at_once: int = AT_ONCE,
-) -> Iterator[Any]:
+    images: Iterable[ImageLike], prepare: Callable[[ImageLike, int], Photo],
+    explain: Callable[[list[Photo]], list[Any]], at_once: int = AT_ONCE,
+) -> Iterator[Any]:  # fmt: skip
     """Explain photos in batches of one shape; yield a result or a `PhotoError` for each, in order.
 
     Args:
@@ -97,26 +170,28 @@ def in_batches(
     Raises:
         Exception: all of the first photos failed with it, and it is no error of reading them.
     """
-    first, succeeded = 0, False
+    succeeded = False
     for window in _windows(images, prepare, at_once):
-        results = _results(window, explain)
-        window.clear()
-        failed = [result for result in results if isinstance(result, Exception)]
-        succeeded |= len(failed) < len(results)
+        _explain_window(window, explain)
+        failed = [result for result in window.values() if isinstance(result, Exception)]
+        succeeded |= len(failed) < len(window)
         general = [error for error in failed if not isinstance(error, (ImageError, MemoryError))]
         if general and not succeeded:
             raise general[0]
-        first += len(results)
-        while results:
-            place, result = first - len(results), results.pop(0)
-            yield _photo_error(result, place) if isinstance(result, Exception) else result
+        for place in list(window):
+            result = window.pop(place)
+            if isinstance(result, Exception):
+                why = result if isinstance(result, ExplainError) else raised(result)
+                cause, result = result, PhotoError(f"photo {place}: {why}")
+                result.__cause__ = cause
+            yield result
 
 
 def _windows(
     images: Iterable[ImageLike], prepare: Callable[[ImageLike, int], Photo], at_once: int
-) -> Iterator[list[Photo | Exception]]:
-    """Yield the photos that are in memory at once; an error in place of one that cannot be read."""
-    window: list[Photo | Exception] = []
+) -> Iterator[dict[int, Any]]:
+    """Yield the photos that are in memory at once, by their places; an error in place of one that cannot be read."""
+    window: dict[int, Any] = {}
     area = 0
     for place, image in enumerate(images):
         photo: Photo | Exception
@@ -127,40 +202,37 @@ def _windows(
             photo, size = error, 0
         if window and (len(window) >= at_once or area + size > AREA):
             yield window
-            window, area = [], 0
-        window.append(photo)
+            window, area = {}, 0
+        window[place] = photo
         area += size
     if window:
         yield window
 
 
-def _results(window: list[Photo | Exception], explain: Callable[[list[Photo]], list[Any]]) -> list[Any]:
-    """Return the result or error of each photo; those with inputs of one shape are explained together."""
-    results: list[Any] = list(window)
-    groups: dict[object, list[int]] = {}
-    for place, photo in enumerate(window):
+def _explain_window(window: dict[int, Any], explain: Callable[[list[Photo]], list[Any]]) -> None:
+    """Put the result or error of each photo in its place; those with inputs of one shape are explained together."""
+    groups: dict[object, list[Photo]] = {}
+    for photo in window.values():
         if isinstance(photo, Photo):
-            groups.setdefault((photo.x.shape, photo.x.dtype), []).append(place)
-    for places in groups.values():
-        for place, result in zip(places, _together([results[place] for place in places], explain), strict=True):
-            results[place] = result
-    return results
+            groups.setdefault((photo.x.shape, photo.x.dtype), []).append(photo)
+    for photos in groups.values():
+        window |= zip((photo.place for photo in photos), each_tried(photos, explain), strict=True)
 
 
-def _together(photos: list[Photo], explain: Callable[[list[Photo]], list[Any]]) -> list[Any]:
-    """Return the results of a batch; if it fails, those of each photo alone, so that one cannot spoil the others."""
+def each_tried(photos: list[T], work: Callable[[list[T]], Iterable[R]]) -> list[R | Exception]:
+    """Do the work on a batch; if it fails, on each photo alone, so that one cannot spoil the others.
+
+    >>> each_tried([1, 0], lambda numbers: [1 / number for number in numbers])
+    [1.0, ZeroDivisionError('division by zero')]
+    """
     try:
-        return explain(photos)
+        return list(work(photos))
     except Exception as error:
+        if came_by_signal(error):
+            raise
         if len(photos) == 1:
             return [error]
-    return [result for photo in photos for result in _together([photo], explain)]
-
-
-def _photo_error(error: Exception, place: int) -> PhotoError:
-    made = PhotoError(f"photo {place}: {error if isinstance(error, ExplainError) else raised(error)}")
-    made.__cause__ = error
-    return made
+    return [result for photo in photos for result in each_tried([photo], work)]
 
 
 def collected(found: Iterable[Any]) -> list[Any]:
@@ -176,11 +248,8 @@ def collected(found: Iterable[Any]) -> list[Any]:
     errors = {place: result for place, result in enumerate(results) if isinstance(result, PhotoError)}
     if errors:
         messages = "; ".join(map(str, list(errors.values())[:NAMED])) + ("; ..." if len(errors) > NAMED else "")
-        raise PhotosError(
-            f"{len(errors)} of {len(results)} photos could not be explained ({messages}); its results has the others",
-            [None if place in errors else result for place, result in enumerate(results)],
-            errors,
-        )
+        told = f"{len(errors)} of {len(results)} photos could not be explained ({messages}); its results has the others"
+        raise PhotosError(told, [None if place in errors else each for place, each in enumerate(results)], errors)
     return results
 
 
@@ -196,6 +265,5 @@ def rows_are_apart(model: nn.Module, x: torch.Tensor) -> bool:
         return False
     if alone is None or both is None or alone.ndim == 0 or len(alone) != 1 or alone.shape[1:] != both.shape[1:]:
         return False
-    error, scale = (alone[0] - both[0]).abs().max(), alone.abs().max()
     coarse = torch.finfo(alone.dtype).eps ** 0.5 if alone.is_floating_point() else 0.0
-    return bool(error <= 10 * coarse * scale)
+    return bool((alone[0] - both[0]).abs().max() <= 10 * coarse * alone.abs().max())

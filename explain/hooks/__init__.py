@@ -1,63 +1,70 @@
 """All hooks of the package: this room knows nothing of images, methods or pictures.
 
     group          `HookGroup`: every kind of hook, for as long as a block lasts
-    capturing      `capture`: activations and gradients of layers, call by call
-    extractor      `FeatureExtractor`: a model cut off after the last layer of interest
+    interventions  `intervene`, `Patch`, `Ablate`, `Steer`, `Project`, `Replace`: what a layer gives instead
+    layer_units    channels, tokens, heads and places of a layer, and where they are in its values
+    trace, lens    the effect of every patch, and the scores that each block would give (in attribution/)
+    ActivationStore
+                   activations over a data set, on disk (in runs/)
+    capturing, graph_start
+                   `capture`: activations and gradients of layers, call by call, and where the graph begins for them;
+                   `FeatureExtractor`: a model cut off after the last layer of interest
     inspection     `inspect` and `timeline`: a model as a table, and the order in which its hooks fire
 
 The kinds of hooks, and what they are made of:
 
-    module_hooks, state_hooks, graph_hooks
-                   on modules, on state dicts and optimizers, on the graph
+    module_hooks, graph_hooks
+                   on modules, state dicts and optimizers, on the graph
     full_backward  full-backward hooks that survive in-place operations
     handles        handles of hooks, and warnings about hooks that never fired
-    registration   hooks as PyTorch stores them: for one thread and model, absent from copies
-    guard          the checks around every hook: arity, shapes, in-place edits, errors with names
+    guard          the checks around every hook: arity, shapes, in-place edits, errors with names; and hooks as PyTorch
+                   stores them: for one thread and model, absent from copies
 
 Models and graphs:
 
+    tracer         the one `TorchFunctionMode` that all who record or replace the calls of a thread extend
     layer_names    names, patterns and modules to layers, their calls and inputs
     unwrap         the module inside DataParallel and the like, its modules and their hooks
-    modes          a model in evaluation mode, and copies with modes of their own
-    preserve       a model, its caller and the settings of torch, left as they were
+    preserve       a model, its caller and the settings of torch, left as they were; copies with modes of their own
     graph          Nodes, entrances where gradients are replaced, histories given to tensors
-    graph_start    where the graph begins in a pass that autograd does not record
-    records        what is recorded of a layer's call
-    attention      attention weights and their gradients, read from the graph
+    attention, attention_parts
+                   attention weights and their gradients, read from the graph; queries, keys, values, weights and
+                   heads, while they are computed
 """
 
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from explain._utils.errors import getattr_of
-from explain.hooks.capturing import Capture, capture
-from explain.hooks.extractor import FeatureExtractor
-from explain.hooks.graph import accumulator, graph
+from explain.hooks.capturing import FeatureExtractor, capture
+from explain.hooks.graph import graph
 from explain.hooks.group import HookGroup
-from explain.hooks.handles import Handle
-from explain.hooks.inspection import Inspection, Timeline, inspect, timeline
-from explain.hooks.layer_names import select
-from explain.hooks.modes import copied, evaluating
-from explain.hooks.preserve import untouched
-from explain.hooks.records import Record
+from explain.hooks.inspection import inspect, timeline
+from explain.hooks.interventions import (
+    Ablate,
+    Intervention,
+    Patch,
+    Project,
+    Replace,
+    Steer,
+    ablate,
+    intervene,
+    patch,
+    steer,
+)
+from explain.hooks.preserve import copied
 
 __all__ = [
-    "Capture",
-    "FeatureExtractor",
-    "Handle",
-    "HookGroup",
-    "Inspection",
-    "Record",
-    "Timeline",
-    "accumulator",
-    "capture",
-    "copied",
-    "evaluating",
-    "graph",
-    "inspect",
-    "select",
-    "timeline",
-    "untouched",
-]
+    "Ablate", "ActivationStore", "FeatureExtractor", "HookGroup", "Intervention", "Patch", "Project", "Replace",
+    "Steer", "ablate", "capture", "copied", "graph", "inspect", "intervene", "lens", "patch", "steer", "timeline",
+    "trace",
+]  # fmt: skip
 
 if not TYPE_CHECKING:
-    __getattr__ = getattr_of("hooks")
+    _missing = getattr_of(__name__)
+    # They run models for targets, which rooms do that import this one.
+    _LATER = {"ActivationStore": "explain.runs.activations"}
+    _LATER |= dict.fromkeys(["trace", "lens"], "explain.attribution.effects")
+
+    def __getattr__(name: str) -> Any:
+        return getattr(import_module(_LATER[name]), name) if name in _LATER else _missing(name)

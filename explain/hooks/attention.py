@@ -1,16 +1,16 @@
 """Attention weights read from the autograd graph, whether a module, a function or a fused kernel computed them.
 
-A softmax leaves its result in its Node, and the gradient that arrives there is the gradient in the weights. A fused
-kernel leaves query, key and value: the weights are softmax(q k' scale + mask), and since its output is weights times
-values, the gradient in the weights is the gradient that arrives times v'. Nothing in the forward pass is changed.
+A softmax leaves its result in its Node, and the gradient that arrives there is the gradient in the weights; the
+product before it leaves query and key. A fused kernel leaves query, key and value: the weights are
+softmax(q k' scale + mask), and since its output is weights times values, the gradient in the weights is the gradient
+that arrives times v'. Nothing in the forward pass is changed.
 """
-
-from __future__ import annotations
 
 from typing import Any
 
 import torch
 
+from explain.hooks.attention_parts import fused_scores, spread
 from explain.hooks.graph import graph
 from explain.hooks.group import HookGroup
 
@@ -20,46 +20,33 @@ _FUSED = "ScaledDotProduct"
 class AttentionRecord:
     """One attention in the graph of an output: its ``weights``, and their ``gradient`` in the next backward pass.
 
-    The weights are ``(N, heads, queries, keys)``, or have N and heads in one dimension. The gradient is recorded while
-    ``group`` is alive.
+    The weights are ``(N, heads, queries, keys)``, or have N and heads in one dimension, as ``query`` and ``key`` have
+    then. The gradient is recorded while ``group`` is alive.
     """
 
     def __init__(self, node: Any, group: HookGroup) -> None:
         self.node = node
         self.gradient: torch.Tensor | None = None
         self.fused = node.name().startswith(_FUSED)
-        self.weights = self._fused_weights() if self.fused else self.node._saved_result.detach().clone()
+        if self.fused:
+            masks = [getattr(node, f"_saved_attn_{name}", None) for name in ("mask", "bias")]
+            mask = next((each.detach() for each in masks if each is not None), None)
+            causal, scale = getattr(node, "_saved_is_causal", False), getattr(node, "_saved_scale", None)
+            self.query, self.key = node._saved_query.detach(), node._saved_key.detach()
+            scores = fused_scores(self.query, self.key, mask, causal, scale)
+            self.key = spread(self.key, self.query.shape[1])
+        else:
+            self.query, self.key = _multiplied(node)
+        self.weights = scores.softmax(-1) if self.fused else node._saved_result.detach().clone()
         group.node_pre(node, self._take)
 
     def _take(self, grad_outputs: tuple[torch.Tensor | None, ...]) -> None:
         arrived = grad_outputs[0]
-        if arrived is None:
-            return
-        if self.fused:
+        if arrived is not None and self.fused:
             value = self.node._saved_value.detach()
-            self.gradient = arrived.detach() @ _spread(value, arrived.shape[1]).transpose(-2, -1)
-        else:
+            self.gradient = arrived.detach() @ spread(value, arrived.shape[1]).transpose(-2, -1)
+        elif arrived is not None:
             self.gradient = arrived.detach().clone()
-
-    def _fused_weights(self) -> torch.Tensor:
-        query, key = self.node._saved_query.detach(), self.node._saved_key.detach()
-        scale = getattr(self.node, "_saved_scale", None)
-        scale = query.shape[-1] ** -0.5 if scale is None else scale
-        scores = query @ _spread(key, query.shape[1]).transpose(-2, -1) * scale
-        mask = getattr(self.node, "_saved_attn_mask", None)
-        mask = getattr(self.node, "_saved_attn_bias", None) if mask is None else mask
-        if mask is not None:
-            scores = scores + mask.detach()
-        if getattr(self.node, "_saved_is_causal", False):
-            later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
-            scores = scores.masked_fill(later, float("-inf"))
-        weights: torch.Tensor = scores.softmax(-1)
-        return weights
-
-
-def _spread(tensor: torch.Tensor, heads: int) -> torch.Tensor:
-    """Repeat heads that several queries share."""
-    return tensor.repeat_interleave(heads // tensor.shape[1], 1) if tensor.shape[1] != heads else tensor
 
 
 def attention(output: torch.Tensor, group: HookGroup) -> list[AttentionRecord]:
@@ -85,6 +72,18 @@ def by_image(maps: torch.Tensor, count: int) -> torch.Tensor:
     if maps.ndim == 4:
         return maps
     return maps.reshape(count, -1, *maps.shape[-2:]) if len(maps) % count == 0 else maps[:, None]
+
+
+def _multiplied(node: Any) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Query and key ``(N * heads, tokens, d)``: the factors of the product that a softmax was computed from."""
+    weights = node._saved_result.shape
+    while node is not None and "bmmbackward" not in node.name().lower():
+        node = next((parent for parent, _ in node.next_functions if parent is not None), None)
+    saved = [getattr(node, f"_saved_{name}", None) for name in ("self", "mat2", "batch1", "batch2")]
+    query, key = [*(each.detach() for each in saved if isinstance(each, torch.Tensor)), None, None][:2]
+    if query is None or key is None or (query.shape[-2], key.shape[-1]) != weights[-2:]:
+        return None, None
+    return query, key.transpose(-2, -1)
 
 
 def _is_attention(node: Any) -> bool:

@@ -9,30 +9,85 @@ One case is special: a layer that returns its input unaltered, as dropout does i
 of what leaves the layer; paths around it do not belong to the layer. The same holds for a layer's input.
 """
 
-from __future__ import annotations
-
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, TypeAlias
+import threading
+from collections import Counter, UserDict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import torch
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
 from explain._utils import nested
-from explain._utils.errors import HookError, LayerError
-from explain._utils.nested import Lent
+from explain._utils.errors import HookError, LayerError, NotRecordedError, note
+from explain._utils.nested import SwappedInputs
 from explain._utils.signals import signal_safe
 from explain._utils.spelling import did_you_mean
+from explain.hooks.attention_parts import NO_ATTENTION
 from explain.hooks.graph import alias, copy_with_history, is_alias, mark
-from explain.hooks.graph_start import GraphStart, lend
+from explain.hooks.graph_start import GraphStart, aliased_inputs
 from explain.hooks.group import HookGroup
+from explain.hooks.guard import Registered
 from explain.hooks.layer_names import LayerPlace, Where, place_of, select_places
-from explain.hooks.records import Record, Recorded, Source, TensorRecord
+from explain.hooks.preserve import detached, recording
+from explain.hooks.unwrap import submodule
 
-Ways: TypeAlias = "tuple[list[Source], list[Source]]"
+T = TypeVar("T")
+Source: TypeAlias = Any
+"""The graph's side of a tensor, to differentiate with respect to: a tensor or a `GradientEdge`.
+
+The type hints of `torch.autograd.grad` know lists of the one or of the other, but not of both, which it takes.
+"""
+
+
+@dataclass(eq=False)
+class TensorRecord:
+    """A copy of one tensor, and the gradient that came back to it.
+
+    It holds nothing of the graph: a hook in the graph holds it, and the two would keep each other alive forever, since
+    the garbage collector does not see through autograd.
+    """
+
+    activation: torch.Tensor
+    gradient: torch.Tensor | None = None
+    task: int = field(default=-1, repr=False)
+    """The backward pass that the gradient is of."""
+
+
+@dataclass(eq=False)
+class Record(TensorRecord):
+    """One call of one layer: its first tensor and the gradient of that, and which call of the pass it was.
+
+    Where all tensors were requested, ``tensors`` has them by position, key or field; by the whole way to them where
+    they are in containers in containers.
+    """
+
+    layer: str = ""
+    call: int = 0
+    tensors: dict[Any, TensorRecord] = field(default_factory=dict)
+
+
+class Recorded(UserDict[str, torch.Tensor]):
+    """What was recorded of layers, by name. What is read is a copy: a hook may return it, and the model overwrite it.
+
+    ``missing`` says of another name why nothing is recorded under it.
+    """
+
+    def __init__(self, found: dict[str, torch.Tensor], missing: Callable[[str], str]) -> None:
+        self.data, self._missing = found, missing
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name not in self.data:
+            raise NotRecordedError(self._missing(name))
+        return self.data[name].clone()
+
+
+GradientSources: TypeAlias = tuple[list[Source], list[Source]]
 """The sources whose gradients add up to that in a tensor, and those that must be requested together with them."""
-Given: TypeAlias = "dict[int, tuple[torch.Tensor, int]]"
+Given: TypeAlias = dict[int, tuple[torch.Tensor, int]]
 """The tensors that a module was given, by id, with their versions."""
 
 
@@ -53,14 +108,9 @@ class Capture:
     """
 
     def __init__(
-        self,
-        group: HookGroup,
-        layers: Iterable[str],
-        *,
-        gradients: bool | Collection[str],
-        cut: bool = True,
+        self, group: HookGroup, layers: Iterable[str], *, gradients: bool | Collection[str], cut: bool = True,
         every: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.records: list[Record] = []
         if group._model is None:
             raise HookError("group of a capture must have a model, got HookGroup(); pass it the model")
@@ -71,18 +121,18 @@ class Capture:
         """For each layer, the calls whose gradients are recorded; None is all of them."""
         for place in (place_of(name, self._model) for name in wanted):
             self._wanted.setdefault(place.layer, set()).add(place.call)
-        self._every = every
-        self._cut = cut
+        self._every, self._cut = every, cut
         self._may_be_cut = cut and not torch.is_grad_enabled()
-        self._beginning = GraphStart(cut=self._may_be_cut)
+        self._graph_start = GraphStart(cut=self._may_be_cut)
         self._missing: list[str] = []
         self._sources: dict[Record, list[Source]] = {}
-        self._beyond: dict[Record, list[Source]] = {}
-        self._out_of_sight: set[Record] = set()
+        self._requested_with: dict[Record, list[Source]] = {}
+        self._without_graph: set[Record] = set()
         self._paused: list[bool] = []  # shared with hooks in the graph, which must not hold the capture itself
-        group.lending("", self._begin_pass, self._end_pass)
+        group.swap_inputs("", self._begin_pass, self._end_pass)
         for place in {place.layer: place for place in (place_of(n, self._model) for n in self._names)}.values():
-            (self._watch_input if place.of_input else self._watch_output)(group, place)
+            watch = {"": self._watch_output, "input": self._watch_input}.get(place.part, self._watch_attention)
+            watch(group, place)
 
     def sources_of(self, record: Record) -> list[Source]:
         """What to differentiate with respect to, all in one call, for the gradient that `joined` makes of the results.
@@ -91,7 +141,7 @@ class Capture:
             LayerError: parts of the gradient may be missing.
         """
         self._must_be_whole()
-        return [*self._sources[record], *self._beyond.get(record, ()), *self._beginning.starts]
+        return [*self._sources[record], *self._requested_with.get(record, ()), *self._graph_start.starts]
 
     def joined(self, record: Record, gradients: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
         """Return the gradient in a record's first tensor, from those with respect to its `sources_of`."""
@@ -101,7 +151,7 @@ class Capture:
     @property
     def misses(self) -> bool:
         """Whether parts of gradients may be missing, since something the layer made has no history in this pass."""
-        return bool(self._missing or self._beginning.missing)
+        return bool(self._missing or self._graph_start.missing)
 
     @property
     def activations(self) -> Mapping[str, torch.Tensor]:
@@ -122,22 +172,14 @@ class Capture:
     def of(self, name: str) -> Record | None:
         """Return the record that a name such as ``conv``, ``conv@0`` or ``conv:input`` stands for."""
         place = place_of(name, self._model)
-        return self.of_call(place.layer, place.call)
+        calls = self._calls_of(place.layer)
+        return next(iter(calls[-1:] if place.call is None else calls[place.call : place.call + 1]), None)
 
-    def of_call(self, layer: str, number: int | None = None) -> Record | None:
-        """Return the record of a layer's call, counted from 0, or of its last call if no number is given."""
-        calls = [record for record in self.records if record.layer == layer]
-        if number is None:
-            return calls[-1] if calls else None
-        return calls[number] if number < len(calls) else None
+    def _calls_of(self, layer: str) -> list[Record]:
+        return [record for record in self.records if record.layer == layer]
 
     def backward(
-        self,
-        score: torch.Tensor,
-        also: tuple[Source, ...] = (),
-        *,
-        retain_graph: bool = False,
-        roughly: bool = False,
+        self, score: torch.Tensor, also: tuple[Source, ...] = (), *, retain_graph: bool = False, roughly: bool = False
     ) -> tuple[torch.Tensor | None, ...]:
         """Run backward from a scalar to the captured layers, filling their records; return the gradients of ``also``.
 
@@ -152,16 +194,15 @@ class Capture:
         for record in self.records:
             for seen in (record, *record.tensors.values()):
                 seen.gradient = None
-        graph = (*self._sources.values(), *self._beyond.values(), self._beginning.starts)
+        graph = (*self._sources.values(), *self._requested_with.values(), self._graph_start.starts)
         wanted = [*also, *(source for sources in graph for source in sources)]
         if not wanted or not score.requires_grad:
             return (None,) * len(also)
-        found = torch.autograd.grad(score, wanted, retain_graph=retain_graph, allow_unused=True)
-        return found[: len(also)]
+        return torch.autograd.grad(score, wanted, retain_graph=retain_graph, allow_unused=True)[: len(also)]
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Let gradients pass without recording them: backward may run for other reasons as well."""
+        """Do not record gradients inside the block, where backward runs for another purpose."""
         self._paused.append(True)
         try:
             yield
@@ -174,32 +215,25 @@ class Capture:
     def _why_missing(self, name: str) -> str:
         if name not in self._names:
             return f"layer {name!r} was not captured; {did_you_mean(name, self._names)}"
-        layer = place_of(name, self._model).layer
-        calls = sum(record.layer == layer for record in self.records)
-        if not calls:
-            return f"layer {name!r} was not called inside the block; capture one that the model uses for this input"
         if self.of(name) is None:
-            return f"layer {name!r} must name one of its calls, 0 to {calls - 1}, got one that never came"
+            return why_not_called(self._model, name, len(self._calls_of(place_of(name, self._model).layer)))
         return f"layer {name!r} has no gradient: none came back to it; run backward from a score that depends on it"
 
     def _must_be_whole(self) -> None:
         if self.misses:
-            names = ", ".join(map(repr, dict.fromkeys(self._missing + self._beginning.missing)))
-            raise LayerError(
-                f"layer {names} must have the graph of all that it gives for its gradient to be whole, but some of it "
-                "has none here; run with gradients on and an input that requires one, or choose another layer"
-            )
+            names = ", ".join(map(repr, dict.fromkeys(self._missing + self._graph_start.missing)))
+            raise LayerError(f"layer {names} must give tensors with a graph, but some have none; run with gradients on")
 
-    def _begin_pass(self, module: nn.Module, args: Any, kwargs: Any) -> Lent | None:
+    def _begin_pass(self, module: nn.Module, args: Any, kwargs: Any) -> SwappedInputs | None:
         """See whether gradients are off: if they are off only later, the network itself has turned them off."""
-        self._beginning.cut = self._may_be_cut = self._cut and not torch.is_grad_enabled()
+        self._graph_start.cut = self._may_be_cut = self._cut and not torch.is_grad_enabled()
         if self._cut or not self._wanted or not torch.is_grad_enabled():
             return None
         given = (tensor for _, tensor in nested.paths((args, kwargs)))
         # Weights that require no gradient would leave what is below the layer without a history.
-        return None if any(tensor.requires_grad for tensor in given) else lend((args, kwargs))
+        return None if any(tensor.requires_grad for tensor in given) else aliased_inputs((args, kwargs))
 
-    def _end_pass(self, lent: Lent | None, output: Any) -> None:
+    def _end_pass(self, swapped: SwappedInputs | None, output: Any) -> None:
         """See whether a graph that began while gradients were off goes on to the end of the pass.
 
         A model that switches gradients itself gives back the mode that it found, which was off.
@@ -209,7 +243,7 @@ class Capture:
 
     def _is_wanted(self, layer: str) -> bool:
         calls: Collection[int | None] = self._wanted.get(layer, ())
-        return None in calls or sum(record.layer == layer for record in self.records) in calls
+        return None in calls or len(self._calls_of(layer)) in calls
 
     def _watch_output(self, group: HookGroup, place: LayerPlace) -> None:
         running: list[Given] = []
@@ -223,105 +257,103 @@ class Capture:
 
         group.forward_pre(place.module, enter, with_kwargs=True)
         if place.layer in self._wanted:
-            module = self._model.get_submodule(place.module)
-            self._beginning.watch(group, place.layer, module, lambda: bool(running) and self._is_wanted(place.layer))
+            module = submodule(self._model, place.module)
+            self._graph_start.watch(group, place.layer, module, lambda: bool(running) and self._is_wanted(place.layer))
         group.forward(place.module, leave)
 
     def _watch_input(self, group: HookGroup, place: LayerPlace) -> None:
-        def enter(module: nn.Module, args: Any, kwargs: Any) -> Lent | None:
-            found = nested.find((args, kwargs))
-            if found is None:
+        def enter(module: nn.Module, args: Any, kwargs: Any) -> SwappedInputs | None:
+            first = nested.first_tensor((args, kwargs))
+            if first is None:
                 raise LayerError(f"layer {place.layer!r} must be given a tensor, got none; choose another layer")
-            wanted, record = self._is_wanted(place.layer), self._recorded(place.layer, found[1])
+            wanted, record = self._is_wanted(place.layer), self._recorded(place.layer, first)
             if record is None or not wanted:
                 return None
-            self._must_be_floating(record, found[1])
-            self._beginning.begin(module, args, kwargs)
+            self._must_be_floating(record, first)
+            self._graph_start.begin(module, args, kwargs)
             if not torch.is_grad_enabled():
-                self._is_out_of_sight(record)
+                self._mark_without_graph(record)
                 return None
-            lent = Lent((args, kwargs), lambda tensor: alias(tensor) if tensor is found[1] else tensor)
-            self._sources[record], self._beyond[record] = self._follow(record, lent.pairs[0][1])
-            return lent
+            swapped = SwappedInputs((args, kwargs), lambda tensor: alias(tensor) if tensor is first else tensor)
+            self._sources[record], self._requested_with[record] = self._follow(record, swapped.pairs[0][1])
+            return swapped
 
-        group.lending(place.module, enter, lambda lent, output: self._beginning.settled(place.layer, lent, output))
+        group.swap_inputs(place.module, enter, partial(self._graph_start.follow_overwritten, place.layer))
+
+    def _watch_attention(self, group: HookGroup, place: LayerPlace) -> None:
+        def leave(module: nn.Module, args: Any, output: torch.Tensor) -> Any:
+            return self._leave(place.layer, {id(output): (output, output._version)}, output)
+
+        group.forward(place.layer, leave)
 
     def _leave(self, layer: str, given: Given, output: Any) -> Any:
-        found = nested.find(output)
-        if found is None:
+        first = nested.first_tensor(output)
+        if first is None:
             raise LayerError(f"layer {layer!r} must return a tensor, got {type(output).__name__}; choose another layer")
-        wanted, first = self._is_wanted(layer), found[1]
-        record = self._recorded(layer, first)
+        wanted, record = self._is_wanted(layer), self._recorded(layer, first)
         if record is None:
             return None
-        seen = self._all_seen(record, first, output)
+        seen: dict[int, tuple[TensorRecord, torch.Tensor]] = {id(first): (record, first)}  # each tensor once
+        for path, tensor in nested.paths(output) if self._every else ():
+            if id(tensor) not in seen:
+                seen[id(tensor)] = TensorRecord(tensor.detach().clone()), tensor
+            record.tensors[path[0] if len(path) == 1 else path] = seen[id(tensor)][0]
         if not wanted:
             return None
         self._must_be_floating(record, first)
         if not torch.is_grad_enabled():
-            if not self._beginning.begin(nn.Identity()):
-                return self._is_out_of_sight(record)
+            if not self._graph_start.begin(nn.Identity()):
+                return self._mark_without_graph(record)
             self._missing.append(layer)  # it has not begun before: what the layer made of its output has no history
-        return self._attach_all(record, seen, given, output)
+        return self._attach_all(record, list(seen.values()), given, output)
 
     def _recorded(self, layer: str, tensor: torch.Tensor) -> Record | None:
-        """Make a record of a call; None if backward repeats one (a checkpoint) whose gradient is recorded already."""
+        """Make a record of a call; None if backward repeats it (a checkpoint) and its gradient is recorded already."""
+        calls = self._calls_of(layer)
         if torch._C._current_graph_task_id() != -1:
-            alike = [r for r in self.records if r.layer == layer and torch.equal(r.activation, tensor.detach())]
+            alike = [record for record in calls if torch.equal(record.activation, tensor.detach())]
             if alike:
-                return next((record for record in alike if record in self._out_of_sight), None)
-        record = Record(tensor.detach().clone(), layer=layer, call=sum(r.layer == layer for r in self.records))
+                return next((record for record in alike if record in self._without_graph), None)
+        record = Record(detached(tensor).clone(), layer=layer, call=len(calls))
         self.records.append(record)
         return record
-
-    def _all_seen(self, record: Record, first: torch.Tensor, output: Any) -> list[tuple[TensorRecord, torch.Tensor]]:
-        """What is to be recorded of an output: its first tensor, or all of them, each once."""
-        seen: dict[int, tuple[TensorRecord, torch.Tensor]] = {id(first): (record, first)}
-        if self._every:
-            for path, tensor in nested.paths(output):
-                if id(tensor) not in seen:
-                    seen[id(tensor)] = TensorRecord(tensor.detach().clone()), tensor
-                record.tensors[path[0] if len(path) == 1 else path] = seen[id(tensor)][0]
-        return list(seen.values())
 
     def _attach_all(
         self, record: Record, seen: list[tuple[TensorRecord, torch.Tensor]], given: Given, output: Any
     ) -> Any:
         first = seen[0][1]
         if not first.requires_grad:
-            others = (t for _, t in nested.paths(output) if t is not first and not _is_handed_on(t, given))
-            if self._beginning.was_cut or any(t.is_floating_point() and not t.requires_grad for t in others):
+            others = (t for _, t in nested.paths(output) if t is not first and not _is_passed_through(t, given))
+            if self._graph_start.was_cut or any(t.is_floating_point() and not t.requires_grad for t in others):
                 self._missing.append(record.layer)
         new: dict[int, torch.Tensor] = {}
         for each, tensor in seen:
             if not tensor.is_floating_point():
                 continue
-            (sources, beyond), other = self._attach(record.layer, each, tensor, given)
-            new |= {} if other is None else {id(tensor): other}
+            (sources, requested_with), used = self._attach(record.layer, each, tensor, given)
+            if used is not tensor:
+                new[id(tensor)] = used
             if each is record:
-                self._sources[record], self._beyond[record] = sources, beyond
+                self._sources[record], self._requested_with[record] = sources, requested_with
             else:
-                self._beyond[record] += sources + beyond
-        self._out_of_sight.discard(record)
+                self._requested_with[record] += sources + requested_with
+        self._without_graph.discard(record)
         return nested.edit(output, lambda path, t: new.get(id(t), t)) if new else None
 
     def _attach(
         self, layer: str, seen: TensorRecord, tensor: torch.Tensor, given: Given
-    ) -> tuple[Ways, torch.Tensor | None]:
-        """Let the gradient of a tensor arrive; return its sources, and what replaces the tensor, if anything does."""
-        if _is_handed_on(tensor, given):
-            copy = copy_with_history(tensor)
-            return self._follow(seen, copy), copy
-        if tensor.requires_grad:
-            return self._follow(seen, tensor), None
-        leaf = mark(tensor)
-        if leaf is None:
+    ) -> tuple[GradientSources, torch.Tensor]:
+        """Let the gradient of a tensor arrive; return its sources, and the tensor or what replaces it."""
+        passed = _is_passed_through(tensor, given)
+        if not passed and not tensor.requires_grad:
+            leaf = mark(tensor)
+            if leaf is not None:
+                return ([self._collect(seen, leaf)], []), tensor
             self._missing.append(layer)  # only its replacement has a history
-            copy = copy_with_history(tensor)
-            return self._follow(seen, copy), copy
-        return ([self._collect(seen, leaf)], []), None
+        used = tensor if tensor.requires_grad and not passed else copy_with_history(tensor)
+        return self._follow(seen, used), used
 
-    def _follow(self, seen: TensorRecord, tensor: torch.Tensor) -> Ways:
+    def _follow(self, seen: TensorRecord, tensor: torch.Tensor) -> GradientSources:
         """Collect the gradient of every use of a tensor of the graph.
 
         All uses meet at its Node, except those of a view that is overwritten later: these continue from its base. A
@@ -339,31 +371,33 @@ class Capture:
         paused = self._paused
 
         def collect(gradient: torch.Tensor | None) -> None:
-            if gradient is not None and not paused:  # where there is no derivative, this is None
-                seen.take_gradient(gradient)
+            if gradient is None or paused:  # the former where there is no derivative
+                return
+            # A copy: the tensor that autograd passes may be shared with another branch, and may be reused by it.
+            copy, task = gradient.detach().clone(), torch._C._current_graph_task_id()
+            # Gradients that arrive on several paths of one pass add up.
+            seen.gradient = copy if seen.gradient is None or task != seen.task else seen.gradient + copy
+            seen.task = task
 
-        tensor.register_hook(collect)  # type: ignore[no-untyped-call]
+        if not seen.activation.requires_grad:  # a record with a graph would be kept alive by it
+            tensor.register_hook(collect)  # type: ignore[no-untyped-call]
         return tensor if tensor.is_leaf else get_gradient_edge(tensor)
 
-    def _is_out_of_sight(self, record: Record) -> None:
-        """The network itself has turned gradients off: none comes back, unless backward runs this again."""
+    def _mark_without_graph(self, record: Record) -> None:
+        """Note that the network itself has turned gradients off, unless a checkpoint runs this again."""
         self._sources[record] = [record.activation.detach().requires_grad_()]
-        self._out_of_sight.add(record)
+        self._without_graph.add(record)
 
     def _must_be_floating(self, record: Record, tensor: torch.Tensor) -> None:
+        name = record.layer
         if not tensor.is_floating_point():
-            verb = "be given" if place_of(record.layer, self._model).of_input else "return"
-            raise LayerError(
-                f"layer {record.layer!r} must {verb} floating-point values, got {tensor.dtype}; choose another"
-            )
+            verb = "be given" if place_of(name, self._model).part else "return"
+            raise LayerError(f"layer {name!r} must {verb} floating-point values, got {tensor.dtype}; choose another")
         if tensor.is_inference():
-            raise LayerError(
-                f"layer {record.layer!r} must run outside torch.inference_mode() for its gradient to exist, got a "
-                "tensor made inside it; use torch.no_grad() instead"
-            )
+            raise LayerError(f"layer {name!r} must run outside torch.inference_mode() for gradients; use no_grad()")
 
 
-def _is_handed_on(tensor: torch.Tensor, given: Given) -> bool:
+def _is_passed_through(tensor: torch.Tensor, given: Given) -> bool:
     """Whether a module has returned its input, unaltered, or a tensor that is no module's output."""
     known = given.get(id(tensor))
     if known is not None:
@@ -372,18 +406,20 @@ def _is_handed_on(tensor: torch.Tensor, given: Given) -> bool:
 
 
 @signal_safe
-def capture(model: nn.Module, layers: Where, *, gradients: bool = True) -> Iterator[Capture]:
-    """Record what the layers give inside the block, and the gradients that come back to them, inside it or later.
+def capture(model: nn.Module, layers: Where, *, gradients: bool | Literal["full_backward"] = True) -> Iterator[Capture]:
+    """Record the outputs of layers inside the block, and their gradients, inside it or later.
 
     Args:
         model: any module.
         layers: names, patterns, modules or classes; see `select`. A name such as ``conv@0`` is one call of a layer that
             runs several times (without it, the last), and ``conv:input`` the first tensor that it is given.
         gradients: also record gradients. Where nothing is being recorded by autograd, the graph begins at the layer.
+            "full_backward" takes them from PyTorch's own full-backward hooks instead, which need a graph, know the
+            first tensor of each output alone, and forbid in-place operations on it.
 
     Raises:
         LayerError: a layer is not in the model, or gives no tensor; or, when gradients are read, parts of them may be
-            missing.
+            missing; or a full-backward hook does not go with the network.
 
     The record of a call has the other tensors of a tuple, mapping or dataclass too, by position, key or field.
 
@@ -398,9 +434,133 @@ def capture(model: nn.Module, layers: Where, *, gradients: bool = True) -> Itera
     >>> seen.of("lstm").tensors[1, 0].gradient
     tensor([[1., 1., 1.]])
     """
-    before = torch.is_grad_enabled()
+    with recording(torch.is_grad_enabled()), HookGroup(model) as group:
+        names = select_places(model, layers)
+        if gradients != "full_backward":
+            yield Capture(group, names, gradients=gradients, every=True)
+            return
+        found = Capture(group, names, gradients=False)
+        with _full_backward_hooks(model, found, names):
+            yield found
+
+
+@contextmanager
+def _full_backward_hooks(model: nn.Module, found: Capture, names: Sequence[str]) -> Iterator[None]:
+    """Let PyTorch's full-backward hooks fill the gradients of records."""
+    places = {place.layer: place for place in (place_of(name, model) for name in names)}
+    for layer, place in places.items():
+        if place.part:
+            raise LayerError(f"layer {layer!r} must be a module for full-backward hooks, got a part; name the module")
+    reached = Counter[str]()
+
+    def take(layer: str, module: nn.Module, grad_input: Any, grad_output: tuple[torch.Tensor | None, ...]) -> None:
+        records = [record for record in found.records if record.layer == layer]
+        reached[layer] += 1  # backward meets the calls of a module in reverse
+        records[-reached[layer] % len(records)].gradient = None if grad_output[0] is None else grad_output[0].clone()
+
+    with ExitStack() as stack:
+        for layer in places:
+            hook = Registered(partial(take, layer), thread=threading.get_ident())
+            stack.callback(hook.placed(submodule(model, layer).register_full_backward_hook))
+        try:
+            yield
+        except RuntimeError as error:
+            if "BackwardHookFunction" not in str(error):
+                raise
+            some = f"an in-place operation follows one of {', '.join(places)}"
+            raise LayerError(f"layers must suit full-backward hooks, but {some}; use gradients=True") from None
+
+
+def read_outputs(group: HookGroup, layers: Iterable[str], read: Callable[[torch.Tensor], T]) -> dict[str, list[T]]:
+    """What ``read`` gives of the first tensor that each call of these layers returns while the group is alive."""
+    found: dict[str, list[T]] = {layer: [] for layer in layers}
+
+    def note(layer: str, module: nn.Module, args: Any, output: Any) -> None:
+        tensor = nested.first_tensor(output)
+        found[layer] += [] if tensor is None else [read(tensor)]
+
+    for layer in found:
+        group.forward(layer, partial(note, layer))
+    return found
+
+
+class _AllCaptured(BaseException):
+    """Ends a forward pass; no ``except Exception`` of the model catches it."""
+
+
+class FeatureExtractor(nn.Module):
+    """A module that returns the outputs of some layers of a model, and does not run what comes after the last of them.
+
+    Args:
+        model: any module; it is neither copied nor changed, and it has no hooks between calls.
+        layers: names, patterns, modules or classes; see `select`. ``conv@1`` is the second call of a layer that runs
+            several times, and ``conv:input`` the first tensor that it is given.
+        graph: keep the graph, to compute gradients through the features.
+
+    Returns:
+        A dictionary from names to outputs, detached unless ``graph`` is set. A name without a call stands for the
+        first one here, since what comes after it does not run.
+
+    Raises:
+        LayerError: a layer is not in the model, or the call that is named never comes.
+
+    >>> import torch
+    >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(1, 1))
+    >>> {name: tuple(f.shape) for name, f in FeatureExtractor(model, ["0", "1"])(torch.zeros(2, 3, 8, 8)).items()}
+    {'0': (2, 4, 6, 6), '1': (2, 4, 6, 6)}
+    """
+
+    def __init__(self, model: nn.Module, layers: Where, *, graph: bool = False) -> None:
+        super().__init__()
+        self.model = model
+        self.layers = select_places(model, layers)
+        self.graph = graph
+
+    def forward(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        features, calls = dict[str, Any](), Counter[str]()
+        places = {name: place_of(name, self.model) for name in self.layers}
+
+        def keep(layer: str, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            for name, place in places.items():
+                if place.layer == layer and (place.call or 0) == calls[layer]:
+                    # A copy of all but the last: what runs after may overwrite it.
+                    last = len(features) == len(places) - 1
+                    features[name] = output if last else nested.replace(output, lambda path, tensor: tensor.clone())
+            calls[layer] += 1
+            if len(features) == len(places):
+                raise _AllCaptured
+
+        with recording(self.graph), HookGroup(self.model) as group:
+            for layer in {place.layer for place in places.values()}:  # several calls of it may be named
+                group.forward(layer, partial(keep, layer))
+            with suppress(_AllCaptured):
+                self.model(*args, **kwargs)
+        for name, place in places.items():
+            if name not in features:
+                raise LayerError(why_not_called(self.model, name, calls[place.layer]))
+        return {name: features[name] for name in self.layers}
+
+
+def why_not_called(model: nn.Module, name: str, calls: int) -> str:
+    """Say why a layer, or one of its calls, was not recorded in a pass that made ``calls`` calls of it."""
+    if calls:
+        return f"layer {name!r} must name one of its {calls} calls, counted from 0"
+    place = place_of(name, model)
+    if place.of_attention:
+        return f"layer {name!r} gave nothing: the layer did not run, or {NO_ATTENTION}"
+    module = place.module
+    if module and isinstance(model.get_submodule(module.rpartition(".")[0]), nn.MultiheadAttention):
+        return f"layer {name!r} was not called: nn.MultiheadAttention reads its weights itself; choose the attention"
+    return f"layer {name!r} was not called in the forward pass; choose one that the model uses for this input"
+
+
+def cut_where_allowed(run: Callable[[bool], T]) -> T:
+    """Run a forward pass whose graph begins at the layer (``cut``); where autograd forbids that, record all of it."""
     try:
-        with HookGroup(model) as group:
-            yield Capture(group, select_places(model, layers), gradients=gradients, every=True)
-    finally:
-        torch.set_grad_enabled(before)
+        return run(True)
+    except RuntimeError as error:
+        # Autograd refuses to overwrite, with gradients on, a view that was made while they were off.
+        if "view was created in no_grad mode" not in str(error):
+            raise
+    note("the pass is recorded from the input on: the model overwrites a view that was made without gradients")
+    return run(False)

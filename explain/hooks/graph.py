@@ -4,10 +4,8 @@ Other code may hold a tensor as well: in a list, as an attribute, as a second ou
 object itself has it, so the object is not replaced here where that can be avoided.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeAlias
 
 import torch
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
@@ -17,17 +15,15 @@ from explain._utils.errors import HookError
 from explain.hooks.preserve import recording
 
 
-def graph(output: torch.Tensor) -> Iterator[Node]:
-    """Yield every autograd Node of the graph of ``output`` once, nearest first.
+def graph(start: torch.Tensor | Node | None) -> Iterator[Node]:
+    """Yield every autograd Node of the graph of a tensor, or of a Node, once, nearest first.
 
     >>> x = torch.ones(2, requires_grad=True)
     >>> [node.name() for node in graph(x.relu().sum())]
     ['SumBackward0', 'ReluBackward0', 'torch::autograd::AccumulateGrad']
     """
-    if output.grad_fn is None:
-        return
-    seen = {output.grad_fn}
-    waiting = [output.grad_fn]
+    first = start.grad_fn if isinstance(start, torch.Tensor) else start
+    seen, waiting = {first}, [] if first is None else [first]
     while waiting:
         node = waiting.pop()
         yield node
@@ -35,6 +31,44 @@ def graph(output: torch.Tensor) -> Iterator[Node]:
             if parent is not None and parent not in seen:
                 seen.add(parent)
                 waiting.append(parent)
+
+
+class Reach:
+    """Whether a gradient leads from a Node to one of some leaves, or to a Node of ``ends``; each Node is visited once.
+
+    Nodes that were made before ``since`` lead nowhere: they belong to an earlier pass.
+
+    >>> x = torch.ones(2, requires_grad=True)
+    >>> reach = Reach([x])
+    >>> reach.of((x * 2).grad_fn), reach.of(torch.ones(1, requires_grad=True).exp().grad_fn)
+    (True, False)
+    """
+
+    def __init__(self, leaves: Iterable[torch.Tensor], ends: Iterable[Node] = (), since: int = 0) -> None:
+        self._leaves = {id(leaf): leaf for leaf in leaves}
+        made = (leaf.grad_fn for leaf in self._leaves.values() if leaf.grad_fn is not None)  # of the caller's graph
+        self._known = dict.fromkeys((*ends, *made), True)
+        self._since = since
+
+    def of(self, node: Node | None) -> bool:
+        if node is None:
+            return False
+        known, waiting = self._known, [node]
+        while waiting:  # without recursion, since networks are deep
+            last = waiting[-1]
+            recent = last not in known and last._sequence_nr() >= self._since
+            parents = [parent for parent, _ in last.next_functions if parent is not None] if recent else []
+            unknown = [parent for parent in parents if parent not in known]
+            waiting += unknown
+            if not unknown:
+                ends_at = getattr(waiting.pop(), "variable", None)  # of the Node that accumulates a leaf's gradient
+                known.setdefault(last, id(ends_at) in self._leaves or any(known[parent] for parent in parents))
+        return known[node]
+
+
+def is_of_hooks(node: Node) -> bool:
+    """Whether a Node is of a function that hooks of this package have put into the graph."""
+    return str(getattr(getattr(node, "_forward_cls", None), "__module__", "")).startswith("explain.")
 
 
 def accumulator(leaf: torch.Tensor) -> Node:
@@ -50,106 +84,66 @@ def accumulator(leaf: torch.Tensor) -> Node:
         raise HookError("leaf must be a leaf that requires a gradient, such as a parameter, for it to be accumulated")
     with recording(True):
         parent = leaf.expand_as(leaf).grad_fn
-    assert parent is not None
-    node: Node = parent.next_functions[0][0]  # type: ignore[assignment]
-    return node
+    return parent.next_functions[0][0]  # type: ignore[return-value, union-attr]
 
 
-Answer = Callable[[torch.Tensor | None], torch.Tensor | None]
-
-
-class Entrance:
-    """One entrance: ``node`` is its Node in the graph, ``tensor`` what the operation is to be given.
-
-    >>> x = torch.ones(2, requires_grad=True)
-    >>> entrance = Entrance(x)
-    >>> y = entrance.tensor.exp().sum()
-    >>> entrance.give(lambda gradient: torch.zeros(2))
-    >>> torch.autograd.grad(y, x, retain_graph=True)[0], torch.autograd.grad(y, x)[0]
-    (tensor([0., 0.]), tensor([2.7183, 2.7183]))
-    """
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._replacement = _Replacement()
-        self._tensor: torch.Tensor | None = _Entrance.apply(tensor, self._replacement)
-        assert self._tensor is not None
-        self.node = self._tensor.grad_fn
-
-    @property
-    def tensor(self) -> torch.Tensor:
-        assert self._tensor is not None
-        return self._tensor
-
-    def entered(self) -> None:
-        """Let go of the alias: the operation has it."""
-        self._tensor = None
-
-    def give(self, answer: Answer | None) -> None:
-        """Replace the next gradient by ``answer`` of it; None lets it pass."""
-        self._replacement.answer = answer
-
-
-class _Replacement:
-    """What replaces the next gradient; apart from the entrance, for the graph holds this and the entrance the graph."""
-
-    answer: Answer | None = None
+Answer: TypeAlias = Callable[[torch.Tensor | None], torch.Tensor | None]
+Entrance: TypeAlias = Any
+"""The Node of what `entrance` has returned."""
 
 
 class _Entrance(torch.autograd.Function):
+    """The same memory and version counter, in the graph; autograd does not treat it as a view.
+
+    So it may be overwritten. Its Node replaces the next gradient by ``answer`` of it.
+    """
+
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, replacement: _Replacement) -> torch.Tensor:
-        ctx.replacement = replacement
+    def forward(ctx: Any, tensor: torch.Tensor, start: torch.Tensor | None = None) -> torch.Tensor:
+        ctx.answer = None
         ctx.set_materialize_grads(False)
         return tensor.detach()
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor | None) -> Any:
-        answer, ctx.replacement.answer = ctx.replacement.answer, None
+        answer, ctx.answer = ctx.answer, None
         return (gradient if answer is None else answer(gradient)), None
 
 
-class _Alias(torch.autograd.Function):
-    """The same memory and version counter; autograd does not treat it as a view, so it may be overwritten."""
+class _Alias(_Entrance):
+    """One that `is_alias` knows."""
+
+
+class _Continued(torch.autograd.Function):
+    """A tensor whose history goes on from ``other``: the gradient passes to that, with ``both`` to its own as well."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
-        return tensor.detach()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        return gradient, None
-
-
-class _Marked(torch.autograd.Function):
-    """A place in the history of a tensor: the gradient that arrives there passes on, and to ``mark`` as well."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, mark: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, tensor: torch.Tensor, other: torch.Tensor, both: bool) -> torch.Tensor:
+        ctx.both = both
         ctx.mark_dirty(tensor)
         return tensor
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        return gradient, gradient
+        return gradient if ctx.both else None, gradient, None
 
 
-class Overwritten(torch.autograd.Function):
-    """Gives a tensor the history of the alias through which it was overwritten."""
+def entrance(tensor: torch.Tensor) -> torch.Tensor:
+    """Return an alias for an operation; its Node replaces the next gradient by ``answer`` of it, where that is set.
 
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, alias: torch.Tensor) -> torch.Tensor:
-        ctx.mark_dirty(tensor)
-        return tensor
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        return None, gradient
+    >>> x = torch.ones(2, requires_grad=True)
+    >>> given = entrance(x)
+    >>> y = given.exp().sum()
+    >>> given.grad_fn.answer = lambda gradient: torch.zeros(2)
+    >>> torch.autograd.grad(y, x, retain_graph=True)[0], torch.autograd.grad(y, x)[0]
+    (tensor([0., 0.]), tensor([2.7183, 2.7183]))
+    """
+    return _Entrance.apply(tensor)  # type: ignore[no-any-return]
 
 
 def alias(tensor: torch.Tensor) -> torch.Tensor:
     """Return another name for a tensor's memory, which is in the graph even if the tensor is not."""
-    made: torch.Tensor = _Alias.apply(tensor, torch.empty(0, requires_grad=True))
-    return made
+    return _Alias.apply(tensor, torch.empty(0, requires_grad=True))  # type: ignore[no-any-return]
 
 
 def is_alias(tensor: torch.Tensor) -> bool:
@@ -170,19 +164,24 @@ def mark(tensor: torch.Tensor) -> torch.Tensor | None:
     made while gradients were off) nothing with gradients on.
     """
     leaf = tensor.detach().requires_grad_()
-    return leaf if _in_place(_Marked, tensor, leaf) else None
+    return leaf if try_continue_from(tensor, leaf, both=True) else None
 
 
-def go_on_from(tensor: torch.Tensor, other: torch.Tensor) -> bool:
-    """Let a tensor's history go on from the alias through which it was overwritten; say whether autograd allows it."""
-    return _in_place(Overwritten, tensor, other)
-
-
-def _in_place(function: type[torch.autograd.Function], tensor: torch.Tensor, other: torch.Tensor) -> bool:
+def try_continue_from(tensor: torch.Tensor, other: torch.Tensor, *, both: bool = False) -> bool:
+    """As `continue_from`; say whether autograd allows it."""
     try:
-        # Its values stay as they are, so nothing is lost for code that has saved it.
-        with torch.enable_grad(), _unsafe_preserve_version_counter(tensor):
-            function.apply(tensor, other)
+        with torch.enable_grad():
+            continue_from(tensor, other, both=both)
     except RuntimeError:
         return False
     return True
+
+
+def continue_from(tensor: torch.Tensor, other: torch.Tensor, *, both: bool = False) -> None:
+    """Let a tensor's history continue from another tensor, with ``both`` from its own history too.
+
+    Raises:
+        RuntimeError: autograd does not allow it.
+    """
+    with _unsafe_preserve_version_counter(tensor):  # its values stay as they are: nothing is lost for who has saved it
+        _Continued.apply(tensor, other, both)

@@ -4,8 +4,6 @@ PyTorch keeps the hooks on saved tensors of a thread on a stack, where only the 
 can be removed. A pair that ends while others lie above it stays there without effect until they are removed.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -15,10 +13,8 @@ import torch
 from torch.autograd.graph import Node, register_multi_grad_hook
 
 from explain._utils.errors import HookError
-from explain.hooks.full_backward import Removable, Undo
 from explain.hooks.guard import call, guarded, site_of
 from explain.hooks.handles import Handle, Hook, Hooks
-from explain.hooks.registration import Plain
 
 
 class GraphHooks(Hooks):
@@ -26,9 +22,8 @@ class GraphHooks(Hooks):
 
     def tensor(self, tensor: torch.Tensor, fn: Hook) -> Handle:
         """Call ``fn(gradient)`` when the gradient of ``tensor`` has been computed; what it returns replaces it."""
-        _must_require_grad(tensor)
-        site = site_of(fn, _named(tensor), "gradient", ("gradient",))
-        return self._add(site, tensor.register_hook, Plain(guarded(site, fn)), fn)
+        site = site_of(fn, _hookable(tensor), "gradient", ("gradient",))
+        return self._add(site, tensor.register_hook, guarded(site, fn), fn)
 
     def leaf(self, leaf: torch.Tensor, fn: Hook, *, after: bool = False) -> Handle:
         """Call ``fn(gradient)`` before a leaf accumulates it; with ``after``, ``fn(leaf)`` when it has."""
@@ -36,24 +31,23 @@ class GraphHooks(Hooks):
             raise HookError("leaf must be a leaf of the graph, such as a parameter, got a computed tensor; use tensor")
         if not after:
             return self.tensor(leaf, fn)
-        _must_require_grad(leaf)
-        site = site_of(fn, _named(leaf), "after accumulation", ("leaf",))
+        site = site_of(fn, _hookable(leaf), "after accumulation", ("leaf",))
 
         def accumulated(done: torch.Tensor) -> None:
             call(site, fn, done)
 
-        return self._add(site, leaf.register_post_accumulate_grad_hook, Plain(accumulated), fn)
+        return self._add(site, leaf.register_post_accumulate_grad_hook, accumulated, fn)
 
     def tensors(self, tensors: Sequence[torch.Tensor], fn: Hook, *, mode: Literal["all", "any"] = "all") -> Handle:
         """Call ``fn(gradients)`` once all gradients are ready, or ``fn(gradient)`` once the first of them is."""
         site = site_of(fn, f"{len(tensors)} tensors", f"{mode} gradients", ("gradients",))
         for tensor in tensors:
-            _must_require_grad(tensor)
+            _hookable(tensor)
 
         def ready(found: Any) -> None:
             call(site, fn, found, gradients=(found,) if isinstance(found, torch.Tensor) else found)
 
-        return self._add(site, lambda hook: register_multi_grad_hook(tuple(tensors), hook, mode=mode), ready, fn)
+        return self._add(site, partial(register_multi_grad_hook, tuple(tensors), mode=mode), ready, fn)
 
     def node(self, node: Node, fn: Hook) -> Handle:
         """Call ``fn(grad_inputs, grad_outputs)`` after a Node has run; what it returns replaces ``grad_inputs``.
@@ -61,34 +55,34 @@ class GraphHooks(Hooks):
         The Node that accumulates a leaf's gradient, which PyTorch drops together with its hooks when nothing holds it,
         is kept as long as the hook.
         """
-        site = site_of(fn, f"Node {node.name()}", "after", ("grad_inputs", "grad_outputs"))
-        return self._add(site, _holding(node, node.register_hook), guarded(site, fn), fn)
+        return self._on_node(node, node.register_hook, fn, "after", "grad_inputs", "grad_outputs")
 
     def node_pre(self, node: Node, fn: Hook) -> Handle:
         """Call ``fn(grad_outputs)`` before a Node runs; what it returns replaces ``grad_outputs``."""
-        site = site_of(fn, f"Node {node.name()}", "before", ("grad_outputs",))
-        return self._add(site, _holding(node, node.register_prehook), guarded(site, fn), fn)
+        return self._on_node(node, node.register_prehook, fn, "before", "grad_outputs")
+
+    def _on_node(self, node: Node, register: Callable[[Hook], Any], fn: Hook, direction: str, *takes: str) -> Handle:
+        site = site_of(fn, f"Node {node.name()}", direction, takes)
+        handle = self._add(site, register, guarded(site, fn), fn)
+        if node.name().endswith("AccumulateGrad"):
+            handle.undo.insert(0, [node].clear)
+        return handle
 
     def after_backward(self, fn: Hook) -> Handle:
         """Call ``fn()`` once, when the backward pass that is running now is done; to be used from another hook."""
         site = site_of(fn, "the running backward pass", "at its end", ())
-        is_on = [True]  # such a hook cannot be removed, but switched off
 
         def done() -> None:
-            if is_on:
+            if not handle.removed:  # such a hook cannot be removed, but passed over
                 handle.remove()
                 call(site, fn)
 
-        def register(hook: Hook) -> Undo:
-            try:
-                torch.autograd.Variable._execution_engine.queue_callback(hook)
-            except RuntimeError:
-                raise HookError(
-                    "after_backward() must be called while a backward pass runs; call it from a hook"
-                ) from None
-            return Undo(is_on.clear)
-
-        handle = self._add(site, register, done)
+        handle = self._open([site])
+        try:
+            torch.autograd.Variable._execution_engine.queue_callback(done)
+        except RuntimeError:
+            handle.remove()
+            raise HookError("after_backward() must be called while a backward pass runs; call it from a hook") from None
         return handle
 
     def saved_tensors(self, pack: Hook, unpack: Hook) -> Handle:
@@ -98,33 +92,15 @@ class GraphHooks(Hooks):
         """
         packing = site_of(pack, "saved tensors", "pack", ("tensor",))
         unpacking = site_of(unpack, "saved tensors", "unpack", ("packed",))
-        register = partial(SavedTensors, unpack=lambda packed: call(unpacking, unpack, packed))
-        return self._add(packing, register, lambda tensor: call(packing, pack, tensor))
+        register = partial(SavedTensors, unpack=partial(call, unpacking, unpack))
+        return self._add(packing, register, partial(call, packing, pack))
 
 
-def _holding(node: Node, register: Callable[[Hook], Removable]) -> Callable[[Hook], Undo]:
-    """Keep a Node alive as long as its hook, where nothing else does."""
-    held = [node] if node.name().endswith("AccumulateGrad") else []
-
-    def place(hook: Hook) -> Undo:
-        handle = register(hook)
-
-        def remove() -> None:
-            handle.remove()
-            held.clear()
-
-        return Undo(remove)
-
-    return place
-
-
-def _named(tensor: torch.Tensor) -> str:
-    return f"a tensor of shape {tuple(tensor.shape)}"
-
-
-def _must_require_grad(tensor: torch.Tensor) -> None:
+def _hookable(tensor: torch.Tensor) -> str:
+    """Return what messages call a tensor; refuse one that takes no hooks."""
     if not tensor.requires_grad:
         raise HookError("tensor must require a gradient to be hooked, got one that does not; enable gradients first")
+    return f"a tensor of shape {tuple(tensor.shape)}"
 
 
 _stack = torch._C._autograd
@@ -138,17 +114,14 @@ class SavedTensors:
     """
 
     def __init__(self, pack: Callable[[torch.Tensor], Any], unpack: Callable[[Any], torch.Tensor]) -> None:
-        self._pack, self._unpack = pack, unpack
-        self._ended = False
-        self._pair = (self._packed, _unpacked)
+        self._hooks, self._ended = (pack, unpack), False
+        self._pair = (self._packed, lambda packed: packed[0](packed[1]))
         _drop_ended()
         self._below = _stack._top_saved_tensors_default_hooks(True)
         try:
             _stack._push_saved_tensors_default_hooks(*self._pair)
         except RuntimeError as error:
-            raise HookError(
-                f"saved_tensors() must be called where PyTorch allows such hooks, but it says: {error}; call it outside"
-            ) from error
+            raise HookError(f"saved_tensors() must be called where PyTorch allows it, but it says: {error}") from error
         _own().append(self)
 
     def remove(self) -> None:
@@ -156,34 +129,24 @@ class SavedTensors:
         _drop_ended()
 
     def _packed(self, tensor: torch.Tensor) -> tuple[Callable[[Any], torch.Tensor], Any]:
-        if not self._ended:
-            return self._unpack, self._pack(tensor)
-        if self._below is None:
+        hooks = self._below if self._ended else self._hooks
+        if hooks is None:
             return _unchanged, (tensor.detach(), tensor._version)
-        pack, unpack = self._below
-        return unpack, pack(tensor)
-
-
-def _unpacked(packed: tuple[Callable[[Any], torch.Tensor], Any]) -> torch.Tensor:
-    unpack, value = packed
-    return unpack(value)
+        return hooks[1], hooks[0](tensor)
 
 
 def _unchanged(kept: tuple[torch.Tensor, int]) -> torch.Tensor:
     """Return a tensor that was saved as it is; autograd leaves it to hooks to see whether it still is."""
     tensor, version = kept
     if tensor._version != version:
-        raise RuntimeError(
-            "one of the variables needed for gradient computation has been modified by an inplace operation: "
-            f"a tensor of shape {tuple(tensor.shape)} is at version {tensor._version}; expected version {version}"
-        )
+        words = "one of the variables needed for gradient computation has been modified by an inplace operation"
+        raise RuntimeError(words)
     return tensor
 
 
 def _own() -> list[SavedTensors]:
     """The pairs that this thread has put on its stack, the last one last."""
-    pairs: list[SavedTensors] = vars(_here).setdefault("pairs", [])
-    return pairs
+    return vars(_here).setdefault("pairs", [])  # type: ignore[no-any-return]
 
 
 def _drop_ended() -> None:

@@ -1,19 +1,14 @@
 """`HookGroup`: every kind of hook that PyTorch has, for as long as a ``with`` block lasts."""
 
-from __future__ import annotations
-
-import os
-
 from explain._utils.errors import warn
-from explain._utils.signals import SignalSafe, unsplit
+from explain._utils.signals import SignalSafe, at_fork, unsplit
 from explain.hooks.graph_hooks import GraphHooks
-from explain.hooks.handles import silent
-from explain.hooks.module_hooks import EveryModuleHooks, ModuleHooks
+from explain.hooks.handles import unfired_hooks_message
+from explain.hooks.module_hooks import ModuleHooks, StateHooks
 from explain.hooks.preserve import is_under_way
-from explain.hooks.state_hooks import StateHooks
 
 
-class HookGroup(SignalSafe["HookGroup"], ModuleHooks, EveryModuleHooks, GraphHooks, StateHooks):
+class HookGroup(SignalSafe["HookGroup"], ModuleHooks, GraphHooks, StateHooks):
     """Registers hooks, and removes all of them when the block ends, whatever ended it.
 
     Every method that registers a hook returns its `Handle`, to remove that hook alone. Hooks of one kind fire in the
@@ -53,13 +48,13 @@ class HookGroup(SignalSafe["HookGroup"], ModuleHooks, EveryModuleHooks, GraphHoo
     ([torch.Size([1, 2]), torch.Size([1, 2])], 0)
     """
 
-    def begin(self) -> HookGroup:
+    def begin(self) -> "HookGroup":
         if is_under_way():
             _of_explanations.add(self)
         return self
 
     def end(self, error: BaseException | None) -> None:
-        message = silent(self._handles.values()) if error is None else None
+        message = unfired_hooks_message(self._handles.values()) if error is None else None
         self.remove()
         if message is not None:
             warn(message)
@@ -85,5 +80,4 @@ def _begin_child() -> None:
         group.remove()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_child)
+at_fork(after_in_child=_begin_child)

@@ -1,9 +1,8 @@
 """Handles of hooks, the list of them that a group keeps, and which of them never fired."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,16 +12,15 @@ from torch.utils.hooks import RemovableHandle
 
 from explain._utils.errors import HookError, LayerError
 from explain._utils.signals import unsplit
-from explain.hooks.full_backward import Gates, Removable
-from explain.hooks.guard import Nothing, Site, site_of
+from explain.hooks.attention_parts import NO_ATTENTION
+from explain.hooks.full_backward import Gates
+from explain.hooks.guard import Nothing, Registered, Site, site_of
 from explain.hooks.layer_names import Where, find_places
-from explain.hooks.registration import Registered
+from explain.hooks.unwrap import submodule
 
 
 class Expected:
     """The state when a hook was registered: compared with the state when its group closes, if it never fired."""
-
-    __slots__ = ("_calls", "_gates", "_gradient", "_leaf", "_operations", "code", "model_ran")
 
     def __init__(self, fn: Any, model: nn.Module | None, gates: Sequence[Gates] = ()) -> None:
         self.code = getattr(fn, "__code__", id(fn))
@@ -30,25 +28,23 @@ class Expected:
         self._leaf = None if model is None else next((p for p in model.parameters() if p.requires_grad), None)
         self._gradient = self._mark()
         self._gates, self._calls = gates, sum(gate.calls for gate in gates)
-        self.model_ran = False
-        """Whether the model, or what the layer is in, has run since: where autograd does not tell."""
+        self._ran = False
 
-    def in_vain(self) -> bool:
+    def had_a_chance(self) -> bool:
         """Whether the model ran, this thread has recorded operations, or a gradient was accumulated since."""
-        if self.model_ran or torch._C._autograd._get_sequence_nr() != self._operations:
-            return True
-        now = self._mark()
-        return now is not None and now != self._gradient
+        recorded = self._ran or torch._C._autograd._get_sequence_nr() != self._operations
+        return recorded or self._mark() not in (None, self._gradient)
 
     def note_run(self, *given: Any) -> None:
-        self.model_ran = True
+        """Note that the model, or what the layer is in, has run: where autograd does not tell."""
+        self._ran = True
 
-    def reason(self, direction: str) -> str:
-        if direction.startswith("forward"):
-            return (
-                "the layer did not run after the hook was registered, or did so in another thread, or the module that "
-                "it is in left it out (as nn.MultiheadAttention, which reads the weights of out_proj itself)"
-            )
+    def reason(self, site: Site) -> str:
+        if site.part not in ("", "input"):  # a part of the attention in it
+            return f"the layer did not run, or {NO_ATTENTION}"
+        if site.direction.startswith("forward"):
+            where = "or did so in another thread, or the module that it is in left it out (as nn.MultiheadAttention)"
+            return f"the layer did not run after the hook was registered, {where}"
         if self._gates and sum(gate.calls for gate in self._gates) == self._calls:
             return "its layer did not run after it was registered; register it before the forward pass"
         return "no gradient came to it; keep the group open until the backward pass is done"
@@ -74,23 +70,16 @@ class Handle(Nothing):
     hook '<lambda>' on layer '0' and 1 more (forward), removed
     """
 
-    __slots__ = ("_owner", "expected", "id", "sites", "undo")
-
-    def __init__(self, sites: Sequence[Site], owner: dict[int, Handle], expected: Expected | None) -> None:
+    def __init__(self, sites: Sequence[Site], owner: "dict[int, Handle]", expected: Expected | None) -> None:
         self.id: int = RemovableHandle.next_id  # of one series with those of PyTorch
         RemovableHandle.next_id += 1
-        self.sites = sites
-        self.expected = expected
-        self.undo: list[Removable] = []
-        self._owner = owner
+        self.sites, self.expected, self._owner = sites, expected, owner
+        self.undo: list[Callable[[], None]] = []
         owner[id(self)] = self
 
-    def place(self, register: Callable[[Any], Removable], hook: Any) -> None:
+    def place(self, register: Callable[[Any], Any], hook: Registered) -> None:
         """Register a hook on one of its places."""
-        made = register(hook)
-        if isinstance(hook, Registered):
-            hook.handle = made  # type: ignore[assignment]
-        self.undo.append(made)
+        self.undo.append(hook.placed(register))
 
     @property
     def fired(self) -> bool:
@@ -102,26 +91,23 @@ class Handle(Nothing):
         """Whether the hook is gone, alone or together with its group."""
         return id(self) not in self._owner
 
-    @unsplit
-    def remove(self) -> None:
-        """Remove this hook from all its places; calling it again does nothing."""
-        self.take_away()
-
-    def __enter__(self) -> Handle:
+    def __enter__(self) -> "Handle":
         return self
 
     def __exit__(self, *error: object) -> None:
         self.remove()
 
     def take_away(self) -> None:
-        """Remove it as part of something that no signal splits."""
+        """Remove this hook from all its places; calling it again does nothing."""
         while self.undo:
-            self.undo[-1].remove()
+            self.undo[-1]()
             self.undo.pop()
         self._owner.pop(id(self), None)
 
+    remove = unsplit(take_away)
+
     def kinds(self) -> set[tuple[str, Any]]:
-        """What it has in common with hooks of the same function, or on the same place."""
+        """Its functions and places: hooks that share one of these count as one for the warning."""
         own = set() if self.expected is None else {(self.sites[0].direction, self.expected.code)}
         return {(site.direction, site.where) for site in self.sites} | own
 
@@ -159,10 +145,12 @@ class Hooks:
         return Handle(sites, self._handles, expected)
 
     @unsplit
-    def _add(self, site: Site, register: Callable[[Any], Removable], hook: Any, fn: Hook | None = None) -> Handle:
-        """Register a hook on one place."""
+    def _add(
+        self, site: Site, register: Callable[[Any], Any], call: Hook, fn: Hook | None = None, **acts: Any
+    ) -> Handle:
+        """Register a hook, which ``call`` surrounds; ``fn`` as for `_open`, and ``acts`` says for which calls."""
         handle = self._open([site], fn)
-        handle.place(register, hook)
+        handle.place(register, Registered(call, site, **acts))
         return handle
 
     def _on_modules(
@@ -170,35 +158,30 @@ class Hooks:
     ) -> tuple[list[nn.Module], list[Site]]:
         """Return the selected modules, and the site of a hook on each; a hook that does not fit is refused at once."""
         if self._model is None:
-            raise HookError(
-                "HookGroup() without a model can hook only tensors and Nodes, optimizers, and every module; pass the "
-                "model to hook layers"
-            )
+            raise HookError("HookGroup() without a model cannot hook layers; pass the model to hook layers")
         places = find_places(self._model, where)
-        modules = [self._model.get_submodule(place.module) for place in places.values()]
+        known = where if isinstance(where, dict) else {}
+        modules = [known.get(place.module) or submodule(self._model, place.module) for place in places.values()]
         first = site_of(fn, f"layer {next(iter(places))!r}", direction, takes)
-        sites = [first, *(Site(first.hook, f"layer {name!r}", direction, first.trusted) for name in [*places][1:])]
-        for site, place, module in zip(sites, places.values(), modules, strict=True):
-            site.layer, site.of_input, site.call = place
+        named = [(f"layer {name!r}", place) for name, place in places.items()]
+        sites = [replace(first, where=where, layer=p.module, part=p.part, call=p.call) for where, p in named]
+        for site, module in zip(sites, modules, strict=True):
             if isinstance(module, RecursiveScriptModule):
-                raise LayerError(
-                    f"{site.where} must be a module that takes hooks, got a scripted one; put the module that it was "
-                    "made from in its place, or name another layer"
-                )
+                raise LayerError(f"{site.where} must be a module that takes hooks, got a scripted one; name another")
         return modules, sites
 
 
-def silent(handles: Iterable[Handle]) -> str | None:
+def unfired_hooks_message(handles: Iterable[Handle]) -> str | None:
     """Name the hooks that should have fired by now, on one line; None if there are none.
 
     Of several with the same function, or on the same place, it is enough that one has fired: layers that were not used
     are then no surprise.
     """
     found = list(handles)
-    heard = {kind for handle in found if handle.fired for kind in handle.kinds()}
-    quiet = [(h, h.expected) for h in found if h.expected is not None and not h.fired and not h.kinds() & heard]
-    if not quiet or not (heard or any(expected.in_vain() for _, expected in quiet)):
+    fired = {kind for handle in found if handle.fired for kind in handle.kinds()}
+    unfired = [(h, h.expected) for h in found if h.expected is not None and not h.fired and not h.kinds() & fired]
+    if not unfired or not (fired or any(expected.had_a_chance() for _, expected in unfired)):
         return None
-    first, expected = quiet[0]
-    more = f"; nor did {len(quiet) - 1} more" if len(quiet) > 1 else ""
-    return f"{first} never fired: {expected.reason(first.sites[0].direction)}{more}"
+    first, expected = unfired[0]
+    more = f"; nor did {len(unfired) - 1} more" if len(unfired) > 1 else ""
+    return f"{first} never fired: {expected.reason(first.sites[0])}{more}"

@@ -1,16 +1,16 @@
 """What happens in one pass: `inspect` gives a table of the calls of modules, `timeline` the order of their hooks."""
 
-from __future__ import annotations
-
 import json
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from explain._utils.errors import HookError, printable
 from explain._utils.html import table_html
@@ -24,10 +24,12 @@ from explain.hooks.unwrap import hookable
 class Row:
     """One call of one module, in the order in which the calls began.
 
-    ``inputs`` are the shapes of the tensors that it was given, those by keyword last.
-    ``seconds`` includes the modules inside. ``dead`` is the share of a rectifier's units (channels, or features) that
-    are zero for every input. ``finite`` says whether the output holds no NaN or infinity. ``gradient`` is the norm of
-    the gradient that came back to the output, or None where none did or it is not finite.
+    ``inputs`` are the shapes of the tensors that it was given, those by keyword last. ``seconds`` and ``flops`` include
+    the modules inside; the latter are the floating point operations of products and convolutions, two for each
+    multiplication with its addition. ``memory`` is the bytes of its output. ``dead`` is the share of a rectifier's
+    units (channels, or features) that are zero for every input. ``finite`` says whether the output holds no NaN or
+    infinity. ``gradient`` is the norm of the gradient that came back to the output, or None where none did or it is not
+    finite.
     """
 
     order: int
@@ -38,13 +40,15 @@ class Row:
     output: list[int] | None = None
     parameters: int = 0
     seconds: float = 0.0
+    flops: int = 0
+    memory: int = 0
     dead: float | None = None
     finite: bool = True
     gradient: float | None = None
     gradient_finite: bool = True
 
 
-HEADER = ("layer", "type", "output", "parameters", "ms", "dead", "gradient", "")
+HEADER = ("layer", "type", "output", "parameters", "flops", "memory", "ms", "dead", "gradient", "")
 
 
 @dataclass(frozen=True, repr=False)
@@ -61,9 +65,8 @@ class Inspection:
         return next((row for row in self.ended if not row.finite), None)
 
     def __repr__(self) -> str:
-        first = self.rows[0] if self.rows else None
-        what = "" if first is None else f", {first.type}, {first.parameters:,} parameters"
         trouble = self.first_nonfinite
+        what = "".join(f", {first.type}, {first.parameters:,} parameters" for first in self.rows[:1])
         return f"Inspection({len(self.rows)} calls{what}{f', NaN or infinity at {trouble.name!r}' if trouble else ''})"
 
     def _repr_html_(self) -> str:
@@ -71,15 +74,10 @@ class Inspection:
         return table_html(HEADER, rows, caption=repr(self))
 
     def __str__(self) -> str:
-        lines = [HEADER, *(_cells(row) for row in self.rows)]
-        widths = [max(len(line[i]) for line in lines) for i in range(len(HEADER))]
-        left = {0, 1, 2, 7}
-        return "\n".join(
-            "  ".join(
-                c.ljust(w) if i in left else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True))
-            ).rstrip()
-            for line in lines
-        )
+        lines = [HEADER, *map(_cells, self.rows)]
+        widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
+        form = "  ".join(f"{{:{'<' if i in (0, 1, 2, 9) else '>'}{width}}}" for i, width in enumerate(widths))
+        return "\n".join(form.format(*line).rstrip() for line in lines)
 
     def to_json(self) -> str:
         """Return the rows as a JSON array."""
@@ -87,13 +85,12 @@ class Inspection:
 
 
 def inspect(
-    model: nn.Module,
-    *inputs: Any,
-    kwargs: Mapping[str, Any] | None = None,
-    score: Callable[[Any], torch.Tensor] | None = None,
-    gradients: bool = True,
-) -> Inspection:
-    """Run a model once and list, for every call of every module, what went in and out, and what it cost.
+    model: nn.Module, *inputs: Any, kwargs: Mapping[str, Any] | None = None,
+    score: Callable[[Any], torch.Tensor] | None = None, gradients: bool = True,
+) -> Inspection:  # fmt: skip
+    """Run a model and list, for every call of every module, what went in and out, and what it cost.
+
+    The time is that of a second pass, in which nothing is counted.
 
     Args:
         model: any module; it is left as it was, and runs in evaluation mode.
@@ -110,56 +107,87 @@ def inspect(
     >>> [(row.name, row.output, row.parameters) for row in found.rows]
     [('', [1, 3], 29), ('0', [1, 2, 1, 1], 20), ('1', [1, 2, 1, 1], 0), ('2', [1, 2], 0), ('3', [1, 3], 9)]
     """
-    watch = _Watch(model)
+    watch, options = _Watch(), kwargs or {}
     sources = as_sources(inputs) if gradients else list(inputs)
     with untouched(model, grad=gradients), HookGroup(model) as group:
         for name in hookable(model):
             watch.put(group, name, gradients)
-        output = model(*sources, **(kwargs or {}))
+        with watch.operations:
+            output = model(*sources, **options)
         if gradients:
-            _differentiate(output, score, [x for x in sources if isinstance(x, torch.Tensor) and x.requires_grad])
+            _differentiate(output, score, sources)
+    again = as_sources(inputs) if gradients else list(inputs)
+    left, running = iter(watch.rows), list[Row]()
+
+    def begin(module: nn.Module, args: Any) -> None:
+        running.append(next(left, replace(watch.rows[-1])))
+        running[-1].seconds = -time.perf_counter()
+
+    def end(module: nn.Module, args: Any, output: Any) -> None:
+        running.pop().seconds += time.perf_counter()
+
+    with untouched(model, grad=gradients), HookGroup(model) as group:
+        group.forward_pre(list(hookable(model)), begin)
+        group.forward(list(hookable(model)), end)
+        model(*again, **options)
     return Inspection(watch.rows, watch.ended)
+
+
+class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts floating point operations, by PyTorch's own formulas."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        from torch.utils.flop_counter import flop_registry, sdpa_flop_count  # slow to load
+
+        self._formulas: Any = flop_registry
+        self._of_attention: Any = sdpa_flop_count
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output, formula = func(*args, **(kwargs or {})), self._formulas.get(func.overloadpacket)
+        if formula is not None:
+            self.count += formula(*args, **(kwargs or {}), out_val=output)
+        elif "scaled_dot_product" in str(func):  # a kernel without a formula, as that of CPUs
+            self.count += self._of_attention(*(tensor.shape for tensor in args[:3]))
+        return output
 
 
 class _Watch:
     """Fills the rows from hooks."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self.rows: list[Row] = []
-        self.ended: list[Row] = []
-        self._names = {module: name for name, module in model.named_modules()}
-        self._running: list[tuple[Row, float]] = []
+    def __init__(self) -> None:
+        self.rows, self.ended = list[Row](), list[Row]()
+        self.operations = _Operations()
+        self._running: list[tuple[Row, int]] = []
         self._finished: dict[str, list[Row]] = {}
 
     def put(self, group: HookGroup, name: str, gradients: bool) -> None:
-        group.forward_pre(
-            name, lambda module, args, kwargs: self._begin(name, module, (*args, *kwargs.values())), with_kwargs=True
-        )
+        group.forward_pre(name, partial(self._begin, name), with_kwargs=True)
         if gradients:
-            group.backward(name, lambda module, grad_input, grad_output: self._came_back(name, grad_output))
-        group.forward(name, lambda module, args, output: self._end(module, output))
+            group.backward(name, partial(self._came_back, name))
+        group.forward(name, self._end)
 
-    def _begin(self, name: str, module: nn.Module, given: tuple[Any, ...]) -> None:
-        shapes = [list(value.shape) for value in given if isinstance(value, torch.Tensor)]
-        depth = 0 if name == "" else name.count(".") + 1
+    def _begin(self, name: str, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        shapes = [list(value.shape) for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
         count = sum(p.numel() for p in module.parameters())
-        row = Row(len(self.rows), name, type(module).__name__, depth, shapes, parameters=count)
+        row = Row(len(self.rows), name, type(module).__name__, _depth(name), shapes, parameters=count)
         self.rows.append(row)
-        self._running.append((row, time.perf_counter()))
+        self._running.append((row, self.operations.count))
 
-    def _end(self, module: nn.Module, output: Any) -> None:
-        row, start = self._running.pop()
-        row.seconds = time.perf_counter() - start
+    def _end(self, module: nn.Module, args: Any, output: Any) -> None:
+        row, count = self._running.pop()
+        row.flops = self.operations.count - count
         tensor = first_tensor(output)
         if tensor is not None:
-            row.output = list(tensor.shape)
+            row.output, row.memory = list(tensor.shape), tensor.numel() * tensor.element_size()
             row.finite = not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())
             if "ReLU" in row.type and tensor.ndim > 1 and tensor.numel():
                 row.dead = (tensor == 0).transpose(0, 1).flatten(1).all(1).float().mean().item()
         self.ended.append(row)
         self._finished.setdefault(row.name, []).append(row)
 
-    def _came_back(self, name: str, grad_output: Any) -> None:
+    def _came_back(self, name: str, module: nn.Module, grad_input: Any, grad_output: Any) -> None:
         row = self._finished[name].pop()  # backward meets the calls of a module in reverse
         norms = [g.detach().double().norm().item() for g in grad_output if isinstance(g, torch.Tensor)]
         total = math.sqrt(sum(norm * norm for norm in norms))
@@ -167,24 +195,38 @@ class _Watch:
         row.gradient = total if row.gradient_finite else None
 
 
-def _differentiate(output: Any, score: Callable[[Any], torch.Tensor] | None, sources: list[torch.Tensor]) -> None:
+def _differentiate(output: Any, score: Callable[[Any], torch.Tensor] | None, inputs: list[Any]) -> None:
     tensor = first_tensor(output) if score is None else score(output)
     if not isinstance(tensor, torch.Tensor):
-        raise HookError(
-            f"score must return a tensor, got {type(tensor).__name__}; give a function of the model's output"
-        )
+        raise HookError(f"score must return a tensor, got {type(tensor).__name__}; give a function of the output")
     total = tensor.flatten(1).amax(1).sum() if score is None and tensor.ndim > 1 else tensor.sum()
+    sources = [x for x in inputs if isinstance(x, torch.Tensor) and x.requires_grad]
     if total.requires_grad and sources:
         torch.autograd.grad(total, sources, allow_unused=True)
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    label = "  " * row.depth + (row.name.rsplit(".", 1)[-1] or "model")
+    label = "  " * row.depth + (row.name.rpartition(".")[2] or "model")
     output = "" if row.output is None else " x ".join(map(str, row.output))
     dead = "" if row.dead is None else f"{row.dead:.0%}"
     gradient = "" if row.gradient is None else f"{row.gradient:.3g}"
     note = "NaN or infinity" if not row.finite else "" if row.gradient_finite else "NaN or infinity in the gradient"
-    return printable(label), row.type, output, f"{row.parameters:,}", f"{1e3 * row.seconds:.2f}", dead, gradient, note
+    cost = _short(row.flops), f"{_short(row.memory)}B" if row.memory else "", f"{1e3 * row.seconds:.2f}"
+    return printable(label), row.type, output, f"{row.parameters:,}", *cost, dead, gradient, note
+
+
+def _depth(name: str) -> int:
+    return name.count(".") + 1 if name else 0
+
+
+def _short(count: int) -> str:
+    """A number in three digits: 1.23 G.
+
+    >>> _short(3_630_000_000), _short(800), _short(0)
+    ('3.63 G', '800 ', '')
+    """
+    power = next((power for power in (4, 3, 2, 1) if count >= 1000**power), 0)
+    return f"{count / 1000**power:.3g} {' kMGT'[power].strip()}" if count else ""
 
 
 @dataclass(frozen=True)
@@ -200,17 +242,14 @@ class Timeline(list[Event]):
     """Events in the order in which they happened; printing it shows them by depth."""
 
     def __str__(self) -> str:
-        lines = []
-        for number, event in enumerate(self, start=1):
-            depth = 0 if event.layer == "" else event.layer.count(".") + 1
-            lines.append(f"{number:>4}  {'  ' * depth}{event.kind:<13} {event.layer or 'model'} ({event.type})")
-        return "\n".join(lines)
+        rows = ((f"{'  ' * _depth(each.layer)}{each.kind:<13}", each.layer or "model", each.type) for each in self)
+        return "\n".join(f"{i:>4}  {kind} {layer} ({name})" for i, (kind, layer, name) in enumerate(rows, start=1))
 
     __repr__ = __str__
 
 
 def timeline(model: nn.Module, *inputs: Any) -> Timeline:
-    """Run a model forward, and its output's sum backward, and note every module hook as it fires.
+    """Run a model forward and backward, and note every module hook as it fires.
 
     The model is left as it was; no gradient is accumulated.
 
@@ -228,16 +267,8 @@ def timeline(model: nn.Module, *inputs: Any) -> Timeline:
     sources = as_sources(inputs)
     with untouched(model, grad=True), HookGroup(model) as group:
         for name, module in hookable(model).items():
-
-            def note(kind: str, name: str = name, module: nn.Module = module) -> None:
-                events.append(Event(kind, name, type(module).__name__))
-
-            group.forward_pre(name, lambda m, args, note=note: note("forward-pre"))
-            group.forward(name, lambda m, args, output, note=note: note("forward"))
-            group.backward_pre(name, lambda m, grad_output, note=note: note("backward-pre"))
-            group.backward(name, lambda m, grad_input, grad_output, note=note: note("backward"))
-        output = first_tensor(model(*sources))
-        wanted = [x for x in sources if isinstance(x, torch.Tensor) and x.requires_grad]
-        if output is not None and output.requires_grad and wanted:
-            torch.autograd.grad(output.sum(), wanted, allow_unused=True)
+            for kind in ("forward_pre", "forward", "backward_pre", "backward"):
+                event = Event(kind.replace("_", "-"), name, type(module).__name__)
+                getattr(group, kind)(name, lambda *given, event=event: events.append(event))
+        _differentiate(model(*sources), None, sources)
     return events

@@ -1,18 +1,17 @@
 """Which layers, calls, inputs and outputs a caller means: ``layer4@0``, ``layer4:input``, patterns, modules."""
 
-from __future__ import annotations
-
 import fnmatch
 from collections.abc import Iterable
-from typing import NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from torch import nn
 
 from explain._utils.errors import LayerError, either
 from explain._utils.spelling import close_to, did_you_mean
+from explain.hooks.unwrap import modules_of, submodule
 
 Where: TypeAlias = (
-    "str | nn.Module | type[nn.Module] | Iterable[str | nn.Module | type[nn.Module]] | dict[str, nn.Module]"
+    str | nn.Module | type[nn.Module] | Iterable[str | nn.Module | type[nn.Module]] | dict[str, nn.Module]
 )
 
 
@@ -28,83 +27,78 @@ def select(model: nn.Module, where: Where) -> dict[str, nn.Module]:
     >>> list(select(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()), nn.ReLU))
     ['1']
     """
-    if isinstance(where, (str, nn.Module, type)):
-        return dict(_select_one(model, where))
     if isinstance(where, dict) and where:
         return where
-    if not isinstance(where, Iterable):
-        raise LayerError(
-            f"layer must be a name, a pattern, a module, a module class or several of them, got {where!r}; "
-            "explain.list_layers(model, x) shows the names"
-        )
-    chosen: dict[str, nn.Module] = {}
-    for item in where:
-        chosen.update(_select_one(model, item))
-    if not chosen:
+    return {name: module for item in _items(where) for name, module in _select_one(model, item).items()}
+
+
+def _items(where: Any) -> list[Any]:
+    """What a selection is made of, one or several."""
+    items = [*where] if isinstance(where, Iterable) and not isinstance(where, (str, nn.Module, type)) else [where]
+    if not items:
         raise LayerError("layer must name at least one layer, got an empty list; leave it out for the last feature map")
-    return chosen
+    return items
 
 
-def _select_one(model: nn.Module, where: object) -> list[tuple[str, nn.Module]]:
+def _select_one(model: nn.Module, where: object) -> dict[str, nn.Module]:
     if isinstance(where, str):
         return _by_name(model, where)
+    known, remedy = modules_of(model), "explain.list_layers(model, x) shows the names"
     if isinstance(where, nn.Module):
-        for name, module in model.named_modules():
-            if module is where:
-                return [(name, module)]
-        raise LayerError(
-            f"layer must be a part of the model, got a {type(where).__name__} that is not in it; give its name instead"
-        )
+        if where in known:
+            return {known[where]: where}
+        raise LayerError(f"layer must be one of the model, got a {type(where).__name__} that is not in it; name it")
     if isinstance(where, type) and issubclass(where, nn.Module):
-        found = [(name, module) for name, module in model.named_modules() if isinstance(module, where)]
+        found = {name: module for module, name in known.items() if isinstance(module, where)}
         if not found:
-            raise LayerError(
-                f"layer must select at least one module, but the model has no {where.__name__}; "
-                "explain.list_layers(model, x) shows what it has"
-            )
+            raise LayerError(f"layer must select a module, but the model has no {where.__name__}; {remedy}")
         return found
-    raise LayerError(
-        f"layer must be a name, a pattern, a module or a module class, got {where!r}; explain.list_layers(model, x) "
-        "shows the names"
-    )
+    raise LayerError(f"layer must be a name, a pattern, a module or a module class, got {where!r}; {remedy}")
 
 
-def _by_name(model: nn.Module, where: str) -> list[tuple[str, nn.Module]]:
-    try:
-        return [(where, model.get_submodule(where))]  # a shared module has several names
-    except AttributeError:
-        names = {name: module for name, module in model.named_modules() if name}
-    if any(sign in where for sign in "*?["):
-        found = [(name, module) for name, module in names.items() if fnmatch.fnmatchcase(name, where)]
-        if found:
-            return found
-    close = close_to(where, names)
+def _by_name(model: nn.Module, where: str) -> dict[str, nn.Module]:
+    if _is_module(where, model):
+        return {where: submodule(model, where)}  # a shared module has several names
+    names = {name: module for module, name in modules_of(model).items() if name}
+    found = {name: module for name, module in names.items() if fnmatch.fnmatchcase(name, where)}
+    if found:
+        return found
     listed = either("explain.list_layers(model, x) lists them", "'explain layers PHOTO' lists them")
-    hint = did_you_mean(where, names) if close or len(names) <= 8 else f"{did_you_mean(where, names)}; {listed}"
-    raise LayerError(f"layer {where!r} is not in the model; {hint}")
+    hint = did_you_mean(where, names)
+    more = "" if close_to(where, names) or len(names) <= 8 else f"; {listed}"
+    raise LayerError(f"layer {where!r} is not in the model; {hint}{more}")
 
 
-INPUT = ":input"
+Part: TypeAlias = Literal["", "input", "q", "k", "v", "pattern", "heads"]
+"""What of a layer is meant: its output; the first tensor that it is given; or, of the attention in it, the queries,
+keys and values ``(N, heads, tokens, d)``, the attention weights ``(N, heads, queries, keys)``, or the result of each
+head ``(N, heads, tokens, d)``."""
+PARTS: tuple[Part, ...] = get_args(Part)[1:]
 
 
 class LayerPlace(NamedTuple):
-    """What a name means: the module, whether its input is meant, and which call, if it names one."""
+    """What a name means: the module, which part of it, and which call, if it names one."""
 
     module: str
-    of_input: bool = False
+    part: Part = ""
     call: int | None = None
 
     @property
     def layer(self) -> str:
         """The name without a call."""
-        return self.module + INPUT if self.of_input else self.module
+        return f"{self.module}:{self.part}" if self.part else self.module
+
+    @property
+    def of_attention(self) -> bool:
+        """Whether it is a part of the attention in the module."""
+        return self.part not in ("", "input")
 
 
 def place_of(name: str, model: nn.Module | None = None) -> LayerPlace:
     """Split a name into its parts; with a model, a module that has the whole name takes precedence over suffixes.
 
     >>> place_of("encoder.conv@0"), place_of("conv:input")
-    (LayerPlace(module='encoder.conv', of_input=False, call=0), LayerPlace(module='conv', of_input=True, call=None))
+    (LayerPlace(module='encoder.conv', part='', call=0), LayerPlace(module='conv', part='input', call=None))
     """
     if _is_module(name, model):
         return LayerPlace(name)
@@ -113,9 +107,8 @@ def place_of(name: str, model: nn.Module | None = None) -> LayerPlace:
         inner = place_of(start, model)
         if inner.call is None:
             return inner._replace(call=int(number))
-    elif name.endswith(INPUT):
-        return LayerPlace(name.removesuffix(INPUT), True)
-    return LayerPlace(name)
+    start, _, part = name.rpartition(":")
+    return LayerPlace(start, part) if part in PARTS else LayerPlace(name)
 
 
 def find_places(model: nn.Module, where: Where) -> dict[str, LayerPlace]:
@@ -127,15 +120,13 @@ def find_places(model: nn.Module, where: Where) -> dict[str, LayerPlace]:
     >>> list(find_places(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()), ["*:input", nn.ReLU]))
     ['0:input', '1:input', '1']
     """
-    items = [where] if isinstance(where, (str, nn.Module, type)) else where
-    several = [*items] if isinstance(items, Iterable) else []
-    if not several:
-        select(model, where)  # which says what is wrong with it
+    if isinstance(where, dict) and where and all(isinstance(module, nn.Module) for module in where.values()):
+        return {name: LayerPlace(name) for name in where}
     found: dict[str, LayerPlace] = {}
-    for item in several:
-        place = place_of(item, model) if isinstance(item, str) else None
-        for module in select(model, item if place is None else place.module):
-            named = LayerPlace(module) if place is None else place._replace(module=module)
+    for item in _items(where):
+        place = place_of(item, model) if isinstance(item, str) else LayerPlace("")
+        for module in select(model, place.module if isinstance(item, str) else item):
+            named = place._replace(module=module)
             found[name_of(named)] = named
     return found
 
@@ -148,7 +139,7 @@ def select_places(model: nn.Module, where: Where) -> list[str]:
 def name_of(place: LayerPlace) -> str:
     """Join the parts of a name.
 
-    >>> name_of(LayerPlace("conv", True, 2))
+    >>> name_of(LayerPlace("conv", "input", 2))
     'conv:input@2'
     """
     return place.layer if place.call is None else f"{place.layer}@{place.call}"
@@ -158,7 +149,7 @@ def _is_module(name: str, model: nn.Module | None) -> bool:
     if model is None:
         return False
     try:
-        model.get_submodule(name)
+        submodule(model, name)
     except AttributeError:
         return False
     return True

@@ -1,56 +1,138 @@
-"""A model, its caller and torch's settings, left exactly as they were found; compiled code run as it was written."""
+"""A model, its caller and torch's settings, left exactly as they were found; copies with modes of their own."""
 
-from __future__ import annotations
-
-import os
+import copy
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from types import MethodType
 from typing import Any
 
 import torch
 from torch import nn
 
 from explain._utils.errors import HookError, ModelError
-from explain._utils.signals import signal_safe
-from explain.hooks.modes import evaluating
-from explain.hooks.unwrap import parameters_of
+from explain._utils.signals import at_fork, changed, lock, shared, signal_safe
+from explain.hooks.unwrap import modules_of, parameters_of
 
 DEVICES = ("cpu", "cuda")
-_lock = threading.RLock()
-_here = threading.local()
+
+
+class _Here(threading.local):
+    """What this thread does: whether it is inside `untouched`, with ``create_graph``, and how often in `evaluating`."""
+
+    busy, create_graph, depth = False, False, 0
+
+
+_here = _Here()
 _used_threads = False
-_generators: dict[torch.device, tuple[int, torch.Tensor]] = {}
-_eager_blocks, _stance = 0, None
+_EAGER = "eager"
 
 _REMEDIES = {
-    "fork-based multiprocessing": (
-        "gradients must be computed in a process that torch can start threads in, but this one was forked after its "
-        "parent had computed some; start it with 'spawn' (multiprocessing_context='spawn' for a DataLoader), or name "
-        "the layer and use a method without gradients such as scorecam"
-    ),
-    "autograd.Function with functorch": (
-        "layer must run outside torch.vmap and the other transforms of torch.func for gradients to be taken there, but "
-        "it runs inside one; name a layer outside, or use a method for pixels such as saliency"
-    ),
-    "use_reentrant=True": (
-        "model must not use re-entrant checkpoints where gradients are computed, which torch allows for .backward() "
-        "alone, but it does; turn checkpoints off, which save memory in training only, or use "
-        "checkpoint(..., use_reentrant=False)"
-    ),
-}
+    "fork-based multiprocessing":
+        "gradients must be computed in a process that torch can start threads in, but this one was forked after "
+        "others; start it with 'spawn', or name the layer and use a method without gradients such as scorecam",
+    "autograd.Function with functorch":
+        "layer must run outside torch.vmap and the other transforms of torch.func for gradients; name another layer",
+    "use_reentrant=True":
+        "model must not use re-entrant checkpoints for gradients, but it does; use checkpoint(use_reentrant=False)",
+    "torch.compile region":
+        "an explanation must start outside what torch.compile compiles, but did not; use @torch.compiler.disable",
+}  # fmt: skip
 """What to do about errors of torch, by a part of their messages."""
 
 
+@dataclass(slots=True)
+class _Use:
+    """What a module that is held in evaluation mode gets back when the last holder has ended."""
+
+    module: nn.Module
+    training: bool
+    method: Any
+    """A ``train`` that the user put in the module itself, if any."""
+    holders: int = 0
+    disturbed: bool = False
+    """Whether another thread has called ``train()`` meanwhile."""
+
+
+_uses: dict[int, _Use] = {}
+
+
+@signal_safe
+def evaluating(model: nn.Module) -> Iterator[list[nn.Module]]:
+    """Put every submodule in evaluation mode, and give each its own mode back at the end.
+
+    The flags are set one by one rather than with ``model.eval()``: a network that overrides ``train`` to keep some
+    part frozen would otherwise not come back as it was. Threads may share modules: a mode comes back when the last of
+    those that needed it changed has ended. If another thread calls ``train()`` or ``eval()`` of the model or a part of
+    it meanwhile, that holds afterwards; the list that the block is given then names the modules put in training mode.
+
+    >>> model = nn.Sequential(nn.Dropout())
+    >>> with evaluating(model):
+    ...     model[0].training
+    False
+    >>> model[0].training
+    True
+    """
+    held, disturbed = list[_Use](), list[nn.Module]()
+    _here.depth += 1
+    try:
+        with lock:
+            for module in modules_of(model):
+                use = _uses.get(id(module))
+                if use is None:
+                    use = _uses[id(module)] = _Use(module, module.training, vars(module).get("train"))
+                    vars(module)["train"] = MethodType(_train, module)
+                use.holders += 1
+                held.append(use)
+                if module.training:
+                    module.training = False
+        yield disturbed
+    finally:
+        with lock:
+            while held:
+                use = held.pop()
+                if use.disturbed:
+                    disturbed.append(use.module)
+                use.holders -= 1
+                if not use.holders and _uses.pop(id(use.module), None) is use:  # a forked child has forgotten it
+                    _release(use)
+        _here.depth = max(0, _here.depth - 1)
+
+
+def _train(module: nn.Module, mode: bool = True) -> Any:
+    """Replaces a module's ``train`` while it is held, to note what another thread wants."""
+    with lock:
+        use = _uses.get(id(module))
+        found = type(module).train(module, mode) if use is None or use.method is None else use.method(mode)
+        if use is not None and not _here.depth:
+            use.training = module.training
+            use.disturbed |= module.training
+    return found
+
+
+_train.__name__ = "train"  # a module that is pickled meanwhile is given its own ``train`` when it is read
+
+
+def _release(use: _Use) -> None:
+    vars(use.module).pop("train", None)
+    if use.method is not None:
+        vars(use.module)["train"] = use.method
+    if use.module.training != use.training:
+        use.module.training = use.training
+
+
 @contextmanager
-def _restoring_torch() -> Iterator[None]:
-    """Restore gradients, mixed precision and function modes of this thread if an error ends the block."""
+def _restoring_torch(gradients: bool) -> Iterator[None]:
+    """Outside inference mode, switch gradients; after errors, restore them, mixed precision and function modes."""
     grad, function_modes = torch.is_grad_enabled(), torch._C._len_torch_function_stack()
     nesting, caching = _autocast_nesting(), torch.is_autocast_cache_enabled()
     autocast = [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in DEVICES]
     try:
-        yield
+        with torch.inference_mode(False), recording(gradients):
+            yield
     except BaseException:
         torch.set_grad_enabled(grad)
         while torch._C._len_torch_function_stack() > function_modes:
@@ -71,87 +153,41 @@ def _autocast_nesting() -> int:
     return torch.autocast_decrement_nesting()
 
 
-@signal_safe
-def preserving_rng(devices: list[torch.device]) -> Iterator[None]:
+def preserving_rng(devices: list[torch.device]) -> AbstractContextManager[None]:
     """Give the random generators of the CPU and of ``devices`` their state back at the end.
 
-    The generators belong to the process: numbers that another thread draws meanwhile are drawn again afterwards. Of
-    several threads in here, the first one notes the state, and the last one restores it.
+    The generators belong to the process: numbers that another thread draws meanwhile are drawn again afterwards.
     """
     held = [torch.device("cpu"), *sorted({d for d in devices if d.type == "cuda"}, key=str)]
-    with _lock:
-        for device in held:
-            count, state = _generators[device] if device in _generators else (0, _rng_state(device))
-            _generators[device] = count + 1, state
-    try:
-        yield
-    finally:
-        with _lock:
-            for device in held:
-                if device not in _generators:  # a forked child has none
-                    continue
-                count, state = _generators.pop(device)
-                if count > 1:
-                    _generators[device] = count - 1, state
-                else:
-                    _set_rng_state(state, device)
+    return shared({device: partial(_noted_rng, device) for device in held})
 
 
-def _rng_state(device: torch.device) -> torch.Tensor:
-    return torch.get_rng_state() if device.type == "cpu" else torch.cuda.get_rng_state(device)
-
-
-def _set_rng_state(state: torch.Tensor, device: torch.device) -> None:
+def _noted_rng(device: torch.device) -> ExitStack:
+    stack = ExitStack()
     if device.type == "cpu":
-        torch.set_rng_state(state)
+        stack.callback(torch.set_rng_state, torch.get_rng_state())
     else:
-        torch.cuda.set_rng_state(state, device)
+        stack.callback(torch.cuda.set_rng_state, torch.cuda.get_rng_state(device), device)
+    return stack
 
 
-@signal_safe
-def eager() -> Iterator[None]:
+def eager() -> AbstractContextManager[None]:
     """Let compiled modules and functions run as the Python code that they were made from, and compile nothing.
 
     Compiled code has no layers to hook and no operations to record. The setting belongs to the process: compiled code
-    of other threads runs uncompiled meanwhile, with the same results. The first of several threads sets it, and the
-    last one restores it.
+    of other threads runs uncompiled meanwhile, with the same results.
     """
-    global _eager_blocks, _stance
-    if "torch._dynamo" not in sys.modules:  # nothing has been compiled yet, and loading the compiler takes seconds
-        yield
-        return
-    with _lock:
-        if not _eager_blocks:
-            try:  # not in a function of its own: torch.compile would look into it
-                _stance = torch.compiler.set_stance("force_eager")
-            except RuntimeError as error:
-                if "torch.compile region" not in str(error):
-                    raise
-                raise ModelError(
-                    "an explanation must be started outside code that torch.compile compiles, but it was started "
-                    "inside; leave that function uncompiled, or put @torch.compiler.disable on what explains"
-                ) from None
-        _eager_blocks += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            _eager_blocks = max(0, _eager_blocks - 1)  # a forked child has none
-            if not _eager_blocks:
-                _restore_stance()
-
-
-def _restore_stance() -> None:
-    global _stance
-    stance: Any = _stance
-    if stance is not None:
-        stance.__exit__(None, None, None)
-    _stance = None
+    # Where nothing has been compiled yet, loading the compiler would take seconds. There is no function around
+    # `set_stance`: torch.compile would look into it.
+    compiler = "torch._dynamo" in sys.modules
+    return shared({_EAGER: partial(torch.compiler.set_stance, "force_eager")} if compiler else {})
 
 
 @signal_safe
-def untouched(model: nn.Module, *, grad: bool = False) -> Iterator[None]:
+def untouched(model: nn.Module, *, grad: bool = False, create_graph: bool = False) -> Iterator[None]:
     """Run a model for inspection: in evaluation mode, gradients as given, outside inference mode; then restore all.
+
+    With ``create_graph``, gradients are on, and what is noted of the pass stays in the graph; see `detached`.
 
     Parameters, buffers, ``.grad`` and ``requires_grad`` are not restored because nothing here ever writes to them.
 
@@ -162,16 +198,10 @@ def untouched(model: nn.Module, *, grad: bool = False) -> Iterator[None]:
     global _used_threads
     _used_threads = _used_threads or torch.get_num_threads() > 1
     rng = preserving_rng([p.device for p in parameters_of(model)])
-    outer, _here.busy = is_under_way(), True
+    outer = _here.busy, _here.create_graph
+    _here.busy, _here.create_graph = True, create_graph
     try:
-        with (
-            _restoring_torch(),
-            torch.inference_mode(False),
-            recording(grad),
-            eager(),
-            rng,
-            evaluating(model) as disturbed,
-        ):
+        with _restoring_torch(grad or create_graph), eager(), rng, evaluating(model) as disturbed:
             yield
     except (RuntimeError, HookError) as error:
         remedy = next((_REMEDIES[part] for part in _REMEDIES if part in str(error)), None)
@@ -179,17 +209,34 @@ def untouched(model: nn.Module, *, grad: bool = False) -> Iterator[None]:
             raise
         raise ModelError(remedy) from None
     finally:
-        _here.busy = outer
+        _here.busy, _here.create_graph = outer
     if disturbed:
-        raise ModelError(
-            "model must stay in evaluation mode while it is explained, but another thread called its train(); explain "
-            "a copy of it: explain.hooks.copied(model)"
-        )
+        remedy = "explain a copy of it: explain.hooks.copied(model)"
+        raise ModelError(f"model must stay in evaluation mode, but another thread called its train(); {remedy}")
 
 
 @signal_safe
-def calculating(device: str) -> Iterator[None]:
-    """Compute without a graph, and in the precision of the given tensors, in any mode of the caller.
+def own_statistics(model: nn.Module) -> Iterator[None]:
+    """Let normalisations run on copies of their statistics: training overwrites these, and a graph would not notice."""
+    buffers = [module._buffers for module in modules_of(model) if isinstance(module, nn.modules.batchnorm._NormBase)]
+    found = [(each, name, each[name]) for each in buffers for name in ("running_mean", "running_var")]
+    try:
+        for each, name, buffer in found:
+            each[name] = None if buffer is None else buffer.clone()
+        yield
+    finally:
+        for each, name, buffer in found:
+            each[name] = buffer
+
+
+def detached(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of a model's pass without its graph; where `untouched` creates graphs in this thread, as it is."""
+    return tensor if _here.create_graph else tensor.detach()
+
+
+@signal_safe
+def calculating(device: str, *, create_graph: bool = False) -> Iterator[None]:
+    """Compute without a graph, unless one is wanted, and in the precision of the given tensors, in any mode.
 
     Tensors that are made here may be changed in place by a model, outside inference mode.
 
@@ -197,7 +244,7 @@ def calculating(device: str) -> Iterator[None]:
     ...     torch.is_grad_enabled()
     False
     """
-    with _restoring_torch(), torch.inference_mode(False), recording(False), torch.autocast(device, enabled=False):
+    with _restoring_torch(create_graph), torch.autocast(device, enabled=False):
         yield
 
 
@@ -217,7 +264,7 @@ def recording(grad: bool) -> Iterator[None]:
 
 def is_under_way() -> bool:
     """Whether this thread is inside an `untouched` block."""
-    return getattr(_here, "busy", False)
+    return _here.busy
 
 
 def is_transforming() -> bool:
@@ -237,20 +284,72 @@ def without_proxy(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+def copied(model: nn.Module, *, share: bool = False) -> nn.Module:
+    """Copy a model, for a thread that explains it while another one trains it or switches its modes.
+
+    The copy has modes, hooks and weights of its own. Hooks that the user has registered on the model go with it, since
+    they may be part of what it computes; those of `HookGroup` do not. It is the model as it is now: copy it between
+    two steps of training, and again when the weights have changed. Name its layers, since modules of the original are
+    not part of it.
+
+    Args:
+        model: any module that ``copy.deepcopy`` can copy.
+        share: share parameters and buffers with the model, which costs no memory and follows every change of them.
+            This is for threads that switch modes, not for those that train: where weights change between an
+            explanation's forward and backward pass, PyTorch raises a RuntimeError.
+
+    >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+    >>> other = copied(model).eval()
+    >>> model.training, other[0].weight is model[0].weight
+    (True, False)
+    >>> copied(model, share=True)[0].weight is model[0].weight
+    True
+    """
+    while True:
+        try:
+            with torch.inference_mode(False):  # tensors made in that mode could never have gradients
+                return _copied(model, share)
+        except RuntimeError as error:
+            if "during iteration" not in str(error):  # another thread was just registering hooks
+                raise
+
+
+def _copied(model: nn.Module, share: bool) -> nn.Module:
+    memo: dict[int, Any] = {}
+    modules = list(model.modules())
+    for module in modules:  # parameters, buffers, and what hooks compute from them
+        for tensor in (*module._parameters.values(), *module._buffers.values(), *vars(module).values()):
+            if isinstance(tensor, torch.Tensor) and (share or not tensor.is_leaf):  # which deepcopy refuses
+                memo[id(tensor)] = tensor if share else tensor.detach().clone()
+    made = copy.deepcopy(model, memo)
+    with lock:
+        for module in modules:  # each copy gets the mode that its original has when it is not held
+            twin, use = memo.get(id(module)), _uses.get(id(module))
+            if isinstance(twin, nn.Module) and twin is not module and use is not None:
+                own = vars(twin).pop("train", None)
+                if use.method is not None and own is not None:
+                    vars(twin)["train"] = use.method
+                twin.training = use.training
+    return made
+
+
 def _begin_child() -> None:
     """Be as if nothing were under way, in a process that has just been forked.
 
     Threads of OpenMP do not survive a fork, and code that then counts on them waits forever; so, if there may have
     been some, the child computes with one thread, as the workers of a DataLoader do.
     """
-    global _eager_blocks
-    _generators.clear()
-    _here.busy, _eager_blocks = False, 0
-    _restore_stance()
-    _lock.release()
+    _, compiler = changed.get(_EAGER, (0, None))
+    changed.clear()
+    for use in _uses.values():
+        _release(use)
+    _uses.clear()
+    _here.busy, _here.create_graph, _here.depth = False, False, 0
+    if compiler is not None:
+        compiler.__exit__(None, None, None)
+    lock.release()
     if _used_threads:
         torch.set_num_threads(1)
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_begin_child)
+at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=_begin_child)

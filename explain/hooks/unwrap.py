@@ -1,7 +1,9 @@
 """From what people wrap around a model to the module that they mean, and whether it has hooks."""
 
-from __future__ import annotations
-
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import product
 from typing import Any
 
 import torch
@@ -11,8 +13,7 @@ from torch.nn.modules import module as global_hooks
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from explain._utils.errors import ModelError, warn
-from explain.hooks.guard import is_ours, name_of_function
-from explain.hooks.registration import OnModule
+from explain.hooks.guard import Registered, is_ours, name_of_function
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -31,10 +32,8 @@ def unwrapped(model: nn.Module) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise ModelError(f"model must be a torch.nn.Module, got {_description(model)}")
     if isinstance(model, torch.jit.ScriptModule):
-        raise ModelError(
-            f"model must be a module of Python code, got a scripted one ({model.original_name}); pass the module that "
-            "it was made from"
-        )
+        remedy = "pass what it was made from, or nn.Sequential(model) for methods that do not look inside"
+        raise ModelError(f"model must be of Python code, got a scripted one ({model.original_name}); {remedy}")
     if isinstance(model, (DataParallel, DistributedDataParallel)):
         return unwrapped(model.module)
     inner = getattr(model, "_orig_mod", None)  # what torch.compile keeps; its class has no public name
@@ -54,15 +53,47 @@ def modules_of(model: nn.Module) -> dict[nn.Module, str]:
     ['', '0', '1', '1.0']
     """
     found = {model: ""}
-    _add_parts(found, model, "")
+    _add_parts(found, model._modules, "")
+    _add_parts(found, _inserted.of.get(model, {}), "")
     return found
 
 
-def _add_parts(found: dict[nn.Module, str], parent: nn.Module, start: str) -> None:
-    for name, module in parent._modules.items():
+def _add_parts(found: dict[nn.Module, str], parts: Mapping[str, nn.Module | None], start: str) -> None:
+    for name, module in parts.items():
         if module is not None and module not in found:
             found[module] = start + name
-            _add_parts(found, module, f"{start}{name}.")
+            _add_parts(found, module._modules, f"{start}{name}.")
+
+
+class _Inserted(threading.local):
+    def __init__(self) -> None:
+        self.of: dict[nn.Module, dict[str, nn.Module]] = {}
+
+
+_inserted = _Inserted()
+
+
+@contextmanager
+def inserting(model: nn.Module, modules: Iterable[tuple[str, nn.Module]]) -> Iterator[None]:
+    """Let modules that hooks insert into a model have names in it, such as ``layer3/sae``, for this thread."""
+    before = _inserted.of
+    _inserted.of = {**before, model: {**before.get(model, {}), **dict(modules)}}
+    try:
+        yield
+    finally:
+        _inserted.of = before
+
+
+def submodule(model: nn.Module, name: str) -> nn.Module:
+    """Return the module of a name, as ``get_submodule`` does, also one that was inserted.
+
+    Raises:
+        AttributeError: there is none.
+    """
+    for start, module in _inserted.of.get(model, {}).items():
+        if name == start or name.startswith(f"{start}."):
+            return module.get_submodule(name[len(start) + 1 :])
+    return model.get_submodule(name)
 
 
 def parameters_of(model: nn.Module) -> list[nn.Parameter]:
@@ -72,9 +103,7 @@ def parameters_of(model: nn.Module) -> list[nn.Parameter]:
 
 def hookable(model: nn.Module) -> dict[str, nn.Module]:
     """Return the modules that take hooks, by dotted name: all but scripted ones and what is in them."""
-    found = {
-        name: module for module, name in modules_of(model).items() if not isinstance(module, RecursiveScriptModule)
-    }
+    found = {name: m for m, name in modules_of(model).items() if not isinstance(m, RecursiveScriptModule)}
     closed = tuple(f"{name}." for name in found if isinstance(found[name], torch.jit.ScriptModule))
     return {name: module for name, module in found.items() if not name.startswith(closed)}
 
@@ -95,9 +124,7 @@ def _description(given: object) -> str:
         return f"the name {given!r}; explain.Explainer({given!r}) takes names"
     if isinstance(given, type):
         return f"the class {given.__name__}; make an instance of it"
-    if callable(given):
-        return f"{type(given).__name__}; give the network itself, or a module whose forward calls it"
-    return f"{type(given).__name__}; give the network itself"
+    return f"{type(given).__name__}; give the network itself, or a module whose forward calls it"
 
 
 _KINDS = ("forward_pre", "forward", "backward_pre", "backward")
@@ -123,24 +150,14 @@ def callers_hooks(model: nn.Module) -> list[str]:
     >>> callers_hooks(model)
     ['print on layer 0 (forward)']
     """
-    found = [
-        f"{name} on every module ({kind})"
-        for kind in _KINDS
-        for name, kind in _names(getattr(global_hooks, f"_global_{kind}_hooks"), kind)
-    ]
-    for layer, module in model.named_modules():
-        where = f"layer {layer}" if layer else "the model"
-        for kind in _KINDS:
-            found += [f"{name} on {where} ({own})" for name, own in _names(getattr(module, f"_{kind}_hooks"), kind)]
-    return found
-
-
-def _names(hooks: Any, kind: str) -> list[tuple[str, str]]:
-    """The caller's functions among hooks of one kind, each with its kind: gates for gradients are hooks of another."""
-    found = []
-    for hook in list(hooks.values()):
-        if isinstance(hook, OnModule):
-            found += [(site.hook, site.direction) for site in hook.sites() if not site.trusted]
-        elif not is_ours(hook):
-            found.append((name_of_function(hook), kind.replace("_", "-")))
-    return list(dict.fromkeys(found))
+    places: list[tuple[str, Any, str]] = [("every module", global_hooks, "_global_{}_hooks")]
+    places += [(f"layer {name}" if name else "the model", each, "_{}_hooks") for name, each in model.named_modules()]
+    found: dict[tuple[str, ...], None] = {}
+    for (where, owner, form), kind in product(places, _KINDS):
+        for hook in list(getattr(owner, form.format(kind)).values()):
+            if isinstance(hook, Registered):  # gates for gradients are hooks of another kind
+                own = [(site.hook, site.direction) for site in hook.sites() if not site.trusted]
+            else:
+                own = [] if is_ours(hook) else [(name_of_function(hook), kind.replace("_", "-"))]
+            found |= dict.fromkeys((name, where, direction, kind) for name, direction in own)
+    return [f"{name} on {where} ({direction})" for name, where, direction, _ in found]

@@ -1,30 +1,42 @@
 """Insight: statistics of all maps of a run.
 
-    maps              all maps on one grid, with what is known about their photos
-    class_statistics  where the maps of each class lie
-    clusters          clusters of the maps of each class (SpRAy)
+    maps              all maps on one grid, with what is known about their photos; figures as JSON has them
+    class_statistics  where the maps of each class lie; their clusters (SpRAy); which classes are taken for which
     reattribution     the photos of a run, explained again
-    confusions        which classes are taken for which, and why
     channels          the patches that activate the channels of a layer most
-    shared_concepts   concepts that all photos share
-    directions        concept vectors from examples (TCAV)
+    concepts          concepts that all photos share; concept vectors from examples (TCAV)
+    marks             the mark of a finding, which other photos can be given
+    repaired          what a repair did to the answers, as a table and a page
+    repair            a model without a finding: a projection, or training
     ablation          the accuracy when the evidence is covered, or the object, or the background
-    model_insight     channels, concepts and directions as part of an insight; tables
-    drawing           pictures of all this
-    result            `Insight`: all of it, as tables
+    result            `insight` and `Insight`: all of it, as tables and pictures
 
 `Run.insight` needs the stored maps alone, and the model for mistakes, channels, concepts and directions. These are
 there as functions too, of `RunPhotos`, a run and its explainer.
 """
 
+import sys
+from types import ModuleType
+from typing import Any
+
+from explain._utils.errors import RemovedError
 from explain.insight.ablation import corrected, removed
-from explain.insight.api import insight
 from explain.insight.channels import channels
-from explain.insight.directions import concept_direction
+from explain.insight.concepts import concept_direction, shared_concepts
 from explain.insight.reattribution import RunPhotos
+from explain.insight.repair import repair
 from explain.insight.result import Insight
-from explain.insight.shared_concepts import shared_concepts
 
 __all__ = [
-    "Insight", "RunPhotos", "channels", "concept_direction", "corrected", "insight", "removed", "shared_concepts",
+    "Insight", "RunPhotos", "channels", "concept_direction", "corrected", "removed", "repair", "shared_concepts",
 ]  # fmt: skip
+
+
+class _Room(ModuleType):
+    """Says what replaces ``explain.insight(run)``, which was a function."""
+
+    def __call__(self, *_: Any, **__: Any) -> None:
+        raise RemovedError("explain.insight is a module; use run.insight()")
+
+
+sys.modules[__name__].__class__ = _Room

@@ -11,12 +11,11 @@ import torch
 
 from explain._utils.errors import RunError, overheard, shown
 from explain.attribution.api import attribute
-from explain.baselines.registry import BaselineLike, get_baseline
-from explain.insight.class_statistics import plain
-from explain.insight.confusions import Confusion
-from explain.insight.maps import object_of
+from explain.baselines.replacements import BaselineLike, get_baseline
+from explain.insight.class_statistics import Confusion
+from explain.insight.maps import fields_of, object_of
 from explain.insight.reattribution import Batch, RunPhotos, one_for_each_photo
-from explain.methods.registry import MethodLike
+from explain.methods.base import MethodLike
 from explain.runs.reading import Row
 from explain.targets import ClassTarget, Difference
 
@@ -28,18 +27,19 @@ PARTS = {
     "background": "without all but the object, {share} of the pixels",
     "mistake": "without the {share} of the pixels that spoke most for the wrong class",
 }
+NOTHING = "wanted must name photos of the run that can be read and have that part, got none; choose others"
 Masks = Callable[[Batch], torch.Tensor]
 """What is covered of the photos of a batch, ``(N, 1, H, W)``."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class AblationResult:
     """What covering a part of some photos did to the answers.
 
     ``before``, ``after`` and ``control`` are the shares of the photos whose class the model gave: as they are, without
     the part, and without the same area half a photo further down and to the right, where what leaves one side comes in
     at the other. With this control, it counts what is covered, and not that something is. ``chance`` is the probability
-    that ``after`` falls as far below ``control`` by chance.
+    that ``after`` falls as far below ``control`` by chance. ``share`` is how much of the photos is covered on average.
 
     ``accuracy`` has, for the same three, the share of the photos whose label the model gave, NaN where none is known.
 
@@ -54,49 +54,27 @@ class AblationResult:
     labels: torch.Tensor = field(repr=False)
     answers: torch.Tensor = field(repr=False)
     covered: torch.Tensor = field(repr=False)
+    photos: int = field(init=False)
+    share: float = field(init=False)
+    before: float = field(init=False)
+    after: float = field(init=False)
+    control: float = field(init=False)
+    chance: float = field(init=False)
+    accuracy: tuple[float, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.photos, self.share = len(self.keys), float(self.covered.mean())
+        self.before, self.after, self.control = self.given.double().mean(0).tolist()
+        right = (self.answers == self.labels[:, None])[self.labels >= 0]
+        self.accuracy = tuple(right.double().mean(0).tolist())
+        # McNemar's test: among the photos where the two differ, each is as likely to be the one that changes.
+        after_alone, control_alone = (self.given[:, 1] & ~self.given[:, 2]), (self.given[:, 2] & ~self.given[:, 1])
+        self.chance = sign_test(int(control_alone.sum()), int(after_alone.sum()))
 
     @property
     def given(self) -> torch.Tensor:
         """For which photos the model gave the class, ``(N, 3)``."""
         return self.answers == self.wanted[:, None]
-
-    @property
-    def photos(self) -> int:
-        return len(self.keys)
-
-    @property
-    def share(self) -> float:
-        """How much of the photos is covered, on average."""
-        return float(self.covered.mean())
-
-    @property
-    def before(self) -> float:
-        return self._shares[0]
-
-    @property
-    def after(self) -> float:
-        return self._shares[1]
-
-    @property
-    def control(self) -> float:
-        return self._shares[2]
-
-    @property
-    def _shares(self) -> list[float]:
-        found: list[float] = self.given.double().mean(0).tolist()
-        return found
-
-    @property
-    def accuracy(self) -> tuple[float, float, float]:
-        known = self.labels >= 0
-        right = (self.answers == self.labels[:, None])[known].double().mean(0)
-        return float(right[0]), float(right[1]), float(right[2])
-
-    @property
-    def chance(self) -> float:
-        """By McNemar's test: among the photos where the two differ, each is as likely to be the one that changes."""
-        after, control = self.given[:, 1], self.given[:, 2]
-        return _sign_test(int((control & ~after).sum()), int((after & ~control).sum()))
 
     def of(self, wanted: Collection[tuple[str, str]]) -> AblationResult:
         """The same for some of these photos only, by names and targets.
@@ -107,36 +85,24 @@ class AblationResult:
         keys = set(wanted)
         chosen = [number for number, key in enumerate(self.keys) if key in keys]
         if not chosen:
-            raise _nothing()
+            raise RunError(NOTHING)
         parts = (each[chosen] for each in (self.wanted, self.labels, self.answers, self.covered))
-        return AblationResult(self.what, tuple(self.keys[k] for k in chosen), *parts)
+        return AblationResult(self.what, tuple(self.keys[number] for number in chosen), *parts)
 
     def to_dict(self) -> dict[str, Any]:
-        figures = ("share", "before", "after", "control", "chance")
-        return {
-            "what": self.what, "photos": self.photos, **{name: plain(getattr(self, name)) for name in figures},
-            "accuracy": [plain(each) for each in self.accuracy],
-        }  # fmt: skip
+        return fields_of(self, "what photos share before after control chance accuracy")
 
     def __str__(self) -> str:
         part = PARTS[self.what].format(share=f"{self.share:.0%}")
         right = f"; {self.accuracy[1]:.0%} become right, {self.accuracy[2]:.0%} elsewhere" * (self.what == "mistake")
-        return (
-            f"{self.photos} photos: {self.before:.0%} as they are, {self.after:.0%} {part}, {self.control:.0%} without "
-            f"as many elsewhere (p = {self.chance:.2g}){right}"
-        )
+        shares = f"{self.before:.0%} as they are, {self.after:.0%} {part}, {self.control:.0%} without as many elsewhere"
+        return f"{self.photos} photos: {shares} (p = {self.chance:.2g}){right}"
 
 
 def removed(
-    photos: RunPhotos,
-    method: str,
-    wanted: Collection[tuple[str, str]],
-    what: str = "evidence",
-    *,
-    share: float | None = None,
-    baseline: BaselineLike = "blur",
-    as_predicted: bool = False,
-) -> AblationResult:
+    photos: RunPhotos, method: str, wanted: Collection[tuple[str, str]], what: str = "evidence", *,
+    share: float | None = None, baseline: BaselineLike = "blur", as_predicted: bool = False,
+) -> AblationResult:  # fmt: skip
     """Cover a part of some photos, and count how often the model still gives their class.
 
     Args:
@@ -144,8 +110,8 @@ def removed(
         method: whose maps say where the evidence is.
         wanted: names of photos with the targets that were explained, as in ``zip(maps.names, maps.targets)``.
         what: "evidence", the pixels where the map is highest; "object", what lies in the boxes; "background", all
-            else. Photos without a box, and those that it baselines, do not count for the latter two. (The control of an
-            object that baselines more than a quarter of the photo may overlap with it.)
+            else. Photos without a box, and those that it fills, do not count for the latter two. (The control of an
+            object that covers more than a quarter of the photo may overlap with it.)
         share: of the pixels of each photo, with the evidence; 0.1 by default.
         baseline: what takes their place.
         as_predicted: count how often the model gives the target that was explained, and not the label of the photo;
@@ -159,21 +125,27 @@ def removed(
         raise RunError(f"what must be evidence, object or background, got {shown(what)}; evidence is usual")
     if what != "evidence" and share is not None:
         raise RunError(f"share must be left out for the {what}, whose size the boxes give, got {share}")
-    keys, masks = set(wanted), _masks(what, _checked(share))
+    keys, size = set(wanted), _checked(share)
     rows = (row for row in photos.run.rows(method) if (row.name, row.target) in keys)
     if what != "evidence":
-        rows = (row for row in rows if _partly(object_of(row)))
-    return _counted(photos, rows, what, masks, lambda row: _class_of(row, as_predicted), baseline)
+        rows = (row for row in rows if 0 < object_of(row).float().mean() < 1)
+
+    def mask(row: Row) -> torch.Tensor:
+        if what == "evidence":
+            return _highest(row.heatmap, size)
+        return object_of(row) if what == "object" else ~object_of(row)
+
+    def class_of(row: Row) -> int:
+        known = row.target_class if as_predicted or row.label_class is None else row.label_class
+        return -1 if known is None else known
+
+    return _counted(photos, rows, what, lambda batch: _stacked(map(mask, batch.rows)), class_of, baseline)
 
 
 def corrected(
-    photos: RunPhotos,
-    pair: Confusion,
-    method: MethodLike,
-    *,
-    share: float | None = None,
+    photos: RunPhotos, pair: Confusion, method: MethodLike, *, share: float | None = None,
     baseline: BaselineLike = "blur",
-) -> AblationResult:
+) -> AblationResult:  # fmt: skip
     """Cover what spoke for the wrong class in all photos of a mistake, and count how often it is still made.
 
     ``accuracy`` of the answer says how often the right class is given then.
@@ -195,24 +167,18 @@ def corrected(
     def masks(batch: Batch) -> torch.Tensor:
         with overheard([]):  # of maps that are zero, of which the first pixels are covered
             heatmaps = attribute(photos.explainer.model, batch.x, method, target=lead).heatmap
-        return torch.stack([_highest(each, share) for each in heatmaps])[:, None]
+        return _stacked(_highest(each, share) for each in heatmaps)
 
-    rows = (
-        row
-        for row in one_for_each_photo(photos.run, label=pair.label, prediction=pair.prediction, correct=False)
-        if (row.label_class, row.prediction_class) == (pair.label_class, pair.prediction_class)
-    )
+    wrong = one_for_each_photo(photos.run, label=pair.label, prediction=pair.prediction, correct=False)
+    classes = (pair.label_class, pair.prediction_class)
+    rows = (row for row in wrong if (row.label_class, row.prediction_class) == classes)
     return _counted(photos, rows, "mistake", masks, lambda _: pair.prediction_class, baseline)
 
 
 def _counted(
-    photos: RunPhotos,
-    rows: Iterable[Row],
-    what: str,
-    masks: Masks,
-    class_of: Callable[[Row], int],
+    photos: RunPhotos, rows: Iterable[Row], what: str, masks: Masks, class_of: Callable[[Row], int],
     baseline: BaselineLike,
-) -> AblationResult:
+) -> AblationResult:  # fmt: skip
     """Count for which photos the model gives a class: as they are, covered, and covered elsewhere."""
     filling, keys = get_baseline(baseline), []
     wanted, labels, answers, covered = [], [], [], []
@@ -229,13 +195,8 @@ def _counted(
         covered.append(mask.float().mean((1, 2, 3)).cpu())
         keys += [(row.name, row.target) for row in batch.rows]
     if not keys:
-        raise _nothing()
-    parts = (torch.cat(each) for each in (wanted, labels, answers, covered))
-    return AblationResult(what, tuple(keys), *parts)
-
-
-def _nothing() -> RunError:
-    return RunError("wanted must name photos of the run that can be read and have that part, got none; choose others")
+        raise RunError(NOTHING)
+    return AblationResult(what, tuple(keys), *map(torch.cat, (wanted, labels, answers, covered)))
 
 
 def _checked(share: float | None) -> float:
@@ -245,23 +206,8 @@ def _checked(share: float | None) -> float:
     return float(share)
 
 
-def _masks(what: str, share: float) -> Masks:
-    def found(batch: Batch) -> torch.Tensor:
-        if what == "evidence":
-            return torch.stack([_highest(row.heatmap, share) for row in batch.rows])[:, None]
-        objects = torch.stack([object_of(row) for row in batch.rows])[:, None]
-        return objects if what == "object" else ~objects
-
-    return found
-
-
-def _partly(region: torch.Tensor) -> bool:
-    return bool(region.any() and not region.all())
-
-
-def _class_of(row: Row, as_predicted: bool) -> int:
-    known = row.target_class if as_predicted or row.label_class is None else row.label_class
-    return -1 if known is None else known
+def _stacked(masks: Iterable[torch.Tensor]) -> torch.Tensor:
+    return torch.stack([*masks])[:, None]
 
 
 def _highest(heatmap: torch.Tensor, share: float) -> torch.Tensor:
@@ -272,10 +218,10 @@ def _highest(heatmap: torch.Tensor, share: float) -> torch.Tensor:
     return found.reshape(heatmap.shape)
 
 
-def _sign_test(falls: int, rises: int) -> float:
+def sign_test(falls: int, rises: int) -> float:
     """How probable so many falls or more are among those that differ, if both were as likely (McNemar's test).
 
-    >>> _sign_test(3, 0), _sign_test(0, 0)
+    >>> sign_test(3, 0), sign_test(0, 0)
     (0.125, 1.0)
     """
     many = falls + rises

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,8 +11,9 @@ import torch
 from PIL import Image
 from torch import nn
 
-from explain._utils.errors import LayerError, RunError, shown
-from explain._utils.random_numbers import normal
+from explain._utils.errors import RunError
+from explain._utils.random_numbers import normal, seeded
+from explain.attribution.concepts import one_layer
 from explain.data.images import Box
 from explain.data.inputs import as_inputs
 from explain.engine import Activations, LayerGradients
@@ -21,28 +22,14 @@ from explain.engine.plan import plan_of
 from explain.engine.settings import RuntimeSettings
 from explain.hooks import FeatureExtractor
 from explain.hooks.layer_names import Where
-from explain.insight.class_statistics import named, plain, short
+from explain.insight.maps import as_in, fields_of, most_frequent, plain
 from explain.insight.reattribution import RunPhotos, class_in, class_of, one_for_each_photo
-from explain.layers import default_layer
-from explain.layers.calls import find_layers
 from explain.render.sheets import Group, Layout, Tile, sheet
 from explain.runs.reading import Row
+from explain.runs.runner import check_count
 from explain.targets import ClassTarget, Target, TopClass
 
 DRAWS = 8  # inputs by which a receptive field is found
-
-
-def one_layer(model: nn.Module, x: torch.Tensor, layer: Where | None) -> str:
-    """The name of a layer; None finds the last feature map.
-
-    Raises:
-        LayerError: there is no such layer, or these are several.
-    """
-    inputs = as_inputs(x)
-    names = [default_layer(model, inputs)] if layer is None else find_layers(model, inputs, layer)
-    if len(names) != 1:
-        raise LayerError(f"layer must name one layer, got {len(names)}; choose one of {', '.join(names)}")
-    return names[0]
 
 
 def feature_maps(model: nn.Module, x: torch.Tensor, layer: str) -> torch.Tensor:
@@ -53,10 +40,9 @@ def feature_maps(model: nn.Module, x: torch.Tensor, layer: str) -> torch.Tensor:
 
 def with_gradients(model: nn.Module, x: torch.Tensor, layer: str, target: Target) -> tuple[torch.Tensor, torch.Tensor]:
     """The feature maps of a layer, and the gradients of a score in them; both ``(N, C, h, w)``."""
-    needs = [Activations(), LayerGradients()]
-    (found,) = gather(model, as_inputs(x), plan_of(needs, [layer]), [target], RuntimeSettings(None))
-    evidence = found(layer)
-    return evidence.activations, evidence.gradients
+    plan = plan_of([Activations(), LayerGradients()], [layer])
+    (found,) = gather(model, as_inputs(x), plan, [target], RuntimeSettings(None))
+    return found(layer).activations, found(layer).gradients
 
 
 def receptive_field(model: nn.Module, x: torch.Tensor, layer: str, seed: int = 0) -> tuple[int, int, int, int]:
@@ -76,9 +62,8 @@ def receptive_field(model: nn.Module, x: torch.Tensor, layer: str, seed: int = 0
     (13, 13, 21, 21)
     """
     height, width = x.shape[-2:]
-    generator = torch.Generator("cpu").manual_seed(seed)
-    noise = normal((DRAWS, *x.shape[1:]), generator).to(x)
-    drawn = (x[:1].mean() + x[:1].std() * noise).requires_grad_()
+    generator = seeded(seed)
+    drawn = (x[:1].mean() + x[:1].std() * normal((DRAWS, *x.shape[1:]), generator).to(x)).requires_grad_()
     with torch.enable_grad():
         features = FeatureExtractor(model, layer, graph=True)(drawn)[layer]
         if not isinstance(features, torch.Tensor) or features.ndim != 4:
@@ -101,11 +86,12 @@ class Patch:
     value: float
     box: Box
 
+    def to_dict(self) -> dict[str, Any]:
+        return {"name": self.row.name, "value": plain(self.value), "box": list(vars(self.box).values())}
+
     def picture(self, photos: RunPhotos) -> Image.Image:
         """That part of the photo."""
-        photo = photos.picture(self.row)
-        edges = (self.box.left, self.box.top, self.box.right, self.box.bottom)
-        return photo.crop(tuple(round(edge) for edge in edges))  # type: ignore[arg-type]
+        return photos.picture(self.row).crop(tuple(map(round, vars(self.box).values())))
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,9 +107,14 @@ class Channel:
     patches: tuple[Patch, ...] = field(repr=False)
 
     def to_dict(self) -> dict[str, Any]:
-        patches = [{"name": each.row.name, "value": plain(each.value), "box": list(vars(each.box).values())}
-                   for each in self.patches]  # fmt: skip
-        return {"channel": self.number, "weight": plain(self.weight), "patches": patches}
+        return {"channel": self.number, **fields_of(self, "weight patches")}
+
+    @property
+    def cells(self) -> list[str]:
+        """A row of the table, under its head in ``sections.toml``."""
+        figures = [str(self.number), f"{self.weight:+.3g}", f"{self.patches[0].value:.3g}"]
+        rows = [patch.row for patch in self.patches]
+        return [*figures, most_frequent(rows, 2), as_in([row.name for row in rows])]
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,10 +131,7 @@ class ChannelReport:
     channels: tuple[Channel, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "layer": self.layer, "target": self.target, "field": list(self.field), "photos": self.photos,
-            "channels": [each.to_dict() for each in self.channels],
-        }  # fmt: skip
+        return {name: plain(value) for name, value in vars(self).items()}
 
     def picture(self, photos: RunPhotos, most: int = 6, tile: int = 120) -> Image.Image:
         """The patches of the first channels, a row for each."""
@@ -160,31 +148,26 @@ class _Best:
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self.values = torch.empty(0)
         self.rows: list[Row] = []
-        self.at = torch.empty(0, dtype=torch.long)  # row and place in one number
         self.size = (1, 1)
+        self.values, self.at = torch.empty(0), torch.empty(0, dtype=torch.long)  # row and place in one number
 
     def enter(self, rows: Sequence[Row], maps: torch.Tensor) -> None:
         """Take the feature maps ``(N, C, h, w)`` of some photos."""
         self.size = (int(maps.shape[2]), int(maps.shape[3]))
         values, places = maps.float().cpu().flatten(2).max(2)
-        first = len(self.rows)
-        numbers = torch.arange(first, first + len(rows))[:, None].expand_as(places)
-        code = numbers * (self.size[0] * self.size[1]) + places
-        self.rows += rows
-        if first:
+        code = torch.arange(len(self.rows), len(self.rows) + len(rows))[:, None] * math.prod(self.size) + places
+        if self.rows:
             values, code = torch.cat([self.values, values]), torch.cat([self.at, code])
-        best = values.topk(min(self.count, len(values)), dim=0)
-        self.values, self.at = best.values, code.gather(0, best.indices)
+        self.rows += rows
+        self.values, best = values.topk(min(self.count, len(values)), dim=0)
+        self.at = code.gather(0, best)
 
-    def of(self, channel: int) -> list[tuple[Row, float, int, int]]:
+    def of(self, channel: int) -> Iterator[tuple[Row, float, int, int]]:
         """The row, the value and the place of each, the largest first."""
-        found = []
         for value, code in zip(self.values[:, channel].tolist(), self.at[:, channel].tolist(), strict=True):
-            number, place = divmod(code, self.size[0] * self.size[1])
-            found.append((self.rows[number], value, place // self.size[1], place % self.size[1]))
-        return found
+            number, place = divmod(code, math.prod(self.size))
+            yield self.rows[number], value, *divmod(place, self.size[1])
 
 
 def channels(
@@ -205,37 +188,33 @@ def channels(
         TargetError: there is no such label.
         LayerError: there is no such layer.
     """
-    for option, value in (("count", count), ("patches", patches)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise RunError(f"{option} must be a whole number from 1, got {shown(value)}; 6 is usual")
+    check_count("count", count, 1, optional=False)
+    check_count("patches", patches, 1, optional=False)
     number, label = (None, "their best class") if target is None else class_in(photos.explainer, target)
     best, weights, of_class = _Best(patches), torch.zeros(()), 0
-    model, size, name, seen = photos.explainer.model, (0, 0), "", (0, 0, 0, 0)
+    model, size, where, seen = photos.explainer.model, (0, 0), "", (0, 0, 0, 0)
     wanted: Target = TopClass() if number is None else ClassTarget(number)
     for batch in photos.batches(one_for_each_photo(photos.run)):
-        if not name:
-            name, size = one_layer(model, batch.x[:1], layer), (int(batch.x.shape[-2]), int(batch.x.shape[-1]))
-            seen = receptive_field(model, batch.x[:1], name)
-        if tuple(batch.x.shape[-2:]) != size:
-            raise RunError(f"photos must have inputs of one size for their channels to be compared, got {size} and "
-                           f"{tuple(batch.x.shape[-2:])}; use a preprocessing that makes them the same")  # fmt: skip
-        best.enter(batch.rows, feature_maps(model, batch.x, name))
+        own_size = (int(batch.x.shape[-2]), int(batch.x.shape[-1]))
+        if not where:
+            where, size = one_layer(model, as_inputs(batch.x[:1]), layer), own_size
+            seen = receptive_field(model, batch.x[:1], where)
+        if own_size != size:
+            raise RunError(f"photos must have inputs of one size, got {size} and {own_size}; preprocess them alike")
+        best.enter(batch.rows, feature_maps(model, batch.x, where))
         own = [i for i, row in enumerate(batch.rows) if number is None or number == class_of(row)]
         if own:
-            maps, gradients = with_gradients(model, batch.x[own], name, wanted)
+            maps, gradients = with_gradients(model, batch.x[own], where, wanted)
             weights = weights + (maps * gradients).flatten(2).sum((0, 2)).double().cpu()
             of_class += len(own)
     if not of_class:
         raise RunError(f"target must be a class of which the run has photos, got {target}; choose another")
     weights = weights / of_class
-    order = weights.argsort(descending=True)[:count].tolist()
-    found = tuple(
-        Channel(channel, float(weights[channel]), tuple(
-            Patch(row, value, _part(row, y, x, best.size, seen)) for row, value, y, x in best.of(channel)
-        ))
-        for channel in order
-    )  # fmt: skip
-    return ChannelReport(name, label, (seen[2] - seen[0], seen[3] - seen[1]), len(best.rows), found)
+    found = []
+    for channel in weights.argsort(descending=True)[:count].tolist():
+        own_patches = [Patch(row, value, _part(row, y, x, best.size, seen)) for row, value, y, x in best.of(channel)]
+        found.append(Channel(channel, float(weights[channel]), tuple(own_patches)))
+    return ChannelReport(where, label, (seen[2] - seen[0], seen[3] - seen[1]), len(best.rows), tuple(found))
 
 
 def _part(row: Row, y: int, x: int, size: tuple[int, int], seen: tuple[int, int, int, int]) -> Box:
@@ -244,26 +223,6 @@ def _part(row: Row, y: int, x: int, size: tuple[int, int], seen: tuple[int, int,
     down, across = (y - size[0] // 2) * height / size[0], (x - size[1] // 2) * width / size[1]
     left, right = (min(max(edge + across, 0.0), float(width)) for edge in (seen[0], seen[2]))
     top, bottom = (min(max(edge + down, 0.0), float(height)) for edge in (seen[1], seen[3]))
-    box = row.box
-    return Box(
-        box.left + left * box.width / width, box.top + top * box.height / height,
-        box.left + right * box.width / width, box.top + bottom * box.height / height,
-    )  # fmt: skip
-
-
-def table_rows(found: ChannelReport, most: int = 10) -> list[list[str]]:
-    """The rows of a table for people: the heading first."""
-    rows = [
-        [
-            str(each.number), f"{each.weight:+.3g}", f"{each.patches[0].value:.3g}", _most_frequent(each),
-            ", ".join(short(patch.row.name) for patch in each.patches[:2]),
-        ]
-        for each in found.channels[:most]
-    ]  # fmt: skip
-    return [["channel", "weight", "strongest", "in photos of", "as in"], *rows]
-
-
-def _most_frequent(channel: Channel) -> str:
-    """The classes of the photos that excite a channel most, the most frequent first."""
-    counts = Counter(named(patch.row) for patch in channel.patches)
-    return ", ".join(name for name, _ in counts.most_common(2))
+    x0, x1 = (row.box.left + edge * row.box.width / width for edge in (left, right))
+    y0, y1 = (row.box.top + edge * row.box.height / height for edge in (top, bottom))
+    return Box(x0, y0, x1, y1)

@@ -3,19 +3,80 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from PIL import Image
 
-from explain._utils.errors import RunError
-from explain._utils.spelling import did_you_mean
-from explain.runs.explaining import on_input
+from explain._utils.errors import RunError, printable
+from explain.data.images import Box
+from explain.render.overlays import drawn
+from explain.render.styles import get_style
 from explain.runs.reading import Row
 from explain.runs.result import Run
+from explain.runs.runner import on_input
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON has it: None where a number is not finite; what knows its plain values says them itself.
+
+    >>> plain([float("nan"), torch.ones(2)])
+    [None, [1.0, 1.0]]
+    """
+    if isinstance(value, float):
+        return round(value, 6) if math.isfinite(value) else None
+    if isinstance(value, (list, tuple)):
+        return [plain(each) for each in value]
+    if isinstance(value, torch.Tensor):
+        return plain(value.tolist())
+    return value.to_dict() if hasattr(value, "to_dict") else value
+
+
+def fields_of(thing: object, names: str) -> dict[str, Any]:
+    """Some attributes of a result as plain values; ``names`` are separated by spaces."""
+    return {name: plain(getattr(thing, name)) for name in names.split()}
+
+
+def short(name: str, most: int = 24) -> str:
+    """The end of a photo's name, which says more than its beginning: as many of its folders as there is room for.
+
+    >>> short("a/folder/of/photos/0001.png", 20), short("a/folder/of/photos/0001.png", 8)
+    ('…/of/photos/0001.png', '…001.png')
+    """
+    if len(name) <= most:
+        return name
+    end = name[1 - most :]
+    return f"…{end[end.index('/') :] if '/' in end else end}"
+
+
+def named(row: Row) -> str:
+    """What a photo shows, as far as it is known: its label, what the model says, or its name."""
+    return row.label or row.prediction or row.name
+
+
+def percent(value: float) -> str:
+    """A share for people.
+
+    >>> percent(0.256), percent(float("nan"))
+    ('26%', '–')
+    """
+    return "–" if math.isnan(value) else f"{value:.0%}"
+
+
+def as_in(names: Sequence[str]) -> str:
+    """Two of the photos that stand for a result."""
+    return ", ".join(map(short, names[:2]))
+
+
+def most_frequent(rows: Sequence[Row], most: int) -> str:
+    """What most of some photos show."""
+    return ", ".join(name for name, _ in Counter(map(named, rows)).most_common(most))
+
 
 GRID = 16
 """Places along each side of a map that is compared with others: a map takes a kilobyte."""
@@ -35,9 +96,7 @@ class RunMaps:
 
     method: str
     names: tuple[str, ...]
-    paths: tuple[str | None, ...]
     targets: tuple[str, ...]
-    labels: tuple[str | None, ...]
     values: torch.Tensor
     on_object: torch.Tensor
     object_size: torch.Tensor
@@ -51,8 +110,7 @@ class RunMaps:
     @cached_property
     def at_border(self) -> torch.Tensor:
         """The share of each map in the outer eighth of the photo, ``(N,)``; of an even map, it is 7/16."""
-        inner = self.values[:, EDGE:-EDGE, EDGE:-EDGE].sum((1, 2))
-        return 1 - inner
+        return 1 - self.values[:, EDGE:-EDGE, EDGE:-EDGE].sum((1, 2))
 
     @cached_property
     def entropy(self) -> torch.Tensor:
@@ -73,14 +131,10 @@ class RunMaps:
         """Return the maps with these numbers."""
         numbers = which.tolist()
         parts: dict[str, Any] = {}
-        for field in fields(self):
-            whole = getattr(self, field.name)
+        for name, whole in vars(replace(self)).items():  # without what is cached
             if isinstance(whole, torch.Tensor):
-                parts[field.name] = whole[which]
-            elif isinstance(whole, tuple):
-                parts[field.name] = tuple(whole[number] for number in numbers)
-            else:
-                parts[field.name] = whole
+                whole = whole[which]
+            parts[name] = tuple(whole[number] for number in numbers) if isinstance(whole, tuple) else whole
         return RunMaps(**parts)
 
 
@@ -94,74 +148,55 @@ def read_maps(run: Run, method: str | None = None) -> RunMaps:
     Raises:
         RunError: there is no such method, or the run has no map that says something.
     """
-    methods = run.methods
-    if not methods:
+    if not (methods := run.methods):
         raise RunError(f"run {str(run.path)!r} must have maps, got none; explain some photos first")
     name = methods[0] if method is None else method
-    if name not in methods:
-        raise RunError(f"method {name!r} is not in this run; {did_you_mean(name, methods)}")
-    kept: list[Row] = []
-    columns: list[tuple[torch.Tensor, float, float]] = []
+    found: list[tuple[Any, ...]] = []
     seen: set[tuple[str, str]] = set()
     empty = repeated = 0
     for row in run.rows(name):
-        key = (row.sha256, row.target)
+        heatmap, key = row.heatmap, (row.sha256, row.target)
         if key in seen:
             repeated += 1
-            continue
-        seen.add(key)
-        heatmap = row.heatmap
-        if not heatmap.any():
+        elif not heatmap.any():
             empty += 1
-            continue
-        columns.append((_shares(heatmap), *_on_object(row, heatmap)))
-        kept.append(_without_map(row))
-    if not kept:
-        raise RunError(
-            f"run {str(run.path)!r} must have maps of {name!r} that are not zero, got none; choose another method"
-        )
-    return RunMaps(
-        method=name,
-        names=tuple(row.name for row in kept),
-        paths=tuple(row.path for row in kept),
-        targets=tuple(row.target for row in kept),
-        labels=tuple(row.label for row in kept),
-        values=torch.stack([values for values, _, _ in columns]),
-        on_object=torch.tensor([share for _, share, _ in columns]),
-        object_size=torch.tensor([size for _, _, size in columns]),
-        correct=torch.tensor([float("nan") if row.correct is None else float(row.correct) for row in kept]),
-        empty=empty,
-        repeated=repeated,
-    )
-
-
-def _shares(heatmap: torch.Tensor) -> torch.Tensor:
-    """A heatmap ``(H, W)`` on the grid, as shares that add up to 1."""
-    small = F.adaptive_avg_pool2d(heatmap[None], GRID)[0]
-    return small / small.sum()
-
-
-def _on_object(row: Row, heatmap: torch.Tensor) -> tuple[float, float]:
-    """The share of a heatmap within the boxes of its photo, and the share of the input that they cover."""
-    region = object_of(row)
-    if not region.any():
-        return float("nan"), float("nan")
-    return float(heatmap[region].sum() / heatmap.sum()), float(region.float().mean())
+        else:
+            small, region = F.adaptive_avg_pool2d(heatmap[None], GRID)[0], object_of(row)
+            inside = float(heatmap[region].sum() / heatmap.sum()) if region.any() else math.nan
+            covered = float(region.float().mean()) if region.any() else math.nan
+            right = math.nan if row.correct is None else float(row.correct)
+            found.append((row.name, row.target, small / small.sum(), inside, covered, right))
+        seen.add(key)
+    if not found:
+        raise RunError(f"run {str(run.path)!r} must have maps of {name!r} that are not zero; choose another method")
+    names, targets, values, *figures = zip(*found, strict=True)
+    on_object, object_size, correct = map(torch.tensor, figures)
+    return RunMaps(name, names, targets, torch.stack(values), on_object, object_size, correct, empty, repeated)
 
 
 def object_of(row: Row) -> torch.Tensor:
     """Return which pixels ``(H, W)`` of the model's input lie on the object; none where no box is known."""
-    return region_of(on_input(row.boxes, row.box, row.input_size), row.input_size)
-
-
-def region_of(boxes: Sequence[tuple[float, float, float, float]], size: Sequence[int]) -> torch.Tensor:
-    """Return which pixels ``(H, W)`` lie in one of the boxes."""
-    region = torch.zeros(*size, dtype=torch.bool)
-    for x0, y0, x1, y1 in boxes:
+    region = torch.zeros(*row.input_size, dtype=torch.bool)
+    for x0, y0, x1, y1 in on_input(row.boxes, row.box, row.input_size):
         region[round(y0) : round(y1), round(x0) : round(x1)] = True
     return region
 
 
-def _without_map(row: Row) -> Row:
-    """A row that holds no map any more, so that as many can be kept as there are."""
-    return replace(row, _stored=(b"", (0,), 0.0))
+def heated(photo: Image.Image, heatmap: torch.Tensor, box: Box, style: str = "heat") -> Image.Image:
+    """Draw a heatmap on the part ``box`` of a photo."""
+    return drawn(photo, heatmap.cpu().numpy(), get_style(style), box, [box])
+
+
+WIDEST = 50  # letters of a column
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The rows of a table as lines: texts at the left of their columns.
+
+    >>> aligned([["a", "bcd"], ["ef", "g"]])
+    ['  a   bcd', '  ef  g']
+    """
+    texts = [[printable(cell) for cell in row] for row in rows]
+    short = [[text if len(text) <= WIDEST else f"{text[: WIDEST - 1]}…" for text in row] for row in texts]
+    widths = [max(map(len, column)) for column in zip(*short, strict=True)]
+    return ["  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in short]

@@ -8,20 +8,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from PIL import Image
 
 from explain._utils.errors import ExplainError, RunError, shown
 from explain.attribution.records import method_of
 from explain.data.images import load_image
 from explain.explanation.explainer import Explainer
 from explain.methods import Method
-from explain.runs.files import source_of
 from explain.runs.manifest import digest_of
 from explain.runs.preparing import as_input
 from explain.runs.reading import Row
-from explain.runs.result import Run
-from explain.runs.sources import entries_of
+from explain.runs.result import PhotoReader, Run
 from explain.targets import ClassTarget, as_target
+from explain.targets.labels import class_label
 
 BATCH = 32
 
@@ -34,7 +32,7 @@ class Batch:
     x: torch.Tensor
 
 
-class RunPhotos:
+class RunPhotos(PhotoReader):
     """The photos of a run, read again, and the model that explained them.
 
     Args:
@@ -47,12 +45,12 @@ class RunPhotos:
     """
 
     def __init__(self, run: Run, explainer: Explainer | None = None, source: Any = None) -> None:
+        super().__init__(source)
         self.run, self._explainer = run, explainer
-        if explainer is not None:
-            _must_be_of(run, explainer)
-        self.source = None if source is None else source_of(source)
-        self._places: dict[str, Any] | None = None
         self.missing: dict[str, str] = {}
+        made_with = run.manifest.get("weights")
+        if explainer is not None and made_with is not None and digest_of(explainer.model) != made_with:
+            raise RunError("explainer must have the weights that the run was made with; give the same model")
 
     @property
     def explainer(self) -> Explainer:
@@ -65,32 +63,6 @@ class RunPhotos:
             raise RunError("explainer must be given to run the model again, got none; give what the run was made with")
         return self._explainer
 
-    def read(self, row: Row) -> Any:
-        """The photo of a row as the source has it: a path, an image or a tensor.
-
-        Raises:
-            RunError: it has no file, and the source does not have it.
-        """
-        if self.source is not None:
-            if self._places is None:
-                self._places = {entry.name: entry for entry in entries_of(self.source) if hasattr(entry, "where")}
-            if row.name in self._places:
-                return self.source.read(self._places[row.name]).image
-        if row.path is None:
-            raise RunError(f"photo {row.name!r} must have a file to be looked at again, but has none; give its source")
-        return row.path
-
-    def picture(self, row: Row) -> Image.Image:
-        """The photo of a row, to be drawn.
-
-        Raises:
-            ExplainError: it cannot be read, or its source has a tensor.
-        """
-        found = self.read(row)
-        if isinstance(found, torch.Tensor):
-            raise RunError(f"photo {row.name!r} must be an image to be drawn, but its source has a tensor; give images")
-        return load_image(found)
-
     def batches(self, rows: Iterable[Row], size: int = BATCH) -> Iterator[Batch]:
         """Give rows with their inputs, together where their shapes are the same; photos that are gone are `missing`.
 
@@ -100,15 +72,15 @@ class RunPhotos:
         waiting: dict[torch.Size, list[tuple[Row, torch.Tensor]]] = {}
         for row in rows:
             try:
-                x = self._input(row)
+                found = self.read(row)
+                found = found if isinstance(found, torch.Tensor) else self.explainer.preprocess(load_image(found))
+                x = as_input(found)
             except ExplainError as error:
                 self.missing[row.name] = str(error)
                 continue
             if tuple(x.shape[-2:]) != tuple(row.input_size):
-                raise RunError(
-                    f"explainer must make inputs of the size that the run had, {tuple(row.input_size)} for "
-                    f"{row.name!r}, got {tuple(x.shape[-2:])}; give the same preprocessing"
-                )
+                sizes = f"{tuple(row.input_size)} for {row.name!r}, got {tuple(x.shape[-2:])}"
+                raise RunError(f"explainer must make inputs of the run's size, {sizes}; give the same preprocessing")
             same = waiting.setdefault(x.shape, [])
             same.append((row, x))
             if len(same) == size:
@@ -116,24 +88,9 @@ class RunPhotos:
         for same in waiting.values():
             yield self._joined(same)
 
-    def _input(self, row: Row) -> torch.Tensor:
-        found = self.read(row)
-        if isinstance(found, torch.Tensor):
-            return as_input(found)
-        return as_input(self.explainer.preprocess(load_image(found)))
-
     def _joined(self, same: Sequence[tuple[Row, torch.Tensor]]) -> Batch:
         x = self.explainer._placed(torch.stack([x for _, x in same]))
         return Batch(tuple(row for row, _ in same), x)
-
-
-def _must_be_of(run: Run, explainer: Explainer) -> None:
-    made_with, given = run.manifest.get("weights"), digest_of(explainer.model)
-    if made_with is not None and given != made_with:
-        raise RunError(
-            f"explainer must have the weights that the run was made with, {str(made_with)[:12]}, got {given[:12]}; "
-            "give the same model"
-        )
 
 
 def class_in(explainer: Explainer, target: int | str) -> tuple[int, str]:
@@ -146,9 +103,8 @@ def class_in(explainer: Explainer, target: int | str) -> tuple[int, str]:
     found = as_target(target, explainer.categories)
     if not isinstance(found, ClassTarget) or not isinstance(found.index, int):
         raise RunError(f"target must be one class, as a number or label, got {shown(target)}; give one")
-    labels = explainer.categories
-    known = labels is not None and 0 <= found.index < len(labels)
-    return found.index, labels[found.index] if labels is not None and known else str(found.index)
+    known = explainer.categories is not None and 0 <= found.index < len(explainer.categories)
+    return found.index, class_label(explainer.categories, found.index) if known else str(found.index)
 
 
 def class_of(row: Row) -> int | None:
@@ -171,6 +127,5 @@ def method_in(run: Run, name: str) -> Method:
     Raises:
         ExplainError: it was the caller's own, and is not registered.
     """
-    about = run.query("SELECT class, options FROM methods WHERE name = ?", (name,))
-    kind, options = next(about)
+    kind, options = next(run.query("SELECT class, options FROM methods WHERE name = ?", (name,)))
     return method_of({"method": name, "class": kind, "options": json.loads(options)})

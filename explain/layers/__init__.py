@@ -1,9 +1,8 @@
 """Layers: their names, the maps they return, and which one to explain by default.
 
-    layouts        the grid of a tensor's map in any layout; what a shape leaves open, and how probing decides it
-    feature_maps   feature maps of a network's layers, laid out and enlarged
-    outputs        what the modules of a network return in one pass
-    calls          the calls that a network makes of its modules, and which call a layer's name stands for
+    layouts        the grid of a tensor's map in any layout; what a shape leaves open, and how probing decides it;
+                   feature maps, laid out and enlarged
+    calls          the calls that a network makes of its modules, what they return, and which one a name stands for
     default_layer  the layer to explain by default
 
 A feature map reaches a method as ``(N, C, h, w)``, of a video as ``(N, C, t, h, w)``, no matter how the network lays it
@@ -13,6 +12,5 @@ register tokens.
 
 from explain.layers.calls import list_layers
 from explain.layers.default_layer import default_layer
-from explain.layers.feature_maps import to_spatial
 
-__all__ = ["default_layer", "list_layers", "to_spatial"]
+__all__ = ["default_layer", "list_layers"]

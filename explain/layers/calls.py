@@ -1,27 +1,232 @@
-"""The calls that a network makes of its modules: which one a name stands for, and what share of the pass follows."""
-
-from __future__ import annotations
+"""The calls that a network makes of its modules: what they return, which one a name stands for, and what share of the
+pass follows."""
 
 import math
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from types import NoneType
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from explain._utils import nested
 from explain._utils.errors import ExplainError, keywords
 from explain._utils.signals import came_by_signal
 from explain.data.inputs import Inputs, InputsLike, as_inputs
-from explain.hooks.layer_names import Where, name_of, place_of, select_places
-from explain.hooks.unwrap import modules_of, unwrapped
-from explain.layers.feature_maps import Grids
-from explain.layers.layouts import MAPS, Grid, Layout, LayoutReading, Size, altered, corners, decide, layout_of
-from explain.layers.outputs import CallKey, ModuleCall, ModuleCallRecorder, input_producers, maps_of, run_noting_calls
+from explain.hooks import HookGroup
+from explain.hooks.graph import Reach
+from explain.hooks.layer_names import LayerPlace, Where, name_of, place_of, select_places
+from explain.hooks.preserve import untouched
+from explain.hooks.unwrap import hookable, leaves, modules_of, submodule, unwrapped
+from explain.layers import layouts
+from explain.layers.layouts import MAPS, Grid, Grids, Layout, LayoutReading, Size
+from explain.layers.stitched import Stitched
+from explain.targets.regions import read_class_maps
+
+CallKey: TypeAlias = tuple[str, int]
+"""A call: the module's name, and which of its calls it is, counted from 0."""
+Note: TypeAlias = Callable[[CallKey, nn.Module, Any, Tensor], None]
+"""Called for each call with its key, the module, its output, and the tensor in that."""
+
+
+@dataclass(frozen=True)
+class ModuleCall:
+    """One call of a module during a forward pass: dotted name, class, output shape, and spatial grid if it has one."""
+
+    name: str
+    kind: str
+    shape: Size
+    grid: Grid | None
+    passes_on: bool
+    """Whether the output is the very tensor that the previous call returned, unaltered (containers, identities)."""
+    again: bool = False
+    """Whether it comes beside others, and had been returned before the previous call: then it may not be used again."""
+    number: int = 0
+    """Which call of this module it is, counted from 0."""
+    last: bool = True
+    """Whether it is the module's last."""
+    depends: bool = True
+    """Whether the output depends on what is explained; always, where the model takes nothing else."""
+    doubt: str = ""
+    """How the output may be read, if neither its shape nor the network shows which grid it has."""
+
+    @property
+    def key(self) -> CallKey:
+        """The module's name, and which of its calls this is."""
+        return self.name, self.number
+
+    @property
+    def label(self) -> str:
+        """What to name this call by: the module's name stands for its last."""
+        return self.name if self.last else f"{self.name}@{self.number}"
+
+
+def maps_of(calls: Iterable[ModuleCall]) -> list[tuple[int, Size]]:
+    """The channels and sizes of all maps, in their order."""
+    maps = [(c.shape, c.grid) for c in calls if c.grid is not None and c.grid.layout in MAPS]
+    return list(dict.fromkeys((shape[grid.of_channels], grid.size) for shape, grid in maps))
+
+
+def run_noting_calls(model: nn.Module, inputs: Inputs, note: Note, *, grad: bool = False) -> tuple[Any, list[str]]:
+    """Run a network, and note every call of its modules that gives a tensor; return the output, and what ran."""
+    numbers: Counter[str] = Counter()
+
+    def take(name: str, module: nn.Module, args: Any, output: Any) -> None:
+        path, tensor = nested.find(output) or ((), None)
+        if tensor is not None and len(path) < 2:  # what is deeper down is no output of the module's own
+            note((name, numbers[name]), module, output, tensor)
+            numbers[name] += 1
+
+    with untouched(model, grad=grad), HookGroup(model) as group:
+        for name in filter(None, hookable(model)):
+            group.forward(name, partial(take, name))
+        ran = executed_modules(group, model)
+        return inputs.call(model), ran
+
+
+_BY_ELEMENT = (nn.modules.dropout._DropoutNd, nn.Identity, nn.ReLU, nn.GELU, nn.SiLU, nn.Hardswish, nn.Sigmoid, nn.Tanh)
+"""Modules that keep the layout of their input."""
+
+
+def executed_modules(group: HookGroup, model: nn.Module) -> list[str]:
+    """Which modules without parts run while ``group`` is alive, by name: the way that inputs take through a network.
+
+    >>> import torch
+    >>> model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU())
+    >>> with HookGroup(model) as group:
+    ...     ran = executed_modules(group, model)
+    ...     _ = model(torch.ones(1, 1, 4, 4))
+    >>> ran
+    ['0', '1']
+    """
+    names = list[str]()
+    on_leaves(group, model, lambda name, output: names.append(name))
+    return names
+
+
+def on_leaves(group: HookGroup, model: nn.Module, note: Callable[[str, Any], None]) -> None:
+    """Call ``note`` with the name and the output of each module that has no others inside, when it has run."""
+    last = leaves(model)
+    names = {module: name for name, module in last.items()}
+    if last:  # one hook on all of them, which is the cheapest
+        group.forward(last, lambda module, args, output: note(names[module], output))
+
+
+class ModuleCallRecorder:
+    """Notes the calls of modules; of ``source``, if it is given, whether they depend on it."""
+
+    def __init__(self, size: Size, source: Tensor | None, count: int = 1) -> None:
+        self.calls: list[ModuleCall] = []
+        self.open: dict[CallKey, LayoutReading] = {}
+        """The calls whose output may be read in several ways."""
+        self._size, self._source, self._count = size, source, count
+        self._previous: Tensor | None = None
+        self._seen: dict[int, tuple[weakref.ref[Tensor], int]] = {}
+        self._layouts: dict[Size, Layout] = {}
+        self._sequences: set[Size] = set()
+        self._reach = None if source is None else Reach([source])
+
+    def take(self, key: CallKey, module: nn.Module, output: Any, tensor: Tensor) -> None:
+        known, version = self._seen.get(id(tensor), (None, 0))
+        returned = known is not None and known() is tensor and version == _version(tensor)
+        passes_on = returned and tensor is self._previous
+        again = returned and output is not tensor and not passes_on
+        shape = tuple(tensor.shape)  # as one image would have it
+        if shape[:1] == (self._count,):
+            shape = (1, *shape[1:])
+        elif len(shape) == 3 and shape[1] == self._count:
+            shape = (shape[0], 1, shape[2])
+        reading = self._read(module, shape)
+        if reading.open:
+            self.open[key] = reading
+        grid = None if reading.open else reading.likeliest  # until it is known
+        depends = self._reach is None or self._reach.of(tensor.grad_fn)
+        about = type(module).__name__, shape, grid, passes_on, again
+        self.calls.append(ModuleCall(key[0], *about, key[1], depends=depends))
+        self._previous = tensor
+        self._seen[id(tensor)] = (weakref.ref(tensor), _version(tensor))
+
+    def _read(self, module: nn.Module, shape: Size) -> LayoutReading:
+        """How an output may be read; most modules keep the layout of the last one that has a layout of its own."""
+        own = layouts.layout_of(module, shape, self._size)
+        if len(shape) > 3:
+            if own is not None:
+                self._layouts[shape] = own
+            if shape[0] != 1:
+                return LayoutReading()
+            known = self._layouts.get(shape)
+            may_be_turned = len(set(shape[1:])) == 1 or (len(shape) == 5 and shape[1] == shape[2])  # and keep its shape
+            if own is not None or known is None or not may_be_turned:
+                return layouts.read_map(shape, self._size, own or known)
+            reading = layouts.read_map(shape, self._size, None)
+            first = [grid for grid in reading.grids if grid.layout == known]
+            grids = tuple(dict.fromkeys([*first, *reading.grids]))
+            return replace(reading, grids=grids, believed=isinstance(module, _BY_ELEMENT))
+        if len(shape) < 3 or own == "NCHW":  # channels, and positions in one dimension
+            return LayoutReading()
+        maps = maps_of(self.calls)
+        strict = self._source is not None
+        if strict or shape[0] != 1:
+            grid = Grids(self._size, sizes=lambda: [size for _, size in maps], strict=strict).grid(shape)
+            return LayoutReading((grid,) if grid else ())
+        before = (*shape[:2], module.in_features) if isinstance(module, nn.Linear) else shape
+        channels_last = own == "NHWC" or (before in self._sequences and shape[1] != shape[2])
+        reading = layouts.read_tokens(shape, self._size, maps, channels_last=channels_last)
+        if reading.grids and not reading.open:
+            self._sequences.add(shape)
+        return reading
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+_KEEPING = (*_BY_ELEMENT, nn.LayerNorm, nn.modules.batchnorm._NormBase, nn.GroupNorm)
+"""Modules that lay out their output like their input."""
+
+
+def input_producers(model: nn.Module, inputs: Inputs) -> dict[CallKey, CallKey]:
+    """Run a network on these inputs; for each call of a module, return the call that gave its first tensor.
+
+    A call that keeps the layout of its input stands for itself where that was computed between modules.
+
+    >>> import torch
+    >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
+    >>> input_producers(model, Inputs((torch.zeros(1, 3, 4, 4),)))
+    {('1', 0): ('0', 0)}
+    """
+    found: dict[CallKey, CallKey] = {}
+    last: dict[int, tuple[Tensor, CallKey]] = {}  # the tensors too: while they are there, nothing has their ids
+    called, returned = Counter[str](), Counter[str]()
+
+    def enter(name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        _, tensor = nested.find((args, kwargs)) or ((), None)
+        key = name, called[name]
+        called[name] += 1
+        if tensor is not None and id(tensor) in last:
+            found[key] = last[id(tensor)][1]
+        elif isinstance(module, _KEEPING):
+            found[key] = key
+
+    def leave(name: str, module: nn.Module, args: Any, output: Any) -> None:
+        _, tensor = nested.find(output) or ((), None)
+        if tensor is not None:
+            last[id(tensor)] = tensor, (name, returned[name])
+            returned[name] += 1
+
+    with untouched(model), HookGroup(model) as group:
+        for name in filter(None, dict(model.named_modules())):
+            group.forward_pre(name, partial(enter, name), with_kwargs=True)
+            group.forward(name, partial(leave, name))
+        inputs.call(model)
+    return found
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -112,18 +317,18 @@ def summary_is_current(model: nn.Module, inputs: Inputs, ran: Sequence[str]) -> 
 
 def summarize(model: nn.Module, inputs: Inputs, *, whole: bool = False) -> ForwardSummary:
     """Run a network on one image and record every call; one exported for a fixed number of images, on all of them."""
+    failed = None
     try:
-        return replace(_summarize_once(model, inputs), alone=False) if whole else _summarize_once(model, inputs.first())
-    except ExplainError:
-        raise
+        if not whole:
+            return _summarize_once(model, inputs.first())
     except Exception as error:
-        if whole or len(inputs) == 1 or came_by_signal(error):
+        if isinstance(error, ExplainError) or len(inputs) == 1 or came_by_signal(error):
             raise
         failed = error
     try:
         return replace(_summarize_once(model, inputs), alone=False)
     except Exception as error:
-        raise error if came_by_signal(error) else failed from None
+        raise error if failed is None or came_by_signal(error) else failed from None
 
 
 def _summarize_once(model: nn.Module, inputs: Inputs) -> ForwardSummary:
@@ -131,59 +336,61 @@ def _summarize_once(model: nn.Module, inputs: Inputs) -> ForwardSummary:
     traced = bool(inputs.others)
     if traced:
         inputs = inputs.replaced(inputs.x.clone().requires_grad_())
-    ran: list[str] = []
     recorder = ModuleCallRecorder(tuple(inputs.x.shape[2:]), inputs.x if traced else None, len(inputs))
-    output = run_noting_calls(model, inputs, recorder.take, grad=traced, ran=ran)
-    if traced:
-        recorder.calls = _with_changes(recorder.calls, model, inputs.detached())
+    output, ran = run_noting_calls(model, inputs, recorder.take, grad=traced)
+    if traced:  # note what changes with the explained input although no gradient leads there
+        plain = inputs.detached()
+        before, after = (_read(model, plain.replaced(x), _figures) for x in (plain.x, 0.5 * plain.x.flip(-1) + 0.1))
+        changed = {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)}
+        recorder.calls = [replace(call, depends=call.depends or call.key in changed) for call in recorder.calls]
     numbers = {call.name: call.number for call in recorder.calls}
     calls = tuple(replace(call, last=call.number == numbers[call.name]) for call in recorder.calls)
     if any(call.grid is not None and call.grid.layout == "tokens first" for call in calls):
         calls = _really_first(calls, model, inputs)
     if recorder.open:
         calls = _probed(calls, recorder.open, model, inputs.detached())
-    found = tensors_in(output)
-    answers = frozenset(t.shape[1] for t in found if t.ndim > 3 and tuple(t.shape[2:]) == tuple(inputs.x.shape[2:]))
-    rows = [t for t in found if t.ndim <= 2 and t.numel() and t.shape[:1] in ((), (len(inputs),))]
+    found, count = tensors_in(output), len(inputs)
+    maps = [t for t in found if t.ndim > 3 and tuple(t.shape[2:]) == tuple(inputs.x.shape[2:])]
+    if (read := read_class_maps(output, count)) is not None:  # also smaller than the input
+        maps.append(read.maps)
+    answers = frozenset(each.shape[1] for each in maps)
+    rows = [t for t in found if t.numel() and (t.ndim <= 2 or t.numel() == len(t)) and t.shape[:1] in ((), (count,))]
     return ForwardSummary(calls, bool(rows), answers, len(rows), tuple(ran))
 
 
-def _with_changes(calls: list[ModuleCall], model: nn.Module, inputs: Inputs) -> list[ModuleCall]:
-    """Note what changes with the explained input although no gradient leads there."""
-    before, after = (_figures(model, inputs.replaced(x)) for x in (inputs.x, 0.5 * inputs.x.flip(-1) + 0.1))
-    changed = [before.get(call.key) != after.get(call.key) for call in calls]
-    return [replace(call, depends=call.depends or other) for call, other in zip(calls, changed, strict=True)]
+def _read(model: nn.Module, inputs: Inputs, read: Callable[[CallKey, Tensor], T]) -> dict[CallKey, T]:
+    """What can be read off the tensor that each call gives."""
+    found: dict[CallKey, T] = {}
 
-
-def _figures(model: nn.Module, inputs: Inputs) -> dict[CallKey, tuple[float, float]]:
-    """Two figures of what each call gives, which change when it does."""
-    found: dict[CallKey, tuple[float, float]] = {}
-
-    def note(key: CallKey, module: nn.Module, output: Any, tensor: torch.Tensor) -> None:
-        values = tensor.detach().double()
-        weights = torch.linspace(1, 2, values.numel(), dtype=torch.float64, device=values.device)
-        found[key] = float(values.sum()), float((values.flatten() * weights).sum())
+    def note(key: CallKey, module: nn.Module, output: Any, tensor: Tensor) -> None:
+        found[key] = read(key, tensor.detach())
 
     run_noting_calls(model, inputs, note)
     return found
 
 
+def _figures(key: CallKey, tensor: Tensor) -> tuple[float, float]:
+    """Two figures of a tensor, which change when it does."""
+    values = tensor.double().flatten()
+    weights = torch.linspace(1, 2, len(values), dtype=torch.float64, device=values.device)
+    return float(values.sum()), float((values * weights).sum())
+
+
 def _really_first(calls: tuple[ModuleCall, ...], model: nn.Module, inputs: Inputs) -> tuple[ModuleCall, ...]:
     """Tell the tokens of one image from single tokens of its windows, by running the network on two images."""
-    shapes: dict[CallKey, Size] = {}
-
-    def note(key: CallKey, module: nn.Module, output: Any, tensor: torch.Tensor) -> None:
-        shapes[key] = tuple(tensor.shape)
-
+    two = inputs.rows(torch.zeros(2, dtype=torch.long)).detached()
     try:
-        run_noting_calls(model, inputs.rows(torch.zeros(2, dtype=torch.long)).detached(), note)
+        shapes = _read(model, two, lambda key, tensor: tuple(tensor.shape))
     except Exception as error:  # it takes one image at a time, which leaves this open
         if came_by_signal(error):
             raise
         return calls
-    first = [call.grid is not None and call.grid.layout == "tokens first" for call in calls]
-    real = [shapes.get((call.name, call.number), ())[1:2] == (2,) for call in calls]
-    return tuple(replace(c, grid=None) if f and not r else c for c, f, r in zip(calls, first, real, strict=True))
+
+    def is_window(call: ModuleCall) -> bool:
+        first = call.grid is not None and call.grid.layout == "tokens first"
+        return first and shapes.get(call.key, ())[1:2] != (2,)
+
+    return tuple(replace(call, grid=None) if is_window(call) else call for call in calls)
 
 
 def _probed(
@@ -191,98 +398,102 @@ def _probed(
 ) -> tuple[ModuleCall, ...]:
     """Decide how to read calls that shapes and classes leave open; unclear ones get a doubt instead of a grid."""
     changes = _changes(frozenset(readings), model, inputs)
-    clear = {key: decide(readings[key].grids, changes[key]) for key in readings.keys() & changes.keys()}
+    clear = {key: layouts.decide(readings[key].grids, changes[key]) for key in readings.keys() & changes.keys()}
 
     def settled(call: ModuleCall) -> ModuleCall:
         if call.key not in readings:
             return call
         reading = readings[call.key]
-        grids = reading.grids
-        grid = clear.get(call.key) or _as_elsewhere(grids, clear.values())
+        grid, own = clear.get(call.key), reading.grids[0]
+        if grid is None and len(reading.grids) == 1 and own.layout not in MAPS:
+            tokens = own.layout, own.skip, own.height * own.width  # as many elsewhere, if they lie in one way
+            alike = {g for g in clear.values() if g is not None and (g.layout, g.skip, g.height * g.width) == tokens}
+            grid = alike.pop() if len(alike) == 1 else None
         grid = reading.likeliest if grid is None and reading.believed else grid
-        return replace(call, grid=grid, doubt="" if grid else " or ".join(each.described for each in grids))
+        return replace(call, grid=grid, doubt="" if grid else " or ".join(each.described for each in reading.grids))
 
     return tuple(map(settled, calls))
 
 
-def _as_elsewhere(grids: Sequence[Grid], clear: Iterable[Grid | None]) -> Grid | None:
-    """The grid of as many tokens elsewhere in the network, where it is the only one."""
-    if len(grids) != 1 or grids[0].layout in MAPS:
-        return None
-    own = grids[0]
-    found = {each for each in clear if each is not None and each.layout == own.layout and each.skip == own.skip}
-    alike = [each for each in found if each.height * each.width == own.height * own.width]
-    return alike[0] if len(alike) == 1 else None
-
-
-def _changes(keys: frozenset[CallKey], model: nn.Module, inputs: Inputs) -> dict[CallKey, list[torch.Tensor]]:
+def _changes(keys: frozenset[CallKey], model: nn.Module, inputs: Inputs) -> dict[CallKey, list[Tensor]]:
     """How the outputs of calls change with each corner of the input; without those whose shape changes."""
-    tried = [inputs.x, *(altered(inputs.x, corner) for corner in corners(inputs.x.ndim - 2))]
-    found: dict[CallKey, list[torch.Tensor]] = {}
-    for number, x in enumerate(tried):
+    tried = [inputs.x, *(layouts.altered(inputs.x, corner) for corner in layouts.corners(inputs.x.ndim - 2))]
 
-        def note(key: CallKey, module: nn.Module, output: Any, tensor: torch.Tensor, number: int = number) -> None:
-            if key not in keys:
-                return
-            if number == 0:
-                found[key] = [tensor.detach().clone()]
-            elif key in found and found[key][0].shape == tensor.shape:
-                found[key].append(tensor.detach().double() - found[key][0])
+    def keep(key: CallKey, tensor: Tensor) -> Any:
+        return tensor.clone() if key in keys else None
 
-        try:
-            run_noting_calls(model, inputs.replaced(x), note)
-        except Exception as error:  # a network that does not take altered inputs leaves everything open
-            if came_by_signal(error):
-                raise
-            return {}
-    return {key: changes for key, (_, *changes) in found.items() if len(changes) == len(tried) - 1}
+    try:
+        first, *others = (_read(model, inputs.replaced(x), keep) for x in tried)
+    except Exception as error:  # a network that does not take altered inputs leaves everything open
+        if came_by_signal(error):
+            raise
+        return {}
+    alike = [k for k in keys & first.keys() if all(k in o and o[k].shape == first[k].shape for o in others)]
+    return {key: [other[key].double() - first[key] for other in others] for key in alike}
 
 
-def tensors_in(output: Any) -> list[torch.Tensor]:
+def tensors_in(output: Any) -> list[Tensor]:
     """The output, or the tensors right in it, which may be an object of any class."""
-    found = output if isinstance(output, torch.Tensor) or nested.items(output) else getattr(output, "__dict__", {})
+    found = output if isinstance(output, Tensor) or nested.items(output) else getattr(output, "__dict__", {})
     return [tensor for path, tensor in nested.paths(found) if len(path) < 2]
 
 
 def grids_of(model: nn.Module, inputs: Inputs) -> Grids:
-    """The grids of the tensors of a network for these inputs; how tokens lie is found by running it, once."""
+    """The grids of the tensors of a network for these inputs; how tokens lie is found by running it, once.
+
+    Of a `Stitched` model, they are those of a window: the maps of all windows lie in the same way.
+    """
+    whole, of_whole = model, inputs
+    if isinstance(whole, Stitched):
+        model, inputs = whole.model, whole.first(of_whole)
     summary = cache(partial(summary_of, model, inputs))
 
-    def layout(layer: str, shape: Size) -> Layout | None:
-        return layout_of(model.get_submodule(place_of(layer, model).module), shape, tuple(inputs.x.shape[2:]))
+    def in_window(layer: str) -> LayerPlace:
+        place = place_of(layer, whole)
+        if not isinstance(whole, Stitched):
+            return place
+        place, call = whole.inside(place), place.call
+        count = _calls_in_window(whole, of_whole, place.module)
+        return place if call is None else place._replace(call=call % count)
 
     @cache
-    def call(layer: str) -> ModuleCall | None:
-        place = place_of(layer, model)
-        module = model.get_submodule(place.module)  # one that has several names was noted under its first
-        first = modules_of(model)[module]
-        return (
-            _giver(model, inputs, summary(), first, place.call)
-            if place.of_input
-            else summary().call_of(first, place.call)
-        )
+    def layout(layer: str, shape: Size) -> Layout | None:
+        return layouts.layout_of(submodule(model, in_window(layer).module), shape, tuple(inputs.x.shape[2:]))
 
-    def grid(layer: str) -> Grid | None:
-        known = call(layer)
-        return None if known is None else known.grid
+    @cache
+    def look(layer: str) -> tuple[Grid | None, str]:
+        place = in_window(layer)
+        name = modules_of(model)[submodule(model, place.module)]  # one that has several names was noted under its first
+        found, number = summary(), place.call
+        call = found.call_of(name, number)
+        if place.part == "input":  # the call that returned it
+            if PRODUCERS not in found.chosen:
+                given = inputs.first() if found.alone else inputs
+                found.chosen[PRODUCERS] = input_producers(model, given.detached())
+            producers: dict[CallKey, CallKey] = found.chosen[PRODUCERS]
+            numbers = [n for given, n in producers if given == name and number in (None, n)]
+            call = found.call_of(*producers[name, max(numbers)]) if numbers else None
+        return (None, "") if call is None else (call.grid, call.doubt)
 
-    def doubt(layer: str) -> str:
-        known = call(layer)
-        return "" if known is None else known.doubt
-
-    size, strict = tuple(inputs.x.shape[2:]), bool(inputs.others)
-    return Grids(size, len(inputs), lambda: summary().sizes, grid, layout, strict, doubt)
+    size, strict, of_text = tuple(inputs.x.shape[2:]), bool(inputs.others), getattr(model, "joint_tokens", None)
+    return Grids(size, len(inputs), lambda: summary().sizes, look, layout, strict, of_text)
 
 
-def _giver(
-    model: nn.Module, inputs: Inputs, summary: ForwardSummary, name: str, number: int | None
-) -> ModuleCall | None:
-    """The call that returned the input of a module's call, or of its last call."""
-    if PRODUCERS not in summary.chosen:
-        summary.chosen[PRODUCERS] = input_producers(model, (inputs.first() if summary.alone else inputs).detached())
-    known: dict[CallKey, CallKey] = summary.chosen[PRODUCERS]
-    numbers = [n for given, n in known if given == name and number in (None, n)]
-    return summary.call_of(*known[name, max(numbers)]) if numbers else None
+def _calls_in_window(model: Stitched, inputs: Inputs, name: str) -> int:
+    """How often a module of the segmenter is called for one window."""
+    calls = summary_of(model.model, model.first(inputs)).calls
+    return max(1, sum(call.name == name for call in calls))
+
+
+def window_calls(model: nn.Module, inputs: Inputs, layer: str) -> list[str]:
+    """The calls that a layer's name stands for: itself, or in a `Stitched` model one call in each window."""
+    if not isinstance(model, Stitched):
+        return [layer]
+    place = place_of(layer, model)
+    count = _calls_in_window(model, inputs, model.inside(place).module)
+    number = count - 1 if place.call is None else place.call
+    windows = model.count(tuple(inputs.x.shape[2:]))
+    return [name_of(place._replace(call=window * count + number)) for window in range(windows)]
 
 
 def independent_calls(model: nn.Module, inputs: Inputs) -> set[CallKey]:
@@ -314,27 +525,19 @@ def find_layers(model: nn.Module, inputs: Inputs, where: Where) -> list[str]:
         LayerError: a name or pattern matches nothing, or a module is not part of the model.
     """
     found = select_places(model, where)
-    return [_dependent(model, inputs, name) for name in found] if inputs.others else found
-
-
-def _dependent(model: nn.Module, inputs: Inputs, layer: str) -> str:
-    place = place_of(layer, model)
-    calls = [call for call in summary_of(model, inputs).calls if call.name == place.module and call.depends]
-    if place.call is not None or not calls or calls[-1].last:
-        return layer
-    return name_of(place._replace(call=calls[-1].number))
+    for i, layer in enumerate(found if inputs.others else ()):
+        place = place_of(layer, model)
+        calls = [call for call in summary_of(model, inputs).calls if call.name == place.module and call.depends]
+        if place.call is None and calls and not calls[-1].last:
+            found[i] = name_of(place._replace(call=calls[-1].number))
+    return found
 
 
 def channels_of(model: nn.Module, inputs: Inputs, layers: Iterable[str]) -> dict[str, int]:
     """How many channels the maps of some layers have, as far as the summary of the network shows."""
-    calls = summary_of(model, inputs).calls
-    found = {}
-    for layer in layers:
-        name, number = split_call(layer, model)
-        mine = [call for call in calls if call.name == name and number in (None, call.number) and call.grid]
-        if mine and mine[-1].grid is not None:
-            found[layer] = mine[-1].shape[mine[-1].grid.of_channels]
-    return found
+    summary = summary_of(model, inputs)
+    calls = {layer: summary.call_of(*split_call(layer, model)) for layer in layers}
+    return {layer: call.shape[call.grid.of_channels] for layer, call in calls.items() if call and call.grid}
 
 
 def cost_after(model: nn.Module, inputs: Inputs, layers: Iterable[str]) -> dict[str, float]:
@@ -349,7 +552,11 @@ def cost_after(model: nn.Module, inputs: Inputs, layers: Iterable[str]) -> dict[
     {'0': 0.8571428571428571, '1': 0.5714285714285714}
     """
     calls = summary_of(model, inputs).calls
-    work = [_work(model.get_submodule(call.name), call.shape) for call in calls]
+    work = []
+    for call in calls:  # what a module itself takes for one image, without those inside it
+        weights = [p for p in submodule(model, call.name).parameters(recurse=False) if p.ndim > 1]
+        outputs = math.prod(call.shape[1:])
+        work.append(sum(p.numel() * max(1, outputs // max(1, p.shape[0])) for p in weights))
     total = sum(work)
     found = {}
     for layer in layers:
@@ -357,10 +564,3 @@ def cost_after(model: nn.Module, inputs: Inputs, layers: Iterable[str]) -> dict[
         places = [i for i, call in enumerate(calls) if call.name == name and number in (None, call.number)]
         found[layer] = sum(work[places[-1] + 1 :]) / total if places and total else 1.0
     return found
-
-
-def _work(module: nn.Module, shape: tuple[int, ...]) -> int:
-    """How many multiplications a module itself takes for one image, without those inside it."""
-    weights = [p for p in module.parameters(recurse=False) if p.ndim]
-    outputs = math.prod(shape[1:])
-    return sum(p.numel() * max(1, outputs // max(1, p.shape[0])) for p in weights if p.ndim > 1)

@@ -1,30 +1,30 @@
 """Which layer to explain by default."""
 
-from __future__ import annotations
-
+import math
 import re
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from explain._utils import nested
 from explain._utils.errors import LayerError
 from explain.data.inputs import Inputs, InputsLike, as_inputs
-from explain.hooks import Capture, HookGroup, untouched
-from explain.hooks.records import cut_where_allowed
-from explain.layers.calls import ForwardSummary, grids_of, split_call, summary_of, tensors_in
-from explain.layers.feature_maps import to_spatial
-from explain.layers.layouts import MAPS, Size, has_aspect
-from explain.layers.outputs import ModuleCall
+from explain.hooks import HookGroup
+from explain.hooks.capturing import Capture, cut_where_allowed
+from explain.hooks.preserve import untouched
+from explain.layers.calls import ForwardSummary, ModuleCall, grids_of, split_call, summary_of, tensors_in
+from explain.layers.layouts import MAPS, Size, has_aspect, to_spatial
+from explain.layers.stitched import Stitched
 
 T = TypeVar("T")
-Score: TypeAlias = Callable[[Any], torch.Tensor]
+Score: TypeAlias = Callable[[Any], Tensor]
 """From a model's output to one score per image."""
 
 CANDIDATES = 24  # whose gradients one pass computes
 MOST = 6 * CANDIDATES
+FEW = 5  # numbers: existence and class of a box, or its corners
 _POOLING = re.compile("Pool(?!Former)|Upsample")
 _ATTENTION = re.compile("(?!.*(?:Block|Layer))(?:.*[Aa]tt(?:ention|n)|[A-Z]*SA$|XCA$)")
 
@@ -42,6 +42,8 @@ def default_layer(model: nn.Module, x: InputsLike, score: Score | None = None, *
     inputs = as_inputs(x)
     if inputs.x.is_meta:
         raise LayerError("x must hold values for a layer to be found, got one on the meta device; load it first")
+    if isinstance(model, Stitched):
+        return f"model.{default_layer(model.model, model.first(inputs), model.energy(inputs), refresh=refresh)}"
     summary = summary_of(model, inputs)
     if score is not None and not summary.gives_scores:
         return _map_behind_answers(model, inputs, summary, score)
@@ -55,27 +57,27 @@ def stage_layers(
 ) -> list[str]:
     """Name the last layer that counts at each of the ``count`` coarsest resolutions, the finest first.
 
+    >>> import torch
     >>> model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 4, 3, padding=1))
     >>> stage_layers(model, torch.zeros(1, 3, 8, 8))
     ['1', '3']
     """
     inputs = as_inputs(x)
+    if isinstance(model, Stitched):
+        found = stage_layers(model.model, model.first(inputs), model.energy(inputs), count=count, refresh=refresh)
+        return [f"model.{layer}" for layer in found]
     summary = summary_of(model, inputs)
     if score is not None and (refresh or summary.heads > 1 or not summary.gives_scores):
         found = _stages(model, inputs, summary, count, score)[0]
     else:
-        found = _once(
-            summary, count, lambda: _stages(model, inputs.first() if summary.alone else inputs, summary, count)
-        )
+        first = inputs.first() if summary.alone else inputs
+        found = _once(summary, count, lambda: _stages(model, first, summary, count))
     return [*found] or [default_layer(model, inputs, score, refresh=refresh)]
 
 
 def _once(summary: ForwardSummary, key: str | int, find: Callable[[], tuple[T, bool]]) -> T:
     """Compute something once for a summary, if the result is certain."""
-    if key in summary.chosen:
-        known: T = summary.chosen[key]
-        return known
-    found, certain = find()
+    found, certain = (summary.chosen[key], False) if key in summary.chosen else find()
     if certain:
         summary.chosen[key] = found
     return found
@@ -95,11 +97,8 @@ def _stages(
     reached = _positions_reached(model, inputs, [name for names in candidates for name in names], score)
     counting = [names for names in candidates if any(any(reached.get(name, ())) for name in names)]
     left_out = [name for names in candidates if names not in counting for name in names]
-    return [_first_reached(names, reached) for names in reversed(counting)], not any(n in reached for n in left_out)
-
-
-def _first_reached(names: Sequence[str], reached: dict[str, list[int]]) -> str:
-    return next((name for name in names if any(reached.get(name, ()))), names[0])
+    found = [next(name for name in names if any(reached.get(name, ()))) for names in reversed(counting)]
+    return found, not any(name in reached for name in left_out)
 
 
 def _groups(summary: ForwardSummary) -> list[list[ModuleCall]]:
@@ -115,7 +114,7 @@ def _groups(summary: ForwardSummary) -> list[list[ModuleCall]]:
             groups[-1].append(call)
         else:
             groups.append([call])
-    attentions = tuple(f"{call.name}." for call in calls if _is_attention(call))
+    attentions = tuple(f"{call.name}." for call in calls if _ATTENTION.match(call.kind))
     found = [[call for call in group if not call.name.startswith(attentions)] for group in groups if not group[0].again]
     return [group for group in found if group]
 
@@ -124,32 +123,33 @@ def _is_pooling(group: list[ModuleCall]) -> bool:
     return any(_POOLING.search(call.kind) for call in group)
 
 
-def _is_attention(call: ModuleCall) -> bool:
-    return _ATTENTION.match(call.kind) is not None
-
-
 def _choose(model: nn.Module, inputs: Inputs, summary: ForwardSummary, score: Score | None = None) -> tuple[str, bool]:
     """The last feature map that the scores depend on; for tokens, the last ones that are followed by an attention.
 
     Also returns whether it would be the same for another image: a gradient that is zero everywhere says nothing.
     """
     groups, size = _groups(summary), tuple(inputs.x.shape[2:])
-    maps, tokens = _indices_of_maps(groups, size), _indices_of_tokens(groups)
+    maps = _indices_of_maps(groups, size)
+    # What is pooled from tokens may have as many channels as there might be tokens.
+    grids = [(i, group[-1].grid) for i, group in enumerate(groups) if not _is_pooling(group)]
+    tokens = [i for i, grid in grids if grid is not None and grid.layout in ("tokens", "tokens first")]
     latest = sorted([*maps[-1:], *_before_attention(groups, tokens)[-1:]], reverse=True)
     if not latest:
-        raise _no_map(len(summary.calls))
+        raise _no_map(model, len(summary.calls))
     pooled = [i for i, group in enumerate(groups) if _is_map(group) and i not in maps]
     order = [latest[0], *_before_attention(groups, tokens)[-1:], *sorted(maps + tokens, reverse=True), *pooled[::-1]]
     names = list(dict.fromkeys(_outermost(groups[i]) for i in order))
     reached = _positions_reached(model, inputs, names, score)
-    return _first_reached(names, reached), any(any(counts) for counts in reached.values())
+    found = [name for name in names if any(reached.get(name, ()))]
+    return (found or names)[0], bool(found)
 
 
 def _map_behind_answers(model: nn.Module, inputs: Inputs, summary: ForwardSummary, score: Score) -> str:
     """The last map that says something about one of many answers. The answers themselves do not count: neither the map
     of classes that the network gives, nor a map of which the score reads one position. Nor does a head that slides over
     the maps of several resolutions, of which each call is about one. They are taken only where the score depends on
-    nothing else.
+    nothing else. A score that reads few numbers, as that of a box does, sees little of a fine map: of several
+    resolutions, the coarsest is taken.
     """
     groups, size = _groups(summary), tuple(inputs.x.shape[2:])
     shapes: dict[str, set[Size]] = {}
@@ -160,23 +160,39 @@ def _map_behind_answers(model: nn.Module, inputs: Inputs, summary: ForwardSummar
     indices = list(dict.fromkeys(covering + resized))
     slides = {i for i in indices if any(len(shapes[call.name]) > 1 for call in groups[i])}
     answers = {i for i in indices if groups[i][-1].shape[1] in summary.answers}
-    names = [_outermost(groups[i]) for i in sorted(indices, key=lambda i: i in slides | answers)]
+    ordered = sorted(indices, key=lambda i: i in slides | answers)
+    names = {_outermost(groups[i]): math.prod(grid.size) for i in ordered if (grid := groups[i][-1].grid)}
     if not names:
-        raise _no_map(len(summary.calls))
-    images = dict.fromkeys(names, 0)
+        raise _no_map(model, len(summary.calls))
+    images, of_cell = dict.fromkeys(names, 0), False
+
+    def noted(output: Any) -> Tensor:
+        nonlocal of_cell
+        found = score(output)
+        of_cell = _numbers_read(found, output) <= FEW * len(inputs)
+        return found
+
     for start in range(0, min(len(names), MOST), CANDIDATES):
-        reached = _positions_reached(model, inputs, names[start:], score)
+        reached = _positions_reached(model, inputs, [*names][start:], noted)
         images |= {name: sum(count > 1 for count in counts) for name, counts in reached.items()}
         if len(inputs) in images.values():
             break
-    return max(names, key=images.__getitem__)  # the first of equals
+    return max(names, key=lambda name: (images[name], -names[name] if of_cell else 0))  # the first of equals
 
 
-def _no_map(calls: int) -> LayerError:
-    return LayerError(
-        f"layer must be given for this model: none of its layers gives a spatial map ({calls} calls seen); name "
-        "one, or use a method for pixels such as saliency"
-    )
+def _numbers_read(score: Tensor, output: Any) -> int:
+    """How many of the numbers in an output a score depends on."""
+    tensors = [tensor for _, tensor in nested.paths(output) if tensor.requires_grad]
+    gradients = torch.autograd.grad(score.sum(), tensors, retain_graph=True, allow_unused=True) if tensors else ()
+    return sum(int((gradient != 0).sum()) for gradient in gradients if gradient is not None)
+
+
+def _no_map(model: nn.Module, calls: int) -> LayerError:
+    if any(isinstance(each, torch.jit.ScriptModule) or hasattr(each, "hidden_layers") for each in model.modules()):
+        made = "of a network in Python, but this one is scripted, exported or ONNX, and its layers are hidden"
+        return LayerError(f"layer must be {made}; use a method without layers, such as occlusion or rise")
+    none = f"none of its layers gives a spatial map ({calls} calls seen)"
+    return LayerError(f"layer must be given for this model: {none}; name one, or use saliency or occlusion")
 
 
 def _indices_of_maps(groups: list[list[ModuleCall]], size: Size) -> list[int]:
@@ -184,12 +200,6 @@ def _indices_of_maps(groups: list[list[ModuleCall]], size: Size) -> list[int]:
     grids = [(i, grid) for i, group in enumerate(groups) if (grid := group[-1].grid) and _is_map(group)]
     maps = [i for i, grid in grids if has_aspect(grid.size, size)] or [i for i, _ in grids]
     return [i for i in maps if not _is_pooling(groups[i])] or maps
-
-
-def _indices_of_tokens(groups: list[list[ModuleCall]]) -> list[int]:
-    """Where tokens are; what is pooled from them may have as many channels as there might be tokens."""
-    grids = [(i, group[-1].grid) for i, group in enumerate(groups) if not _is_pooling(group)]
-    return [i for i, grid in grids if grid is not None and grid.layout in ("tokens", "tokens first")]
 
 
 def _is_map(group: list[ModuleCall]) -> bool:
@@ -202,7 +212,7 @@ def _before_attention(groups: list[list[ModuleCall]], tokens: list[int]) -> list
 
     The output of an attention may be a padded window of a smaller map.
     """
-    attention = [i for i, group in enumerate(groups) if any(_is_attention(call) for call in group)]
+    attention = [i for i, group in enumerate(groups) if any(_ATTENTION.match(call.kind) for call in group)]
     return [i for i in tokens if i < attention[-1] and i not in attention] if attention else tokens
 
 
@@ -213,36 +223,27 @@ def _positions_reached(
 
     Without a score, the model's best one is used. Layers that no gradient reaches are left out.
     """
-    reached = partial(_reached, model, inputs, layers[:CANDIDATES], score)
-    found, whole = cut_where_allowed(reached)
-    return found if whole else reached(False)[0]
+    names = dict.fromkeys(split_call(layer, model)[0] for layer in layers[:CANDIDATES])
 
+    def run(cut: bool) -> Capture:
+        with untouched(model, grad=not cut), HookGroup(model) as group:
+            capture = Capture(group, names, gradients=True, cut=cut)
+            output = inputs.detached().call(model)
+            # A row of numbers, if the network gives one.
+            tensors = sorted(tensors_in(output), key=lambda tensor: tensor.ndim != 2) if score is None else []
+            scores = [tensors[0].float().amax()] if tensors else [] if score is None else [score(output).sum()]
+            for each in scores:
+                capture.backward(each, roughly=True)
+        return capture
 
-def _reached(
-    model: nn.Module, inputs: Inputs, layers: Sequence[str], score: Score | None, cut: bool
-) -> tuple[dict[str, list[int]], bool]:
-    """The positions that each layer's gradient reaches, and whether the pass saw all of it."""
+    capture = cut_where_allowed(run)
+    capture = run(False) if capture.misses else capture
     grids, found = grids_of(model, inputs), {}
-    with untouched(model, grad=not cut), HookGroup(model) as group:
-        capture = Capture(
-            group, dict.fromkeys(split_call(layer, model)[0] for layer in layers), gradients=True, cut=cut
-        )
-        output = inputs.detached().call(model)
-        found_scores = _best_score(output) if score is None else score(output).sum()
-        if found_scores is not None:
-            capture.backward(found_scores, roughly=True)
-    for layer in layers:
-        record = capture.of_call(*split_call(layer, model))
+    for layer in layers[:CANDIDATES]:
+        record = capture.of(layer)
         if record is not None and record.gradient is not None:
-            positions = (to_spatial(record.gradient, grids, layer) != 0).any(1).flatten(1)
-            found[layer] = positions.sum(1).tolist()
-    return found, not capture.misses
-
-
-def _best_score(output: Any) -> torch.Tensor | None:
-    """The largest number that a network gives, of a row of them if it has one."""
-    found = sorted(tensors_in(output), key=lambda tensor: tensor.ndim != 2)
-    return found[0].float().amax() if found else None
+            found[layer] = (to_spatial(record.gradient, grids, layer) != 0).any(1).flatten(1).sum(1).tolist()
+    return found
 
 
 def _outermost(group: list[ModuleCall]) -> str:

@@ -1,25 +1,21 @@
 """How the shape of a tensor is read as a map: channels first or last, or tokens; found out by probing the network."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from functools import lru_cache
+from typing import Literal
 
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from explain._utils.random_numbers import normal
+from explain._utils.errors import LayerError
+from explain._utils.random_numbers import normal, seeded
 
 Size = tuple[int, ...]
 """Height and width; of a video, frames before them."""
 Layout = Literal["NCHW", "NHWC", "NTCHW", "tokens", "tokens first", "tokens last"]
-_WORDS: dict[Layout, str] = {
-    "NCHW": "channels first", "NHWC": "channels last", "NTCHW": "frames first",
-    "tokens": "a row for each position", "tokens first": "a row for each position",
-    "tokens last": "channels before positions",
-}  # fmt: skip
 MAPS: dict[Layout, int] = {"NCHW": 1, "NHWC": -1, "NTCHW": 2}
 """The layouts of maps, unlike tokens, and the dimension that their channels are in."""
 
@@ -66,30 +62,28 @@ class Grid:
     def described(self) -> str:
         """The layout in words."""
         turned = ", width before height" if self.swapped else ""
-        return f"{self} with {_WORDS[self.layout]}{turned}"
+        return f"{self} in the layout {self.layout}{turned}"
 
-    def exchanged(self) -> Grid:
+    def exchanged(self) -> "Grid":
         """Return the grid of the same tensor, if its height is its width."""
         return replace(self, height=self.width, width=self.height, swapped=not self.swapped)
 
-    def spread(self, tensor: torch.Tensor) -> torch.Tensor:
+    def spread(self, tensor: Tensor) -> Tensor:
         """Lay a tensor out as ``(N, C, h, w)``, or ``(N, C, t, h, w)`` of a video.
 
         >>> Grid("NHWC", 3, 2, swapped=True).spread(torch.zeros(1, 2, 3, 8)).shape
         torch.Size([1, 8, 3, 2])
         """
-        if self.layout == "NHWC":
-            tensor = tensor.movedim(-1, 1)
-        elif self.layout == "NTCHW":
-            tensor = tensor.transpose(1, 2)
+        if self.layout in MAPS:
+            tensor = tensor.movedim(MAPS[self.layout], 1)
         elif self.layout == "tokens last":
             tensor = tensor.reshape(*tensor.shape[:2], *self._stored)
-        elif self.layout != "NCHW":
+        else:
             tensor = tensor.movedim(self.of_images, 0)[:, self.skip :]
             tensor = tensor.reshape(len(tensor), *self._stored, -1).movedim(-1, 1)
         return tensor.transpose(-1, -2) if self.swapped else tensor
 
-    def fold(self, maps: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    def fold(self, maps: Tensor, like: Tensor) -> Tensor:
         """Undo `spread`: lay ``maps`` out as ``like``, whose class and register tokens stay.
 
         >>> tokens, grid = torch.rand(1, 5, 3), Grid("tokens", 2, 2, 1)
@@ -97,15 +91,11 @@ class Grid:
         True
         """
         maps = maps.transpose(-1, -2) if self.swapped else maps
-        if self.layout == "NCHW":
-            return maps
-        if self.layout == "NTCHW":
-            return maps.transpose(1, 2)
+        if self.layout in MAPS:
+            return maps.movedim(1, MAPS[self.layout])
         if self.layout == "tokens last":
             return maps.flatten(2)
         last = maps.movedim(1, -1)
-        if self.layout == "NHWC":
-            return last
         extra = like.movedim(self.of_images, 0)[:, : self.skip]
         return torch.cat([extra, last.flatten(1, -2)], dim=1).movedim(0, self.of_images)
 
@@ -121,8 +111,6 @@ _CHANNELS_FIRST = (
     *(nn.modules.pooling._MaxPoolNd, nn.modules.pooling._AvgPoolNd, nn.Upsample),
     *(nn.modules.pooling._AdaptiveMaxPoolNd, nn.modules.pooling._AdaptiveAvgPoolNd),
 )
-Seen: TypeAlias = "Collection[tuple[int, Size]]"
-"""The maps that were seen elsewhere in the network: their channels and sizes."""
 
 
 @dataclass(frozen=True)
@@ -177,12 +165,12 @@ def find_grid(shape: Size, size: Size, seen: Collection[Size] = (), layout: Layo
         return None
     first, last = shape[2:], shape[1:-1]
     if layout is None:
-        aspect = size[-2] / size[-1]
-        channels_last = not has_aspect(first, size) and abs(last[-2] - last[-1] * aspect) <= 1
-        layout = "NHWC" if channels_last else "NCHW"
+        close = abs(last[-2] - last[-1] * size[-2] / size[-1]) <= 1
+        layout = "NHWC" if close and not has_aspect(first, size) else "NCHW"
     return _grid_of(layout, last if layout == "NHWC" else first)
 
 
+@lru_cache(maxsize=256)
 def read_map(shape: Size, size: Size, layout: Layout | None) -> LayoutReading:
     """The readings of a shape ``(N, C, h, w)`` or ``(N, h, w, C)``; of a video with frames before the height.
 
@@ -195,8 +183,10 @@ def read_map(shape: Size, size: Size, layout: Layout | None) -> LayoutReading:
     likeliest = find_grid(shape, size, layout=layout)
     if layout is None and len(size) == 2 and is_plain(shape, size):
         layout = "NCHW"
-    if likeliest is not None and layout is not None and not _looks_swapped(likeliest, size):
-        return LayoutReading((likeliest,))
+    if likeliest is not None and layout is not None:
+        turned = has_aspect(likeliest.exchanged().size, size) and not has_aspect(likeliest.size, size)
+        if not turned:
+            return LayoutReading((likeliest,))
     if len(shape) != len(size) + 2:
         return LayoutReading()
     sizes: dict[Layout, Size] = {"NCHW": shape[2:], "NHWC": shape[1:-1]}
@@ -208,7 +198,7 @@ def read_map(shape: Size, size: Size, layout: Layout | None) -> LayoutReading:
     return LayoutReading(tuple(dict.fromkeys(grids)), open=bool(grids), believed=layout is not None)
 
 
-def read_tokens(shape: Size, size: Size, seen: Seen, *, channels_last: bool) -> LayoutReading:
+def read_tokens(shape: Size, size: Size, seen: Collection[tuple[int, Size]], *, channels_last: bool) -> LayoutReading:
     """The readings of a shape ``(N, tokens, C)`` or ``(N, C, tokens)``.
 
     Tokens with as many channels as a map of their number, from which they were made, are certain. Open are shapes that
@@ -224,15 +214,16 @@ def read_tokens(shape: Size, size: Size, seen: Seen, *, channels_last: bool) -> 
     sizes = [each for _, each in seen]
     of_map = seen_grid(first, size, sizes)
     tokens = of_map or _token_grid(first, size)
+    by_tokens = LayoutReading((tokens,) if tokens else (), open=of_map is None and tokens is not None)
     if channels_last:
-        return LayoutReading((tokens,) if tokens else (), open=of_map is None and tokens is not None)
+        return by_tokens
     made_of = seen_grid(first, size, [each for channels, each in seen if channels == last])
     flattened = [each for channels, each in seen if channels == first and math.prod(each) == last]
     turned = seen_grid(last, size, flattened or sizes, most=0) or _token_grid(last, size, most=0)
     if made_of is not None and not flattened:
         return LayoutReading((made_of,))
     if turned is None or (tokens is None and not flattened):
-        return LayoutReading((tokens,) if tokens else (), open=of_map is None and tokens is not None)
+        return by_tokens
     channels_first = Grid("tokens last", turned.height, turned.width, frames=turned.frames)
     return LayoutReading((tokens, channels_first) if tokens else (channels_first,), open=True)
 
@@ -264,11 +255,6 @@ def _grid_of(layout: Layout, of_map: Size) -> Grid | None:
     return Grid(layout, of_map[-2], of_map[-1], frames=of_map[0] if len(of_map) == 3 else None)
 
 
-def _looks_swapped(grid: Grid, size: Size) -> bool:
-    """Whether a map would have the input's aspect ratio only with height and width exchanged."""
-    return not has_aspect(grid.size, size) and has_aspect((grid.width, grid.height), size)
-
-
 def _token_grid(tokens: int, size: Size, most: int = MAX_EXTRA_TOKENS) -> Grid | None:
     """The grid with the aspect ratio of an image; for a video, the number of frames is unknown."""
     if len(size) != 2:
@@ -283,14 +269,11 @@ def _token_grid(tokens: int, size: Size, most: int = MAX_EXTRA_TOKENS) -> Grid |
     return None
 
 
-Corner: TypeAlias = "tuple[bool, ...]"
-"""For each spatial dimension of the input, whether the altered half of it is the far one."""
-
 CLEAR = 0.1  # of a map's length: how far the answer has to move; where a reading is wrong, it moves by some 0.03
 
 
-def corners(dims: int) -> list[Corner]:
-    """The near corner, and for each dimension the corner that is far in this one alone.
+def corners(dims: int) -> list[tuple[bool, ...]]:
+    """The near corner, and for each dimension the corner that is far in this one alone: which halves are the far ones.
 
     >>> corners(2)
     [(False, False), (True, False), (False, True)]
@@ -298,24 +281,18 @@ def corners(dims: int) -> list[Corner]:
     return [(False,) * dims, *(tuple(i == j for j in range(dims)) for i in range(dims))]
 
 
-def altered(x: torch.Tensor, corner: Corner) -> torch.Tensor:
+def altered(x: Tensor, corner: tuple[bool, ...]) -> Tensor:
     """Return the input ``(N, C, H, W)`` with noise added in one corner, half as long as the input in each dimension."""
-    halves = [_half(length, far) for length, far in zip(x.shape[2:], corner, strict=True)]
-    part = (slice(None), slice(None), *halves)
-    generator = torch.Generator("cpu").manual_seed(len(corner))
+    lengths = [(length, max(1, length // 2), far) for length, far in zip(x.shape[2:], corner, strict=True)]
+    part = (..., *(slice(length - half, length) if far else slice(half) for length, half, far in lengths))
     spread = x.detach().double().std(correction=0)
-    noise = normal(x[part].shape, generator).double().to(x.device)
+    noise = normal(x[part].shape, seeded(len(corner))).double().to(x.device)
     found = x.clone()
     found[part] += (noise * torch.where(spread > 0, spread, 1)).to(x.dtype)
     return found
 
 
-def _half(length: int, far: bool) -> slice:
-    half = max(1, length // 2)
-    return slice(length - half, length) if far else slice(half)
-
-
-def decide(grids: Sequence[Grid], changes: Sequence[torch.Tensor]) -> Grid | None:
+def decide(grids: Sequence[Grid], changes: Sequence[Tensor]) -> Grid | None:
     """Return the grid along which the change moves with the altered corner, or None if it is not clear.
 
     How many tokens there are does not tell their height and width: of tokens, other heights and widths are tried too.
@@ -324,44 +301,117 @@ def decide(grids: Sequence[Grid], changes: Sequence[torch.Tensor]) -> Grid | Non
         grids: the readings to decide between.
         changes: the change of the tensor for each of the `corners`, in their order.
     """
-    expected, other = ({g: _clarity(g, changes) for g in each} for each in (grids, _of_other_sizes(grids)))
-    clarity = {**other, **expected}
-    best = max(clarity, key=lambda grid: clarity[grid])
-    rivals = [clarity[g] for g in (expected if best in expected else clarity) if g != best]
-    return best if clarity[best] > CLEAR and all(clarity[best] > 2 * rival for rival in rivals) else None
-
-
-def _of_other_sizes(grids: Sequence[Grid]) -> list[Grid]:
-    """The grids of pictures with as many tokens, in other rows and columns."""
-    found = []
+    others = []
     for grid in grids:
         if grid.layout not in MAPS and grid.frames is None:
             cells = grid.height * grid.width
-            sizes = [(h, cells // h) for h in range(2, cells // 2 + 1) if cells % h == 0]
-            found += [replace(grid, height=h, width=w) for h, w in sizes if h != grid.height]
-    return found
+            heights = [h for h in range(2, cells // 2 + 1) if cells % h == 0 and h != grid.height]
+            others += [replace(grid, height=h, width=cells // h) for h in heights]
+    clarity = {grid: _clarity(grid, changes) for grid in (*others, *grids)}
+    best = max(clarity, key=lambda grid: clarity[grid])
+    rivals = [clarity[g] for g in (grids if best in grids else clarity) if g != best]
+    return best if clarity[best] > CLEAR and all(clarity[best] > 2 * rival for rival in rivals) else None
 
 
-def _clarity(grid: Grid, changes: Sequence[torch.Tensor]) -> float:
+def _clarity(grid: Grid, changes: Sequence[Tensor]) -> float:
     """How far the change moves along the dimension that the corner moves along, and not along others."""
     near, *far = [_centre(grid.spread(change.double()).square().sum((0, 1))) for change in changes]
-    moved = [(centre - near).tolist() for centre in far]
-    own = [
-        shifts[i] - max((abs(shift) for j, shift in enumerate(shifts) if j != i), default=0.0)
-        for i, (shifts, length) in enumerate(zip(moved, grid.size, strict=True))
-        if length > 1
-    ]
+    own = []
+    for i, (centre, length) in enumerate(zip(far, grid.size, strict=True)):
+        shifts = (centre - near).tolist()
+        if length > 1:
+            own.append(shifts[i] - max(map(abs, shifts[:i] + shifts[i + 1 :]), default=0.0))
     return min(own, default=0.0)
 
 
-def _centre(change: torch.Tensor) -> torch.Tensor:
+def _centre(change: Tensor) -> Tensor:
     """The centre of a map, between 0 and 1 in each dimension."""
     total = change.sum()
     if not total > 0 or not torch.isfinite(total):
         return torch.zeros(change.ndim, dtype=torch.float64)
-    sums = [change.sum([j for j in range(change.ndim) if j != i]) for i in range(change.ndim)]
-    return torch.stack([(each @ _positions(each) / total).cpu() for each in sums])
+    sums = [change.sum([j for j in range(change.ndim) if j != i]).cpu() for i in range(change.ndim)]
+    return torch.stack([each @ torch.linspace(0, 1, len(each), dtype=torch.float64) for each in sums]) / total.cpu()
 
 
-def _positions(values: torch.Tensor) -> torch.Tensor:
-    return torch.linspace(0, 1, len(values), dtype=torch.float64, device=values.device)
+@dataclass(frozen=True)
+class JointTokens:
+    """Tokens of a photo in a sequence of ``length`` with those of a text: where they are, and how they lie.
+
+    ``read`` are the tokens that the text's next ones are read from.
+    """
+
+    length: int
+    photo: Sequence[int]
+    read: Sequence[int]
+    size: Size
+
+
+@dataclass(frozen=True)
+class Grids:
+    """What tensors of a network are laid out on: the input's size, and the number of images in a batch.
+
+    Where shapes leave open how a map lies (tokens, and maps whose channels may be first as well as last), the network
+    is looked at: ``known`` gives the grid of a layer, or why it has none, ``sizes`` the sizes of all maps. ``layout``
+    says what a layer's class tells without that. Where there may be other tokens than those of the image (``strict``),
+    their number must be that of a map, but for a class token.
+    """
+
+    size: Size
+    count: int = 1
+    sizes: Callable[[], Collection[Size]] = tuple
+    known: Callable[[str], tuple[Grid | None, str]] | None = None
+    layout: Callable[[str, Size], Layout | None] | None = None
+    strict: bool = False
+    of_text: tuple[int, Sequence[int], Sequence[int], Size | None] | None = None
+    """`JointTokens` of a language model; without a size, they lie as the photo does, behind extra ones."""
+
+    @property
+    def joint(self) -> JointTokens | None:
+        """Where the tokens of the photo are that a language model reads, if one reads it."""
+        length, photo, read, size = self.of_text or (0, (), (), None)
+        grid = _token_grid(len(photo), self.size) if size is None and photo else None
+        if grid is not None:
+            photo, size = photo[grid.skip :], grid.size
+        return None if size is None else JointTokens(length, photo, read, size)
+
+    def grid(self, shape: Size, layer: str | None = None) -> Grid | None:
+        """Tell how a tensor of this shape, from this layer, covers the input; None if it has no map for each image."""
+        layout = None if layer is None or self.layout is None else self.layout(layer, shape)
+        if layer is not None and self.known is not None:
+            is_map = len(shape) == len(self.size) + 2
+            if not is_map or read_map(shape, self.size, layout).open:
+                return self.known(layer)[0]
+        if shape[:1] == (self.count,):
+            if len(shape) == 3 and self.strict:
+                return seen_grid(shape[1], self.size, self.sizes(), most=1)
+            return find_grid(shape, self.size, self.sizes() if len(shape) == 3 else (), layout)
+        grid = seen_grid(shape[0], self.size, self.sizes()) if len(shape) == 3 and shape[1] == self.count else None
+        return None if grid is None else replace(grid, layout="tokens first")
+
+
+def to_spatial(tensor: Tensor, grids: Grids, layer: str) -> Tensor:
+    """Lay a layer's output out as ``(N, C, h, w)``, or ``(N, C, t, h, w)`` where the input is a video.
+
+    Raises:
+        LayerError: the output has no spatial map.
+    """
+    shape = tuple(tensor.shape)
+    grid = grids.grid(shape, layer)
+    if grid is not None:
+        return grid.spread(tensor)
+    must = f"a spatial map, got shape {shape}; choose a convolutional layer (explain.list_layers shows which have one)"
+    if grids.known is not None and (doubt := grids.known(layer)[1]):
+        must = f"a map whose layout is clear, got shape {shape}, which may be {doubt}; choose a convolution near it"
+    elif len(shape) == len(grids.size) + 2 and math.prod(shape[2:]) == 1:
+        must = f"a map of several positions, got one position, shape {shape}; choose an earlier layer or a larger input"
+    raise LayerError(f"layer {layer!r} must give {must}")
+
+
+def enlarge(maps: Tensor, size: Size) -> Tensor:
+    """Bring maps ``(N, C, h, w)`` to another size, linearly between positions; of a video, between frames too.
+
+    >>> enlarge(torch.ones(1, 2, 2, 3, 3), (4, 6, 6)).shape
+    torch.Size([1, 2, 4, 6, 6])
+    """
+    mode = {1: "linear", 2: "bilinear", 3: "trilinear"}[maps.ndim - 2]
+    return F.interpolate(maps, size=size, mode=mode, align_corners=False)

@@ -1,27 +1,101 @@
 """Methods for vision transformers: attention, rollout, LeGrad, and attention weighted by gradients."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import torch
+from torch import nn
 
 from explain._utils.errors import MethodError
 from explain.engine import Evidence, Need
-from explain.engine.needs import Attention, AttentionMap, AttentionRelevance, BlockAttention
-from explain.layers.layouts import Grid
-from explain.methods.base import ATTENTION, Method, over_all
-from explain.methods.bibliography import cited
-from explain.methods.registry import register
+from explain.engine.needs import Attention, AttentionMap, AttentionRelevance, BlockAttention, InputAttention
+from explain.layers.layouts import Size
+from explain.methods.base import ATTENTION, Method, over_all, register
 from explain.relevance.composites import transformer_attribution
+
+_GRADIENTS = Attention(gradients=True)
+_OF_INPUT = InputAttention(gradients=True)
+_EVERYWHERE = Attention(gradients=True, unreached=True)
+_RELEVANCE = AttentionRelevance(transformer_attribution())
+
+
+def photo_tokens(method: str, maps: Sequence[torch.Tensor], evidence: Evidence) -> tuple[list[int], Size]:
+    """Which tokens are the photo's, and how they lie; the last attention may be that of one query, which pools them.
+
+    Raises:
+        MethodError: the model has no attention among all tokens, or only within windows.
+    """
+    joint = evidence.grids.joint
+    if joint is not None and maps:
+        return list(joint.photo), joint.size
+    shapes = {tuple(each.shape[-2:]) for each in (maps[:-1] if maps and maps[-1].shape[-2] == 1 else maps)}
+    tokens = next(iter(shapes), (0, 0))
+    grid = evidence.grids.grid((len(evidence.inputs), tokens[1], 1)) if tokens[1] else None
+    if len(shapes) != 1 or tokens[0] != tokens[1] or grid is None or any(len(m) != len(evidence.inputs) for m in maps):
+        found = "none" if not shapes else "of shapes " + ", ".join(str(shape) for shape in sorted(shapes)[:4])
+        raise MethodError(f"{method} must have attention among all tokens, got {found}; use it for vision transformers")
+    return list(range(grid.skip, tokens[1])), grid.size
+
+
+def weighted(weights: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor:
+    """The mean over heads of what is positive of attention times gradient: ``(N, queries, keys)``."""
+    return (weights * (0 if gradient is None else gradient)).clamp(min=0).mean(1)
+
+
+class RolloutMethod(Method):
+    """A method that multiplies one matrix ``(N, tokens, tokens)`` for each block, and reads the class token's row."""
+
+    family = ATTENTION
+    only_for = "vision transformers"
+    attention: ClassVar[Attention] = _GRADIENTS
+    """The attention that is followed."""
+
+    @property
+    def needs(self) -> frozenset[Need[Any]]:
+        return frozenset({self.attention})
+
+    def matrices(self, evidence: Evidence) -> Iterator[torch.Tensor]:
+        """The matrix of each block."""
+        raise NotImplementedError
+
+    def __call__(self, evidence: Evidence) -> torch.Tensor:
+        maps = evidence[self.attention]
+        tokens, size = photo_tokens(self.name, [each.weights for each in maps], evidence)
+        joint = _identity(maps[0].weights.mean(1)).expand(len(evidence.inputs), -1, -1)
+        for matrix in self.matrices(evidence):
+            joint = matrix @ joint
+        row = _of_rows(joint, maps[-1], evidence, class_token=tokens[0] > 0 or joint.shape[1] == 1)
+        return row[:, tokens].reshape(-1, *size)
+
+
+def _of_rows(matrix: torch.Tensor, last: AttentionMap, evidence: Evidence, *, class_token: bool) -> torch.Tensor:
+    """What all tokens are to those that the score is read from ``(N, tokens)``: the class token, or the mean of all."""
+    joint = evidence.grids.joint
+    if joint is None:
+        return matrix[:, 0] if class_token else matrix.mean(1)
+    if last.gradient is None:
+        return matrix[:, list(joint.read)].mean(1)
+    read = _rows_read(last)
+    return (matrix * read).sum(1) / read.sum(1).clamp(min=1)
+
+
+def _identity(matrix: torch.Tensor) -> torch.Tensor:
+    """The identity for what goes around an attention; nothing goes around one that pools the tokens."""
+    queries, keys = matrix.shape[-2:]
+    return (torch.eye(queries, keys) * (queries == keys)).to(matrix)
+
+
+def mixed(attention: torch.Tensor) -> torch.Tensor:
+    """Half attention and half the identity, with rows that add up to one."""
+    half = (attention + _identity(attention)) / 2
+    return half / half.sum(-1, keepdim=True)
 
 
 @register
-@dataclass(frozen=True)
-class AttentionRollout(Method):
-    r"""Follow attention through all blocks: :math:`\prod_l \bigl(\tfrac12 \bar A_l + \tfrac12 I\bigr)`, heads averaged.
+class AttentionRollout(RolloutMethod):
+    r"""Attention combined over all blocks.
+
+    Follow attention through all blocks: :math:`\prod_l \bigl(\tfrac12 \bar A_l + \tfrac12 I\bigr)`, heads averaged.
 
     The map is the row of the class token, or the mean of all rows where there is none. No class is asked for.
 
@@ -38,27 +112,17 @@ class AttentionRollout(Method):
     """
 
     name = "rollout"
-    about = "attention combined over all blocks"
-    source = cited("abnar2020rollout")
-    family = ATTENTION
-    only_for = "vision transformers"
-    needs = frozenset({Attention()})
+    attention = Attention()
 
-    def __call__(self, evidence: Evidence) -> torch.Tensor:
-        maps = evidence[Attention()]
-        grid = token_grid(self.name, [each.weights for each in maps], evidence)
-        joint = torch.eye(maps[0].weights.shape[-1]).to(maps[0].weights)
-        for each in maps:
-            mixed = 0.5 * each.weights.mean(1) + 0.5 * torch.eye(joint.shape[-1]).to(joint)
-            joint = mixed / mixed.sum(-1, keepdim=True) @ joint
-        read = joint[:, 0] if grid.skip else joint.mean(1)
-        return read[:, grid.skip :].reshape(-1, *grid.size)
+    def matrices(self, evidence: Evidence) -> Iterator[torch.Tensor]:
+        return (mixed(each.weights.mean(1)) for each in evidence[self.attention])
 
 
 @register
-@dataclass(frozen=True)
 class LeGrad(Method):
-    r"""Sum over blocks how the score read off each block depends on its attention.
+    r"""Sensitivity of the score to the attention of every block.
+
+    Sum over blocks how the score read off each block depends on its attention.
 
     For block l, the mean of its output tokens goes through the network's last normalisation and head; of the gradient
     of that score in the attention, the positive part is averaged over heads and queries. The class token's column is
@@ -84,62 +148,92 @@ class LeGrad(Method):
 
     blocks: int | None = None
 
-    name = "legrad"
-    about = "sensitivity of the score to the attention of every block"
-    source = cited("bousselham2025legrad")
     family = ATTENTION
-    minimums: ClassVar[Mapping[str, float]] = {"blocks": 1}
+    minimums = {"blocks": 1}
     only_for = "vision transformers"
     needs = frozenset({BlockAttention()})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         gradients = evidence[BlockAttention()]
-        grid = token_grid(self.name, gradients, evidence)
+        tokens, size = photo_tokens(self.name, gradients, evidence)
         used = gradients if self.blocks is None else gradients[-self.blocks :]
         of_keys = torch.stack([gradient.clamp(min=0).mean((1, 2)) for gradient in used]).mean(0)
-        return of_keys[:, grid.skip :].reshape(-1, *grid.size)
-
-
-def token_grid(method: str, maps: list[torch.Tensor], evidence: Evidence) -> Grid:
-    """The grid of tokens that all attention is about.
-
-    Raises:
-        MethodError: the model has no attention, or only within windows.
-    """
-    shapes = {tuple(each.shape[-2:]) for each in maps}
-    tokens = next(iter(shapes), (0, 0))
-    grid = evidence.grids.grid((len(evidence.inputs), tokens[1], 1)) if tokens[1] else None
-    if len(shapes) != 1 or tokens[0] != tokens[1] or grid is None or any(len(m) != len(evidence.inputs) for m in maps):
-        found = "none" if not shapes else "of shapes " + ", ".join(str(shape) for shape in sorted(shapes)[:4])
-        raise MethodError(
-            f"{method} must have attention among all tokens of the photo in every block, got {found}; use it for "
-            "vision transformers (ViT, DeiT), and gradcam or layercam otherwise"
-        )
-    return grid
-
-
-_GRADIENTS = Attention(gradients=True)
-_EVERYWHERE = Attention(gradients=True, beside=True)
-
-
-def weighted(weights: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor:
-    """The mean over heads of what is positive of attention times gradient: ``(N, queries, keys)``."""
-    if gradient is None:
-        return torch.zeros_like(weights).mean(1)
-    return (weights * gradient).clamp(min=0).mean(1)
-
-
-def _read(method: str, joint: torch.Tensor, evidence: Evidence) -> torch.Tensor:
-    """The map in the row of the class token, or in the mean of all rows where there is none."""
-    grid = token_grid(method, [joint[:, None]], evidence)
-    row = joint[:, 0] if grid.skip else joint.mean(1)
-    return row[:, grid.skip :].reshape(-1, *grid.size)
+        return of_keys[:, tokens].reshape(-1, *size)
 
 
 @register
-@dataclass(frozen=True)
-class GradientRollout(Method):
-    r"""Follow attention through all blocks, weighted by how the score depends on it.
+class GradECLIP(Method):
+    r"""What the last attention takes from each patch, for the score, with attention loosened to a similarity.
+
+    :math:`\operatorname{ReLU}\bigl(\sum_q \lambda_{qi} \sum_c \partial y / \partial o_{qc}\, v_{ic}\bigr)` at patch i:
+    the values v of the last block, weighted by the gradient in the attention's output o, and by the cosine
+    :math:`\lambda` of query and key over all heads, scaled to [0, 1] over the patches. Only queries count that the
+    score is read from, such as the class token's. (The authors' program runs the last block with a single head.)
+
+    Of words that are explained too, the map is that of the tokens in the text's own tower. Of an answer in words, it is
+    about the language model's attention, scaled over the tokens of photo and text together.
+
+    Args:
+        blocks: how many of the last blocks are added up; the paper takes the last for photos, and 8 of 12 for texts.
+
+    Returns:
+        ``(N, h, w)``, one value for each patch, never negative; ``(N, L, 1)`` for L tokens of a text.
+
+    Zhao et al., "Gradient-based Visual Explanation for Transformer-based CLIP", ICML 2024.
+
+    >>> import explain
+    >>> from torchvision.models import VisionTransformer
+    >>> model = VisionTransformer(16, 4, 2, 2, 8, 16, num_classes=3)
+    >>> torch.nn.init.normal_(model.heads.head.weight)[0, 0].isfinite()
+    tensor(True)
+    >>> explain.attribute(model, torch.rand(1, 3, 16, 16), GradECLIP(), target=1).values.shape
+    torch.Size([1, 4, 4])
+    """
+
+    blocks: int = 1
+
+    family = ATTENTION
+    minimums = {"blocks": 1}
+    only_for = "transformers"
+    needs = frozenset({_OF_INPUT})
+
+    def __call__(self, evidence: Evidence) -> torch.Tensor:
+        maps, of_words = evidence[_OF_INPUT], evidence.inputs.ndim == 3
+        weights, joint = [each.weights for each in maps], evidence.grids.joint
+        every = list(range(weights[-1].shape[-1] if weights else 0))
+        tokens, size = (every, (-1, 1)) if of_words and every else photo_tokens(self.name, weights, evidence)
+        among = tokens if joint is None else every
+        found = torch.stack([self._of(each, _rows_read(maps[-1]), among) for each in maps[-self.blocks :]]).sum(0)
+        if joint is not None:
+            found = found.index_fill(1, torch.tensor(joint.photo).to(found.device), 0) if of_words else found[:, tokens]
+        return found.clamp(min=0).reshape(len(found), *size)
+
+    def _of(self, attention: AttentionMap, read: torch.Tensor, tokens: list[int]) -> torch.Tensor:
+        """What one attention takes from some tokens ``(N, tokens)``."""
+        query, key, gradient = attention.query, attention.key, attention.gradient
+        if query is None or key is None or gradient is None:
+            raise MethodError(f"{self.name} must see queries and keys multiplied as matrices, got others; take legrad")
+        query, key = (nn.functional.normalize(each.transpose(1, 2).flatten(2), dim=-1) for each in (query, key))
+        visible = attention.weights[..., tokens].amax(1) > 0
+        cosine = (query @ key.transpose(1, 2))[..., tokens]
+        low = cosine.masked_fill(~visible, torch.inf).amin(-1, keepdim=True)
+        span = cosine.masked_fill(~visible, -torch.inf).amax(-1, keepdim=True) - low
+        loosened = torch.where(visible & (span > 0), (cosine - low) / span, visible.to(cosine))
+        terms = loosened * gradient.sum(1)[..., tokens]
+        return (terms * read if read.shape[1] == terms.shape[1] else terms).sum(1)
+
+
+def _rows_read(last: AttentionMap) -> torch.Tensor:
+    """Which queries of the last attention the score is read from ``(N, queries, 1)``, by their gradients."""
+    gradient = torch.zeros_like(last.weights) if last.gradient is None else last.gradient
+    return (gradient != 0).any(1).any(-1, keepdim=True)
+
+
+@register
+class GradientRollout(RolloutMethod):
+    r"""Attention combined over all blocks, weighted by its gradient.
+
+    Follow attention through all blocks, weighted by how the score depends on it.
 
     :math:`\prod_l \bigl(\tfrac12 E_h (\nabla A_l \odot A_l)^+ + \tfrac12 I\bigr)` with rows that add up to one: rollout
     in which heads and places count as far as more attention there would raise the score, so that it knows of classes.
@@ -158,27 +252,15 @@ class GradientRollout(Method):
     torch.Size([1, 4, 4])
     """
 
-    name = "gradientrollout"
-    about = "attention combined over all blocks, weighted by its gradient"
-    source = cited("gildenblat2020explainability")
-    family = ATTENTION
-    only_for = "vision transformers"
-    needs = frozenset({_GRADIENTS})
-
-    def __call__(self, evidence: Evidence) -> torch.Tensor:
-        maps = evidence[_GRADIENTS]
-        token_grid(self.name, [each.weights for each in maps], evidence)
-        joint = eye = torch.eye(maps[0].weights.shape[-1]).to(maps[0].weights).expand(len(evidence.inputs), -1, -1)
-        for each in maps:
-            mixed = (weighted(each.weights, each.gradient) + eye) / 2
-            joint = mixed / mixed.sum(-1, keepdim=True) @ joint
-        return _read(self.name, joint, evidence)
+    def matrices(self, evidence: Evidence) -> Iterator[torch.Tensor]:
+        return (mixed(weighted(each.weights, each.gradient)) for each in evidence[_GRADIENTS])
 
 
 @register
-@dataclass(frozen=True)
-class CheferAttribution(Method):
-    r"""Follow what attention has of the score through all blocks: relevance times gradient.
+class CheferAttribution(RolloutMethod):
+    r"""Relevance times gradient of attention, combined over all blocks.
+
+    Follow what attention has of the score through all blocks: relevance times gradient.
 
     :math:`\prod_l \bigl(I + E_h (\nabla A_l \odot R_l)^+\bigr)`, where :math:`\nabla A_l` is the gradient of the score
     in the attention of block l, and :math:`R_l` the attention's relevance. Relevance starts with 1 at the score. Linear
@@ -199,36 +281,23 @@ class CheferAttribution(Method):
     torch.Size([1, 4, 4])
     """
 
-    name = "cheferattribution"
-    about = "relevance times gradient of attention, combined over all blocks"
-    source = cited("chefer2021transformer")
-    family = ATTENTION
-    only_for = "vision transformers"
+    needs = frozenset({_GRADIENTS, _RELEVANCE})
 
-    @property
-    def _relevance(self) -> AttentionRelevance:
-        return AttentionRelevance(transformer_attribution())
-
-    @property
-    def needs(self) -> frozenset[Need[Any]]:
-        return frozenset({_GRADIENTS, self._relevance})
-
-    def __call__(self, evidence: Evidence) -> torch.Tensor:
-        maps, relevance = evidence[_GRADIENTS], evidence[self._relevance]
-        token_grid(self.name, [each.weights for each in maps], evidence)
-        joint = eye = torch.eye(maps[0].weights.shape[-1]).to(maps[0].weights).expand(len(evidence.inputs), -1, -1)
+    def matrices(self, evidence: Evidence) -> Iterator[torch.Tensor]:
+        maps, relevance = evidence[_GRADIENTS], evidence[_RELEVANCE]
         score = torch.where(evidence.score == 0, 1, evidence.score)
         for plain, changed in zip(maps, relevance, strict=True):
             if changed.gradient is not None:
                 of_one = changed.weights * changed.gradient / over_all(score, changed.weights)
-                joint = (eye + weighted(of_one, plain.gradient)) @ joint
-        return _read(self.name, joint, evidence)
+                matrix = weighted(of_one, plain.gradient)
+                yield matrix + _identity(matrix)
 
 
 @register
-@dataclass(frozen=True)
 class CheferBimodal(Method):
-    r"""Follow attention between a photo and something else (words, queries): what of the photo a token looked at.
+    r"""Attention between a photo and other tokens, weighted by its gradient.
+
+    Follow attention between a photo and something else (words, queries): what of the photo a token looked at.
 
     With :math:`\bar A = E_h (\nabla A \odot A)^+`, attention within s changes :math:`R^{ss}` and :math:`R^{sq}` by
     :math:`\bar A R`; attention from s to q changes :math:`R^{sq}` by
@@ -237,7 +306,8 @@ class CheferBimodal(Method):
     photo's tokens are known by their number; they must be as many as a grid has places, and others not as many.
 
     Args:
-        token: which of the others' tokens the score belongs to: that of the class, or the query of a detected box.
+        token: which of the others' tokens the score belongs to, such as the query of a detected box; None is those
+            that it is read from, by the gradients of their last attention.
 
     Returns:
         ``(N, h, w)``, one value for each patch.
@@ -260,25 +330,22 @@ class CheferBimodal(Method):
     torch.Size([1, 4, 4])
     """
 
-    token: int = 0
+    token: int | None = None
 
-    name = "cheferbimodal"
-    about = "attention between a photo and other tokens, weighted by its gradient"
-    source = cited("chefer2021generic")
     family = ATTENTION
-    minimums: ClassVar[Mapping[str, float]] = {"token": 0}
+    minimums = {"token": 0}
     only_for = "transformers with attention between a photo and other tokens"
     needs = frozenset({_EVERYWHERE})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         maps = evidence[_EVERYWHERE]
         photo, other = self._sizes(maps, evidence)
-        if self.token >= other:
-            raise MethodError(
-                f"token of {self.name} must be one of the {other} tokens beside the photo's, got {self.token}; count "
-                "from 0"
-            )
-        row = _followed(maps, photo, other)[other, photo][:, self.token]
+        if self.token is not None and self.token >= other:
+            raise MethodError(f"token of {self.name} must be below the {other} other tokens, got {self.token}")
+        read = _rows_read([each for each in maps if each.weights.shape[-2] == other][-1])
+        if self.token is not None:
+            read = torch.arange(other).to(read.device)[:, None] == self.token
+        row = (_followed(maps, photo, other)[other, photo] * read).sum(1) / read.sum(-2).clamp(min=1)
         grid = evidence.grids.grid((len(evidence.inputs), photo, 1))
         assert grid is not None
         return row[:, grid.skip :].reshape(-1, *grid.size)
@@ -293,43 +360,29 @@ class CheferBimodal(Method):
         ours = max(grids, default=0)
         if not between or len(sizes) != 2 or not ours or any(len(each.weights) != count for each in maps):
             found = ", ".join(str(shape) for shape in dict.fromkeys(shapes)) or "none"
-            raise MethodError(
-                f"{self.name} must have attention between a photo's tokens and others, and no third kind, got "
-                f"attention of shapes {found}; use cheferattribution for vision transformers"
-            )
+            raise MethodError(f"{self.name} must have attention of a photo and one other, got {found}; take legrad")
         return ours, next(size for size in sizes if size != ours)
 
 
-Relevances = dict[tuple[int, int], torch.Tensor]
-
-
-def _followed(maps: Sequence[AttentionMap], *sizes: int) -> Relevances:
+def _followed(maps: Sequence[AttentionMap], *sizes: int) -> dict[tuple[int, int], torch.Tensor]:
     """What each kind of token has of each, by their numbers, after all attentions."""
     first = maps[0].weights
     found = {(a, b): (torch.eye(a, b) * (a == b)).to(first).expand(len(first), a, b) for a in sizes for b in sizes}
     steps = [weighted(each.weights, each.gradient) for each in maps]
-    i = 0
-    while i < len(steps):
-        both = i + 1 < len(steps) and steps[i].shape[1:] == steps[i + 1].shape[:0:-1] and _between(steps[i])
-        now = steps[i : i + 1 + both]
-        changes = [change for step in now for change in _changes(step, found, sizes)]
-        for key, change in changes:
-            found[key] = found[key] + change
-        i += len(now)
+    while steps:
+        size = steps[0].shape[1:]
+        both = size[0] != size[1] and len(steps) > 1 and steps[1].shape[1:] == size[::-1]
+        now, steps = steps[: 1 + both], steps[1 + both :]
+        changes = dict[tuple[int, int], torch.Tensor]()
+        for step in now:
+            s, q = step.shape[1:]
+            if s == q:
+                changes |= {(s, other): step @ found[s, other] for other in sizes}
+            else:
+                across = _normalised(found[s, s]).transpose(1, 2) @ step @ _normalised(found[q, q])
+                changes |= {(s, q): across, (s, s): step @ found[q, s]}
+        found |= {key: found[key] + change for key, change in changes.items()}
     return found
-
-
-def _between(step: torch.Tensor) -> bool:
-    return step.shape[1] != step.shape[2]
-
-
-def _changes(step: torch.Tensor, found: Relevances, sizes: Sequence[int]) -> list[tuple[tuple[int, int], torch.Tensor]]:
-    """What one attention adds to the relevances."""
-    s, q = step.shape[1:]
-    if s == q:
-        return [((s, other), step @ found[s, other]) for other in sizes]
-    across = _normalised(found[s, s]).transpose(1, 2) @ step @ _normalised(found[q, q])
-    return [((s, q), across), ((s, s), step @ found[q, s])]
 
 
 def _normalised(relevance: torch.Tensor) -> torch.Tensor:

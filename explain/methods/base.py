@@ -1,55 +1,145 @@
-"""What a method is: a frozen value with a name, a need for evidence, and the mathematics."""
+"""What a method is: a frozen value with a name, needs, mathematics and a source to cite; methods by name."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Literal
+import fnmatch
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
+from functools import cache, partial
+from importlib import resources
+from typing import Any, ClassVar, Literal, TypeAlias, TypeVar, dataclass_transform
 
 import torch
 
-from explain._utils.errors import KnownOptions, MethodError, shown
+from explain._utils.errors import ArgumentError, MethodError, either, keywords, shown
+from explain._utils.options import Options, enter, register_reader
+from explain._utils.specs import SpecError, read_written
+from explain._utils.spelling import did_you_mean
 from explain.engine import Evidence, Need
-from explain.methods.bibliography import Source
-from explain.methods.options import check_options
+from explain.engine.needs import BiasTerms
+from explain.engine.perturbations import keep_graph
+from explain.layers.stitched import Stitched
 
-Style = Literal["heat", "intensity", "signed", "color"]
-"""How an attribution is read: heat over the photo, brightness, positive against negative, or a colour picture."""
+Kind = Literal["inproceedings", "article", "misc"]
+_VENUE = {"inproceedings": "booktitle", "article": "journal", "misc": "howpublished"}
+
+
+@dataclass(frozen=True)
+class Source(Options):
+    r"""A paper or a program, and how to cite it.
+
+    Args:
+        key: what the entry is called, such as ``selvaraju2017gradcam``.
+        authors: "Family, Given and Family, Given", as in BibTeX.
+        title: as printed; its capitals are kept.
+        year: of publication.
+        venue: the conference, the journal, or where a preprint or program is found.
+        kind: of the entry: a conference paper, an article in a journal, or something else.
+        doi, arxiv: its numbers there, where it has some.
+        shorthand: authors, venue and year, as in lists of methods.
+
+    Raises:
+        MethodError: the key, the authors or a brace would make no BibTeX entry.
+
+    >>> print(Source("doe2020maps", "Doe, Jane", "Maps of Everything", 2020, "Journal of Maps", "article").bibtex())
+    @article{doe2020maps,
+      author = {Doe, Jane},
+      title = {{Maps of Everything}},
+      journal = {Journal of Maps},
+      year = {2020},
+    }
+    """
+
+    key: str
+    authors: str
+    title: str
+    year: int
+    venue: str = ""
+    kind: Kind = "inproceedings"
+    doi: str = ""
+    arxiv: str = ""
+    shorthand: str = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not re.fullmatch(r"[A-Za-z0-9:_.+-]+", self.key):
+            raise MethodError(f"key of a source must be letters, digits and :_.+-, got {shown(self.key)}; change it")
+        for text in (self.authors, self.title):
+            if not text or text.count("{") != text.count("}"):
+                raise MethodError(f"authors and title of a source must have as many {{ as }}, got {shown(text)}")
+
+    def bibtex(self) -> str:
+        """Return the BibTeX entry."""
+        known = {"author": self.authors, "title": f"{{{self.title}}}", _VENUE[self.kind]: self.venue, "year": self.year}
+        known |= {"doi": self.doi, "eprint": self.arxiv, "archiveprefix": self.arxiv and "arXiv"}
+        lines = "".join(f"  {name} = {{{value}}},\n" for name, value in known.items() if value)
+        return f"@{self.kind}{{{self.key},\n{lines}}}"
+
+
+@cache
+def _bibliography() -> dict[str, Source]:
+    """The sources of all methods here, by key and by the names of the methods, from ``bibliography.bib``."""
+    text = resources.files("explain.methods").joinpath("bibliography.bib").read_text("utf-8")
+    found: dict[str, Source] = {}
+    for kind, key, body in re.findall(r"@(\w+)\{([^,]+),\n(.*?)\n\}", text, re.DOTALL):
+        entry = dict(re.findall(r"^  (\w+) = \{(.*)\},$", body, re.MULTILINE))
+        title, year, venue = entry["title"].strip("{}"), int(entry["year"]), entry[_VENUE[kind]]
+        numbers = entry.get("doi", ""), entry.get("eprint", "")
+        source = Source(key, entry["author"], title, year, venue, kind, *numbers, entry["shorthand"])
+        found |= dict.fromkeys([key, *entry.get("methods", key).split(", ")], source)
+    return found
+
+
+def cited(key: str) -> Source:
+    """The source with this key, or of the method with this name, in ``bibliography.bib``.
+
+    >>> cited("selvaraju2017gradcam").shorthand
+    'Selvaraju et al., ICCV 2017'
+    """
+    return _bibliography()[key]
+
+
+Style = Literal["heat", "intensity", "signed", "color", "evidence"]
+"""How an attribution is read: heat over the photo, brightness, positive against negative, a colour picture, or sets of
+regions."""
 
 Fusion = Literal["mean", "max", "product"]
 """How the maps of several layers become one, each divided by its largest magnitude."""
 
 
-MAPS, PATTERNS, ALTERED = "class activation maps", "patterns of the feature maps", "altered inputs"
+MAPS, PATTERNS, PERTURBATION = "class activation maps", "patterns of the feature maps", "perturbation"
 GRADIENTS, RELEVANCE, ATTENTION, OTHERS = "gradients", "relevance", "attention", "other methods"
-FAMILIES = (MAPS, PATTERNS, ALTERED, GRADIENTS, RELEVANCE, ATTENTION, OTHERS)
+FAMILIES = (MAPS, PATTERNS, PERTURBATION, GRADIENTS, RELEVANCE, ATTENTION, OTHERS)
 """In the order in which they are shown."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Outcome:
     """How an estimate went.
 
-    ``error`` has the error of each value, in their shape; ``samples`` ``(N,)`` how many altered photos each image was
+    ``error`` has the error of each value, in their shape; ``spent`` ``(N,)`` how many altered photos each image was
     run with, and ``planned`` ``(N,)`` how many there would be without an early end; ``finished`` ``(N,)`` false where
     an interrupt cut it short; ``r2`` ``(N,)`` how much of the variance of the scores a surrogate explains; ``neutral``
-    ``(N,)`` the value of a place that makes no difference, where it is not zero.
+    ``(N,)`` the value of a place that makes no difference, where it is not zero; ``sets`` the `EvidenceSets` of a
+    method that looks for the smallest evidence.
     """
 
     error: torch.Tensor | None = None
-    samples: torch.Tensor | None = None
+    spent: torch.Tensor | None = None
+    planned: torch.Tensor | None = None
     finished: torch.Tensor | None = None
     r2: torch.Tensor | None = None
-    planned: torch.Tensor | None = None
     neutral: torch.Tensor | None = None
+    sets: Any = None
 
 
 @dataclass(frozen=True)
-class Method(KnownOptions):
+class Method(Options):
     """A way to attribute a score: a frozen dataclass whose fields are its options.
 
-    A method of your own is a subclass with a ``name``, its ``needs`` and ``__call__``; all else has a default. When an
-    object is made, each option is checked against the type of its field, and against ``minimums``.
+    A method of your own is a subclass with its ``needs`` and ``__call__``; all else has a default, such as the
+    ``name``, which is that of the class in small letters. When an object is made, each option is checked against the
+    type of its field, and against ``minimums`` and ``below``.
 
     ``needs`` says which evidence the engine has to gather. Calling the method with that evidence gives the raw
     attribution: ``(N, h, w)`` at the layer's resolution, or ``(N, C, H, W)`` in pixels. ``about`` and ``paper`` are
@@ -58,8 +148,6 @@ class Method(KnownOptions):
 
     family: ClassVar[str] = OTHERS
     """With which methods it is listed: one of `FAMILIES`."""
-    minimums: ClassVar[Mapping[str, float]] = {}
-    """By name of an option, the smallest number that it may be."""
     only_for: ClassVar[str] = ""
     """Which networks or inputs it can explain, where not all."""
     control: ClassVar[str] = ""
@@ -75,7 +163,7 @@ class Method(KnownOptions):
 
     @property
     def name(self) -> str:
-        return ""
+        return type(self).__name__.lower()
 
     @property
     def about(self) -> str:
@@ -87,7 +175,8 @@ class Method(KnownOptions):
 
     @property
     def source(self) -> Source | None:
-        return None
+        names = (getattr(kind, "name", "") for kind in type(self).__mro__)  # a subclass has that of what it changes
+        return next((_bibliography()[name] for name in (self.name, *names) if name in _bibliography()), None)
 
     @property
     def style(self) -> Style:
@@ -96,9 +185,6 @@ class Method(KnownOptions):
     @property
     def needs(self) -> frozenset[Need[Any]]:
         return frozenset()
-
-    def __post_init__(self) -> None:
-        check_options(self, **self.minimums)
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         raise NotImplementedError
@@ -120,15 +206,25 @@ class Method(KnownOptions):
         """What each channel of the layer contributes: ``(N, C)``; None where these options are about no layer."""
         return None
 
-    def in_layer(self) -> Method:
+    def in_layer(self) -> "Method":
         """The method for a named layer."""
         return self
 
-    def within(self, low: tuple[float, ...], high: tuple[float, ...]) -> Method:
+    @property
+    def delta_needs(self) -> frozenset[Need[Any]]:
+        """Of its needs, those that only the convergence delta uses."""
+        return frozenset()
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether its values keep their graph with ``create_graph``."""
+        return self.family not in (PERTURBATION, PATTERNS, ATTENTION) and keep_graph(self.needs - self.delta_needs)
+
+    def within(self, low: tuple[float, ...], high: tuple[float, ...]) -> "Method":
         """The same for inputs whose values lie between these, one for each channel; what is set already stays."""
         return self
 
-    def tried(self) -> Method:
+    def tried(self) -> "Method":
         """The method with as little work as it takes to see whether a network suits it."""
         return replace(self, samples=2) if "samples" in options(self) else self  # type: ignore[call-arg]
 
@@ -146,6 +242,14 @@ def options(method: Method) -> dict[str, Any]:
 def uses_layer(method: Method) -> bool:
     """Whether a method looks at a layer."""
     return any(need.of_layer for need in method.needs)
+
+
+def can_be_stitched(method: Method, model: torch.nn.Module) -> bool:
+    """Whether a method explains the input of a `Stitched` model, or gives a map of a layer in each window."""
+    if not isinstance(model, Stitched):
+        return True
+    family, biases = innermost(method).family, any(isinstance(need, BiasTerms) for need in method.needs)
+    return family in (MAPS, PATTERNS) if uses_layer(method) else family != ATTENTION and not biases
 
 
 def over_all(per_image: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
@@ -170,31 +274,6 @@ def spatial_dims(maps: torch.Tensor) -> tuple[int, ...]:
     return tuple(range(2, maps.ndim))
 
 
-def at_least(method: str, option: str, value: float, least: float, *, whole: bool = False) -> None:
-    """Refuse an option that is too small.
-
-    Raises:
-        MethodError: ``value`` is below ``least``, infinite or no number, or no whole number where it has to be.
-    """
-    kinds = (int,) if whole else (int, float)
-    if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value < float("inf"):
-        raise MethodError(f"{option} of {method} must be a {'whole ' * whole}number from {least}, got {shown(value)}")
-
-
-def one_layer(method: str, inner: object, option: str = "method") -> None:
-    """Refuse to wrap anything but a method that looks at one layer at a time.
-
-    Raises:
-        MethodError: ``inner`` cannot be wrapped.
-    """
-    if isinstance(inner, type) or not isinstance(inner, Method):
-        raise MethodError(f"{option} of {method} must be a method object or a name, got {shown(inner)}")
-    if inner.fusion is not None:
-        raise MethodError(
-            f"{option} of {method} must look at one layer, got {inner.name}; wrap the method that it fuses"
-        )
-
-
 def map_of(method: str, cam: Method, evidence: Evidence) -> torch.Tensor:
     """The map ``(N, h, w)`` of the CAM that a method is made of.
 
@@ -203,37 +282,177 @@ def map_of(method: str, cam: Method, evidence: Evidence) -> torch.Tensor:
     """
     values = cam(evidence)
     if values.ndim != len(evidence.size) + 1:
-        raise MethodError(
-            f"cam of {method} must give a map (N, h, w), got {cam.name} with values of shape {tuple(values.shape)}; "
-            "take a class map such as gradcam"
-        )
+        raise MethodError(f"cam of {method} must give a map (N, h, w), got {cam.name}; take one such as gradcam")
     return values
 
 
-def check_range(method: str, low: object, high: object) -> None:
-    """Refuse ends of a range that are no numbers, or of which one is missing.
+def check_range(method: str, low: tuple[float, ...] | None, high: tuple[float, ...] | None) -> None:
+    """Refuse ends of a range of which one is missing, or that are in the wrong order.
 
     Raises:
         MethodError: they are not as many numbers, each low one below its high one.
     """
     if low is None and high is None:
         return
-    ends = [each if isinstance(each, tuple) else () for each in (low, high)]
-    numbers = all(
-        isinstance(v, (int, float)) and not isinstance(v, bool) and abs(v) < float("inf") for v in sum(ends, ())
-    )
-    if not numbers or not ends[0] or len(ends[0]) != len(ends[1]) or any(a >= b for a, b in zip(*ends, strict=True)):
-        raise MethodError(
-            f"low and high of {method} must be tuples of as many numbers, one for each channel or one for all, each of "
-            f"low below that of high, got {shown(low)} and {shown(high)}; give both, such as (0.0,) and (1.0,), or none"
-        )
+    if not low or not high or len(low) != len(high) or any(a >= b for a, b in zip(low, high, strict=True)):
+        raise MethodError(f"low of {method} must be below high, got {shown(low)} and {shown(high)}; give both for each")
 
 
-def one_of(method: str, option: str, value: object, known: tuple[str, ...]) -> None:
-    """Refuse an option that is not among the known ones.
+MethodLike: TypeAlias = str | Method
+M = TypeVar("M", bound="Method | type[Method]")
+
+DEEPEST = 5
+"""How many methods may be within each other, the innermost counted; their runs multiply."""
+
+_known: dict[str, Method] = {}
+_wrappers: dict[str, Callable[..., Method]] = {}
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def register(method: M) -> M:
+    """Make a method known by its name.
+
+    Above a class, as ``@register``, it is made a frozen dataclass, if it is none yet, and the method with its default
+    options becomes known; an object is registered as it is.
 
     Raises:
-        MethodError: ``value`` is unknown.
+        MethodError: the name is taken by another method, or cannot be one.
     """
-    if not isinstance(value, str) or value not in known:
-        raise MethodError(f"{option} of {method} must be one of {', '.join(known)}, got {shown(value)}")
+    if isinstance(method, type) and method.name is Method.name:  # the fallback, for objects
+        method.name = method.__name__.lower()  # type: ignore[assignment]
+    return enter(_known, method, "method")  # type: ignore[no-any-return]
+
+
+def register_wrapper(name: str, wrapper: Callable[..., Method]) -> None:
+    """Make ``name(inner, option=value)`` mean ``wrapper(inner, option=value)`` for every method."""
+    _wrappers[name] = wrapper
+
+
+@keywords()
+def list_methods(pattern: str = "*") -> list[str]:
+    """Return the names of the methods that match a glob pattern, in alphabetical order.
+
+    Any of them can stand in the brackets of ``smooth(...)`` and ``augmented(...)`` too.
+
+    >>> list_methods("guided*")
+    ['guidedbackprop', 'guidedgradcam', 'guidedintegratedgradients']
+    """
+    if not isinstance(pattern, str):
+        raise MethodError(f"pattern must be a text such as 'guided*', got {shown(pattern)}")
+    return sorted(name for name in _known if fnmatch.fnmatchcase(name, pattern))
+
+
+def get_method(method: MethodLike) -> Method:
+    """Return the method object for a name, which may have options; a method object is returned as it is.
+
+    Options are literals or plain words; those that are methods themselves are names again, with options or without.
+
+    Raises:
+        MethodError: the name is unknown, the method has no such option, or the object is no method.
+
+    >>> get_method("smooth(gradcam)").name
+    'smooth(gradcam)'
+    >>> get_method("integratedgradients(steps=20, baseline=blur)").steps
+    20
+    >>> get_method("smooth(gradcam(relu=False), samples=5)").samples
+    5
+    """
+    if isinstance(method, str):
+        return _by_text(method.strip())
+    if isinstance(method, type):
+        raise MethodError(f"method must be a name or an object, got the class {method.__name__}; make an object of it")
+    if not isinstance(method, Method):
+        raise MethodError(f"method must be a name or a method object, got {shown(method)}; see explain.list_methods()")
+    return method
+
+
+def _by_text(text: str) -> Method:
+    if "(" not in text:
+        return _known_as(text.lower(), text)
+    try:
+        read = read_written(text)
+    except SpecError as error:
+        raise MethodError(f"method {error}; write it like integratedgradients(steps=20)") from None
+    make: Callable[..., Method]
+    if read.name in _wrappers:
+        inner, *more = read.values or (read.options.pop("method", None),)
+        if more or not isinstance(inner, str):
+            got = shown(more[0] if more else inner) if read.values else "none"
+            raise MethodError(f"method {read.name} must have one method in its brackets, got {got}; name one")
+        make = partial(_wrappers[read.name], _by_text(inner.strip()))
+    else:
+        make = partial(replace, _known_as(read.name, text))
+        if read.values:
+            raise MethodError(f"method {read.name} must get options by name, got {shown(read.values[0])}")
+    try:
+        return make(**read.options)
+    except ArgumentError as error:  # which calls the method by its class
+        raise MethodError(f"method {read.name} {str(error).partition(' ')[2]}") from None
+    except TypeError:  # a wrapper takes a method, and nothing else
+        raise MethodError(f"method {read.name} takes no options, got {', '.join(read.options)}; leave them") from None
+
+
+def _known_as(name: str, text: str) -> Method:
+    if name not in _known:
+        several = [part.strip() for part in text.lower().split(",")]
+        if len(several) > 1 and set(several) <= _known.keys():
+            each = either(f"give a list, {several}", f"write {' '.join(f'--method {part}' for part in several)}")
+            raise MethodError(f"method must be one name, got {len(several)} in {shown(text)}; {each}")
+        guess, _, inside = text.lower().partition("(")
+        forms = []
+        if inside and "=" not in inside:  # a method within another, it seems
+            guess, forms = text.lower(), [f"{wrapper}({inside}" for wrapper in _wrappers]
+        raise MethodError(f"method {shown(text)} is unknown; {did_you_mean(guess, [*list_methods(), *forms])}")
+    return _known[name]
+
+
+def _check_inner(name: str, inner: Method, option: str) -> None:
+    """Refuse methods of several layers, and methods around methods around methods, whose runs multiply."""
+    if inner.fusion is not None:
+        raise MethodError(f"{option} of {name} must look at one layer, got {inner.name}; wrap the method that it fuses")
+    if _levels(inner) >= DEEPEST:
+        raise MethodError(f"{option} of {name} must hold at most {DEEPEST - 1} methods, got {inner.name:.50}")
+
+
+def _levels(method: Method) -> int:
+    """How many methods are within each other, the outermost counted."""
+    return 1 + max((_levels(each) for each in options(method).values() if isinstance(each, Method)), default=0)
+
+
+register_reader(
+    Method, "a method object or a name", lambda it: get_method(it) if isinstance(it, str) else it, _check_inner
+)
+
+
+def method_or_unknown(method: str | Method) -> Method:
+    """The method of a name; one without any metadata for a name that is not known."""
+    try:
+        return get_method(method)
+    except MethodError:
+        return Method()
+
+
+@cache
+def _titles() -> dict[str, str]:
+    titles: dict[str, str] = json.loads(resources.files("explain.methods").joinpath("titles.json").read_text("utf-8"))
+    return titles
+
+
+def title_of(name: str) -> str:
+    """Return the name of a method as people write it; the name itself where ``titles.json`` has none.
+
+    >>> title_of("gradcam"), title_of("smooth(gradcam++)"), title_of("mine")
+    ('Grad-CAM', 'SmoothGrad(Grad-CAM++)', 'mine')
+    """
+    return re.sub(r"[a-z0-9+]+", lambda found: _titles().get(found[0], found[0]), name)
+
+
+def innermost(method: str | Method) -> Method:
+    """The method that wrappers are around, whose family is theirs; one of no family for a name that is not known.
+
+    >>> innermost("smooth(saliency)").family, innermost("smooth(randomcam)").control, innermost("my own").family
+    ('gradients', 'random weights', 'other methods')
+    """
+    found = method_or_unknown(method)
+    inner = getattr(found, "method", None)
+    return innermost(inner) if isinstance(inner, Method) else found

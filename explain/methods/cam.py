@@ -1,20 +1,21 @@
-"""The CAM family: a weighted sum of a layer's feature maps."""
+"""Class activation maps: sums of feature maps, weighted by their gradients or by the weights of the last layer, and
+statistics of feature maps: principal components and unusual activations.
 
-from __future__ import annotations
+Each method is a formula of `Evidence`: ``evidence.activations`` and ``evidence.gradients`` ``(N, C, h, w)``. The engine
+gathers them: `explain.engine.execution` takes the gradients of the score by `torch.autograd.grad`, in the outputs of
+layers that `explain.hooks.capturing.Capture` records.
+"""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from dataclasses import field, replace
+from typing import Any, Literal
 
 import torch
 
 from explain._utils.errors import MethodError
-from explain._utils.random_numbers import uniform
+from explain._utils.random_numbers import seeded, uniform
 from explain.engine import Activations, Evidence, LayerGradients, Need
 from explain.engine.needs import ClassWeights, LayerCurvature
-from explain.methods.base import MAPS, Method, Style, map_of, spatial_dims
-from explain.methods.bibliography import cited
-from explain.methods.registry import register
+from explain.methods.base import MAPS, PATTERNS, Method, Style, map_of, register, spatial_dims
 from explain.targets.functions import Contrast, ResidualSoftmax
 
 BOTH: frozenset[Need[Any]] = frozenset({Activations(), LayerGradients()})
@@ -24,11 +25,6 @@ def weighted(weights: torch.Tensor, evidence: Evidence, *, relu: bool) -> torch.
     """The sum of the feature maps with weights ``(N, C)``, and of it the positive part if ``relu``."""
     cam = torch.einsum("nk,nk...->n...", weights, evidence.activations)
     return cam.clamp(min=0) if relu else cam
-
-
-def style_of(relu: bool) -> Style:
-    """How a map is read of which the negative part was left out, or kept."""
-    return "heat" if relu else "signed"
 
 
 def ratio(above: torch.Tensor, below: torch.Tensor) -> torch.Tensor:
@@ -47,13 +43,14 @@ class ClassActivationMap(Method):
 
     @property
     def style(self) -> Style:
-        return style_of(getattr(self, "relu", True))
+        return "heat" if getattr(self, "relu", True) else "signed"
 
 
 @register
-@dataclass(frozen=True)
 class CAM(ClassActivationMap):
-    r"""Weigh each feature map by the weight that its mean has in the class's score: :math:`\sum_k w^c_k A^k`.
+    r"""Feature maps weighted by the class's weights in the last layer.
+
+    Weigh each feature map by the weight that its mean has in the class's score: :math:`\sum_k w^c_k A^k`.
 
     For networks that end in an average over the maps and one linear layer, such as ResNet and DenseNet; where the maps
     are averaged into the scores directly (SqueezeNet), the map of the class is the answer.
@@ -71,9 +68,6 @@ class CAM(ClassActivationMap):
     True
     """
 
-    name = "cam"
-    about = "feature maps weighted by the class's weights in the last layer"
-    source = cited("zhou2016cam")
     style = "signed"
     only_for = "networks that average their last maps into one linear layer"
     needs = frozenset({Activations(), ClassWeights()})
@@ -83,9 +77,10 @@ class CAM(ClassActivationMap):
 
 
 @register
-@dataclass(frozen=True)
 class GradCAM(ClassActivationMap):
-    r"""Weigh each feature map by the mean of its gradient, and keep where the sum speaks for the target.
+    r"""Feature maps weighted by their mean gradient.
+
+    Weigh each feature map by the mean of its gradient, and keep where the sum speaks for the target.
 
     The map is :math:`\mathrm{ReLU}\bigl(\sum_k \alpha_k A^k\bigr)` with
     :math:`\alpha_k = \frac{1}{hw}\sum_{ij} G^k_{ij}`.
@@ -106,18 +101,15 @@ class GradCAM(ClassActivationMap):
 
     relu: bool = True
 
-    name = "gradcam"
-    about = "feature maps weighted by their mean gradient"
-    source = cited("selvaraju2017gradcam")
-
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         return weighted(evidence.gradients.mean(spatial_dims(evidence.gradients)), evidence, relu=self.relu)
 
 
 @register
-@dataclass(frozen=True)
 class GradCAMPlusPlus(ClassActivationMap):
-    r"""Weigh each feature map by its positive gradients, each weighted by how much of the score it explains alone.
+    r"""Feature maps weighted by their positive gradients, pixel by pixel.
+
+    Weigh each feature map by its positive gradients, each weighted by how much of the score it explains alone.
 
     :math:`w_k = \sum_{ij} \alpha^k_{ij}\,\mathrm{ReLU}(G^k_{ij})` with
     :math:`\alpha^k_{ij} = G^2 / \bigl(2 G^2 + \sum_{ab} A^k_{ab}\, G^3\bigr)`, which is
@@ -141,8 +133,6 @@ class GradCAMPlusPlus(ClassActivationMap):
     relu: bool = True
 
     name = "gradcam++"
-    about = "feature maps weighted by their positive gradients, pixel by pixel"
-    source = cited("chattopadhay2018gradcampp")
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         g, total = evidence.gradients, evidence.activations.sum(spatial_dims(evidence.activations), keepdim=True)
@@ -151,9 +141,10 @@ class GradCAMPlusPlus(ClassActivationMap):
 
 
 @register
-@dataclass(frozen=True)
 class XGradCAM(ClassActivationMap):
-    r"""Weigh each feature map by the mean of its gradient over where it is active.
+    r"""Feature maps weighted by their gradient where they are active.
+
+    Weigh each feature map by the mean of its gradient over where it is active.
 
     :math:`w_k = \sum_{ij} A^k_{ij} G^k_{ij} / \sum_{ij} A^k_{ij}`, and zero where the map adds up to zero.
 
@@ -174,10 +165,6 @@ class XGradCAM(ClassActivationMap):
 
     relu: bool = True
 
-    name = "xgradcam"
-    about = "feature maps weighted by their gradient where they are active"
-    source = cited("fu2020xgradcam")
-
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         a = evidence.activations
         weights = ratio((a * evidence.gradients).sum(spatial_dims(a)), a.sum(spatial_dims(a)))
@@ -185,9 +172,10 @@ class XGradCAM(ClassActivationMap):
 
 
 @register
-@dataclass(frozen=True)
 class HiResCAM(ClassActivationMap):
-    r"""Multiply feature maps and gradients place by place, and add up: :math:`\sum_k G^k \odot A^k`.
+    r"""Feature maps times gradients, position by position.
+
+    Multiply feature maps and gradients place by place, and add up: :math:`\sum_k G^k \odot A^k`.
 
     Where one linear layer follows, the map adds up to the score less its bias, so it shows exactly what was used.
 
@@ -209,19 +197,16 @@ class HiResCAM(ClassActivationMap):
 
     relu: bool = False
 
-    name = "hirescam"
-    about = "feature maps times gradients, position by position"
-    source = cited("draelos2020hirescam")
-
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         cam = torch.einsum("nk...,nk...->n...", evidence.gradients, evidence.activations)
         return cam.clamp(min=0) if self.relu else cam
 
 
 @register
-@dataclass(frozen=True)
 class ElementWiseCAM(ClassActivationMap):
-    r"""Add up the positive products of feature maps and gradients: :math:`\sum_k \mathrm{ReLU}(G^k \odot A^k)`.
+    r"""Positive products of feature maps and gradients.
+
+    Add up the positive products of feature maps and gradients: :math:`\sum_k \mathrm{ReLU}(G^k \odot A^k)`.
 
     Returns:
         ``(N, h, w)`` at the layer's resolution, in units of the score, never negative.
@@ -234,18 +219,15 @@ class ElementWiseCAM(ClassActivationMap):
     True
     """
 
-    name = "elementwisecam"
-    about = "positive products of feature maps and gradients"
-    source = cited("gildenblat2021pytorchgradcam")
-
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         return (evidence.gradients * evidence.activations).clamp(min=0).sum(1)
 
 
 @register
-@dataclass(frozen=True)
 class LayerCAM(ClassActivationMap):
-    r"""Weigh each place by its own positive gradient.
+    r"""Feature maps times positive gradients, position by position.
+
+    Weigh each place by its own positive gradient.
 
     The map is :math:`\mathrm{ReLU}\bigl(\sum_k \mathrm{ReLU}(G^k) \odot A^k\bigr)`.
 
@@ -262,18 +244,15 @@ class LayerCAM(ClassActivationMap):
     torch.Size([1, 6, 6])
     """
 
-    name = "layercam"
-    about = "feature maps times positive gradients, position by position"
-    source = cited("jiang2021layercam")
-
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         return (evidence.gradients.clamp(min=0) * evidence.activations).sum(1).clamp(min=0)
 
 
 @register
-@dataclass(frozen=True)
 class ShapleyCAM(ClassActivationMap):
-    r"""Grad-CAM to second order: weights :math:`\frac{1}{hw}\sum_{ij}\bigl(G - \tfrac12 H A\bigr)^k_{ij}`.
+    r"""Grad-CAM with the curvature of the score.
+
+    Grad-CAM to second order: weights :math:`\frac{1}{hw}\sum_{ij}\bigl(G - \tfrac12 H A\bigr)^k_{ij}`.
 
     H is the Hessian in the feature maps; only its product with them is computed. The objective is
     :math:`y + \log\mathrm{softmax}(y)`, without whose curvature a network of ReLUs would give Grad-CAM again.
@@ -294,9 +273,6 @@ class ShapleyCAM(ClassActivationMap):
 
     residual_softmax: bool = True
 
-    name = "shapleycam"
-    about = "Grad-CAM with the curvature of the score"
-    source = cited("cai2025shapleycam")
     only_for = "networks with second derivatives (no fused attention behind the layer)"
 
     @property
@@ -311,9 +287,10 @@ class ShapleyCAM(ClassActivationMap):
 
 
 @register
-@dataclass(frozen=True)
 class RandomCAM(ClassActivationMap):
-    """Weigh the feature maps at random, between -1 and 1: what every method has to be better than.
+    """Feature maps with random weights: the null hypothesis.
+
+    Weigh the feature maps at random, between -1 and 1: what every method has to be better than.
 
     Args:
         seed: of the weights; every image gets the same ones.
@@ -333,22 +310,20 @@ class RandomCAM(ClassActivationMap):
     seed: int = 0
     relu: bool = True
 
-    name = "randomcam"
-    about = "feature maps with random weights: the null hypothesis"
-    source = cited("gildenblat2021pytorchgradcam")
     control = "random weights"
     needs = frozenset({Activations()})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         images, channels = evidence.activations.shape[:2]
-        weights = uniform((channels,), torch.Generator("cpu").manual_seed(self.seed % 2**63)) * 2 - 1
+        weights = uniform((channels,), seeded(self.seed)) * 2 - 1
         return weighted(weights.to(evidence.activations).expand(images, -1), evidence, relu=self.relu)
 
 
 @register
-@dataclass(frozen=True)
 class FinerCAM(ClassActivationMap):
-    r"""Any CAM of what sets the target apart from the classes that score most like it.
+    r"""Grad-CAM of the target against similar classes.
+
+    Any CAM of what sets the target apart from the classes that score most like it.
 
     Args:
         cam: the CAM to compute; a method that needs activations and gradients.
@@ -373,10 +348,7 @@ class FinerCAM(ClassActivationMap):
     alpha: float = 0.6
     references: int = 3
 
-    name = "finercam"
-    about = "Grad-CAM of the target against similar classes"
-    source = cited("zhang2025finercam")
-    minimums: ClassVar[Mapping[str, float]] = {"references": 1}
+    minimums = {"references": 1}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -396,14 +368,14 @@ class FinerCAM(ClassActivationMap):
         return self.cam.needs - {LayerGradients()} | {self.contrast}
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        found = {**evidence.found, LayerGradients(): evidence[self.contrast]}
-        return self.cam(replace(evidence, found=found))
+        return self.cam(replace(evidence, found={**evidence.found, LayerGradients(): evidence[self.contrast]}))
 
 
 @register
-@dataclass(frozen=True)
 class RefineCAM(ClassActivationMap):
-    """Multiply the maps of one layer of each resolution: fine where all of them agree.
+    """Product of the maps of all stages.
+
+    Multiply the maps of one layer of each resolution: fine where all of them agree.
 
     Each map is divided by its maximum and enlarged to the finest (the authors subtract the minimum first). Where no
     layers are named, the last of each of the four coarsest resolutions are taken.
@@ -425,9 +397,6 @@ class RefineCAM(ClassActivationMap):
 
     cam: Method = field(default_factory=GradCAMPlusPlus)
 
-    name = "refinecam"
-    about = "product of the maps of all stages"
-    source = cited("domeniconi2026refinecam")
     fusion = "product"
 
     @property
@@ -436,3 +405,181 @@ class RefineCAM(ClassActivationMap):
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         return map_of(self.name, self.cam, evidence)
+
+
+@register
+class EigenCAM(Method):
+    r"""First principal component of the feature maps.
+
+    Project the feature maps onto their first principal direction: :math:`A\,v_1` of :math:`A = U \Sigma V^T`.
+
+    A is the layer's output with a row for each place, not centred, as published. The sign, which a decomposition leaves
+    open, is chosen such that the map agrees with the sum of the feature maps. No class is asked for.
+
+    Returns:
+        ``(N, h, w)`` at the layer's resolution, in units of the activations.
+
+    Muhammad and Yeasin, "Eigen-CAM", IJCNN 2020 (arXiv:2008.00299).
+
+    >>> import explain, torch
+    >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+    >>> explain.attribute(model, torch.rand(1, 3, 8, 8), EigenCAM(), layer="0").values.shape
+    torch.Size([1, 6, 6])
+    """
+
+    family = PATTERNS
+    needs = frozenset({Activations()})
+
+    def __call__(self, evidence: Evidence) -> torch.Tensor:
+        return first_component(evidence.activations)
+
+
+@register
+class EigenGradCAM(Method):
+    """First principal component of feature maps times gradients.
+
+    The first principal component of the products of feature maps and gradients: Eigen-CAM that knows the class.
+
+    The sign is chosen such that the map agrees with HiResCAM, the sum of these products.
+
+    Returns:
+        ``(N, h, w)`` at the layer's resolution, in units of the score.
+
+    Gildenblat, pytorch-grad-cam, 2021.
+
+    >>> import explain, torch
+    >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+    >>> explain.attribute(model, torch.rand(1, 3, 8, 8), EigenGradCAM(), layer="0").values.shape
+    torch.Size([1, 6, 6])
+    """
+
+    family = PATTERNS
+    needs = BOTH
+
+    def __call__(self, evidence: Evidence) -> torch.Tensor:
+        return first_component(evidence.activations * evidence.gradients)
+
+
+def first_component(maps: torch.Tensor) -> torch.Tensor:
+    """Project maps ``(N, C, h, w)`` onto their first right-singular direction over places: ``(N, h, w)``."""
+    rows = maps.flatten(2).transpose(1, 2).double()  # (N, places, C)
+    if rows.shape[1] <= rows.shape[2]:
+        values, vectors = eigenvectors(rows @ rows.transpose(1, 2))
+        projected = vectors[..., -1] * values[:, -1:].clamp(min=0).sqrt()
+    else:
+        _, vectors = eigenvectors(rows.transpose(1, 2) @ rows)
+        projected = (rows @ vectors[..., -1:])[..., 0]
+    projected = torch.where((projected * rows.sum(2)).sum(1, keepdim=True) < 0, -projected, projected)
+    return projected.reshape(len(maps), *maps.shape[2:]).to(maps.dtype)
+
+
+def eigenvectors(matrices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Eigenvalues and eigenvectors of symmetric matrices ``(N, D, D)``; NaN for one that is not finite.
+
+    LAPACK would say of it that it does not converge; as NaN, it is traced to the layer that it comes from.
+    """
+    finite = torch.isfinite(matrices).all(2).all(1)
+    values, vectors = torch.linalg.eigh(torch.where(finite[:, None, None], matrices, 0))
+    nan = float("nan")
+    return values.masked_fill(~finite[:, None], nan), vectors.masked_fill(~finite[:, None, None], nan)
+
+
+@register
+class KPCACAM(Method):
+    r"""First component of the feature maps by kernel PCA.
+
+    The first component of the feature maps by kernel PCA: Eigen-CAM that follows curved structure.
+
+    Places are the samples, channels (centred over places) the features; K is the centred matrix of a kernel, and the
+    map is :math:`\sqrt{\lambda_1}\,a_1` of its largest eigenvalue, its entry of largest magnitude taken as positive.
+
+    Args:
+        kernel: ``sigmoid`` :math:`\tanh(\gamma\langle x, y\rangle + 1)`, ``rbf`` :math:`\exp(-\gamma|x-y|^2)`, ``poly``
+            :math:`(\gamma\langle x, y\rangle + 1)^3`, ``cosine`` or ``linear``.
+        gamma: the scale: a number, or ``scale`` for one over the number of channels and the variance of the centred
+            activations of the image, so that their units make no difference, or None for one over the number of
+            channels alone, as pytorch-grad-cam has it.
+
+    Returns:
+        ``(N, h, w)`` at the layer's resolution.
+
+    Karmani et al., "KPCA-CAM: Visual Explainability of Deep Computer Vision Models using Kernel PCA", 2024
+    (arXiv:2410.00267).
+
+    >>> import explain, torch
+    >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+    >>> explain.attribute(model, torch.rand(1, 3, 8, 8), KPCACAM(), layer="0").values.shape
+    torch.Size([1, 6, 6])
+    """
+
+    kernel: Literal["sigmoid", "rbf", "poly", "cosine", "linear"] = "sigmoid"
+    gamma: float | Literal["scale"] | None = "scale"
+
+    family = PATTERNS
+    minimums = {"gamma": 0}
+    needs = frozenset({Activations()})
+
+    def __call__(self, evidence: Evidence) -> torch.Tensor:
+        maps = evidence.activations
+        rows = maps.flatten(2).transpose(1, 2).double()
+        kernel = self._kernel(rows - rows.mean(1, keepdim=True))
+        mean = kernel.mean(1, keepdim=True)
+        values, vectors = eigenvectors(kernel - mean - mean.transpose(1, 2) + kernel.mean((1, 2), keepdim=True))
+        component = vectors[..., -1] * values[:, -1:].clamp(min=0).sqrt()
+        largest = component.gather(1, component.abs().argmax(1, keepdim=True))
+        component = torch.where(largest < 0, -component, component)
+        return component.reshape(len(maps), *maps.shape[2:]).to(maps.dtype)
+
+    def _kernel(self, rows: torch.Tensor) -> torch.Tensor:
+        gamma: Any = 1 / rows.shape[2] if not isinstance(self.gamma, float) else self.gamma
+        if self.gamma == "scale":
+            variance = rows.square().mean((1, 2), keepdim=True)
+            gamma = gamma / torch.where(variance == 0, 1, variance)
+        products = rows @ rows.transpose(1, 2)
+        squares = products.diagonal(dim1=1, dim2=2)
+        if self.kernel == "rbf":
+            return torch.exp(-gamma * (squares[:, :, None] + squares[:, None] - 2 * products).clamp(min=0))
+        if self.kernel == "cosine":
+            lengths = squares.sqrt()
+            return products / (lengths[:, :, None] * lengths[:, None]).clamp(min=torch.finfo(products.dtype).tiny)
+        if self.kernel == "sigmoid":
+            return torch.tanh(gamma * products + 1)
+        return (gamma * products + 1) ** 3 if self.kernel == "poly" else products
+
+
+@register
+class FEM(Method):
+    r"""Positions where feature maps are unusually strong.
+
+    Count where feature maps stand out: :math:`\sum_k \mu_k\,[A^k > \mu_k + k\sigma_k]`.
+
+    :math:`\mu_k` and :math:`\sigma_k` are the mean and the standard deviation of a map over its places. No class is
+    asked for.
+
+    Args:
+        k: how many standard deviations make an activation rare.
+
+    Returns:
+        ``(N, h, w)`` at the layer's resolution, in units of the activations.
+
+    Fuad et al., "Features Understanding in 3D CNNs for Actions Recognition in Video" (FEM), IPTA 2020.
+
+    >>> import explain, torch
+    >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+    >>> explain.attribute(model, torch.rand(1, 3, 8, 8), FEM(k=1), layer="0").values.shape
+    torch.Size([1, 6, 6])
+    """
+
+    k: float = 2.0
+
+    family = PATTERNS
+    minimums = {"k": 0}
+    needs = frozenset({Activations()})
+
+    def __call__(self, evidence: Evidence) -> torch.Tensor:
+        a = evidence.activations
+        dims = spatial_dims(a)
+        mean = a.mean(dims, keepdim=True)
+        rare = a > mean + self.k * a.std(dims, keepdim=True, correction=0)
+        rare &= a.amax(dims, keepdim=True) > a.amin(dims, keepdim=True)  # its mean may be off by a rounding
+        return (mean * rare).sum(1)

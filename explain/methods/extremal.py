@@ -1,27 +1,21 @@
 """Extremal perturbations: the smooth mask of a given area through which the score is highest."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import field
 
 import torch
 import torch.nn.functional as F
 
-from explain._utils.errors import MethodError, shown
+from explain._utils.errors import MethodError
 from explain.baselines import Defocus
 from explain.baselines.base import Baseline
-from explain.engine import Evidence, Need, Perturbation, PerturbedRows
-from explain.engine.perturbations import InOrder, PerturbationRuns
+from explain.engine import Evidence
+from explain.engine.perturbations import GivenRows, PerturbationRuns
 from explain.engine.reruns import PerturbationRunner
 from explain.hooks.preserve import recording
-from explain.methods.base import Outcome
-from explain.methods.bibliography import cited
-from explain.methods.estimates import PerturbationMethod
+from explain.methods.base import Outcome, register
+from explain.methods.estimates import PerturbationMethod, remembered
 from explain.methods.path import ScoreAndGradient
-from explain.methods.registry import register
 
 COLDNESS = 20.0  # the inverse of the temperature of the smooth maximum
 
@@ -60,7 +54,10 @@ class SmoothMasks:
             around = self._around(values, row)
             cold = torch.exp(COLDNESS * around)
             weighted, weights = weighted + (around * cold).sum(1), weights + cold.sum(1)
-        return self._without_rest(weighted / weights)
+        # from cells to pixels; of the last cells, the first pixel counts, which is where their point lies
+        rows, columns = (cells * self._step for cells in self._cells)
+        masks = (weighted / weights).reshape(-1, 1, rows, columns)
+        return masks[..., : rows - self._step + 1, : columns - self._step + 1]
 
     def cropped(self, full: torch.Tensor) -> torch.Tensor:
         """The part of them that lies on the photo."""
@@ -68,42 +65,12 @@ class SmoothMasks:
         height, width = self._size
         return full[..., start : start + height, start : start + width]
 
-    def back(self, values: torch.Tensor, full: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-        """From the gradient in the masks, with what lies beyond the photo, to that in the values."""
-        masks, slope = self._with_rest(full), self._with_rest(gradient)
-        every = [self._around(values, row) for row in range(2 * self._radius + 1)]
-        cold = [torch.exp(COLDNESS * around) for around in every]
-        slope = slope / sum(each.sum(1) for each in cold)
-        parts = []
-        for row, around in enumerate(every):
-            share = cold[row] * (1 + COLDNESS * (around - masks[:, None])) * slope[:, None]
-            parts.append((share * self._kernel[row][None]).sum((3, 5)))
-        windows = torch.cat(parts, 1).flatten(2)
-        side = 2 * self._radius + 1
-        folded = F.fold(windows, self._padded, side)
-        cut = self._beyond + self._radius
-        return folded[..., cut : cut + self.lattice[0], cut : cut + self.lattice[1]]
-
-    @property
-    def _padded(self) -> tuple[int, ...]:
-        return tuple(points + 2 * (self._beyond + self._radius) for points in self.lattice)
-
     def _around(self, values: torch.Tensor, row: int) -> torch.Tensor:
         """What a row of the points around each pixel gives it: ``(b, 2r + 1, cells, step, cells, step)``."""
         reach, side = self._beyond + self._radius, 2 * self._radius + 1
-        padded = F.pad(values, (reach, reach, reach, reach))
-        rows = padded[:, 0, row : row + self._cells[0]]
+        rows = F.pad(values, (reach, reach, reach, reach))[:, 0, row : row + self._cells[0]]
         points = torch.stack([rows[:, :, column : column + self._cells[1]] for column in range(side)], 1)
         return points[:, :, :, None, :, None] * self._kernel[row][None]
-
-    def _without_rest(self, masks: torch.Tensor) -> torch.Tensor:
-        """From cells to pixels; of the last cells, the first pixel counts, which is where their point lies."""
-        rows, columns = (cells * self._step for cells in self._cells)
-        return masks.reshape(-1, 1, rows, columns)[..., : rows - self._step + 1, : columns - self._step + 1]
-
-    def _with_rest(self, masks: torch.Tensor) -> torch.Tensor:
-        padded = F.pad(masks, (0, self._step - 1, 0, self._step - 1))
-        return padded.reshape(len(masks), self._cells[0], self._step, self._cells[1], self._step)
 
 
 RATE, MOMENTUM = 0.01, 0.9
@@ -111,31 +78,11 @@ WEIGHT, GROWTH = 300.0, 1.0035  # of the area in what is made large, at first, a
 USUAL_STEP = 32  # points of the lattice along the shorter side: 7 pixels of 224
 
 
-@dataclass(frozen=True, eq=False)
-class Made(Perturbation):
-    """Photos that were made already, some of each image; two such plans are never equal."""
-
-    owners: torch.Tensor
-    photos: torch.Tensor
-    of: torch.Tensor
-
-    def __str__(self) -> str:
-        return "photos seen through masks that are looked for"
-
-    def count(self, channels: int, size: tuple[int, ...]) -> int:
-        return 0
-
-    def rows(self, evidence: Evidence) -> PerturbedRows:
-        x = evidence.inputs
-        if x.shape != self.of.shape or not torch.equal(x, self.of):  # an input beside the photo
-            return PerturbedRows(self.owners, lambda rows: x[self.owners[rows]])
-        return PerturbedRows(self.owners, lambda rows: self.photos[rows])
-
-
 @register
-@dataclass(frozen=True)
 class ExtremalPerturbation(PerturbationMethod):
-    r"""Look for the smooth mask of a given area through which the score is highest.
+    r"""Smooth mask of a given area that maximises the score.
+
+    Look for the smooth mask of a given area through which the score is highest.
 
     For each area a, gradient ascent on :math:`y(m \otimes x) - \lambda\,\mathrm{mean}\,(\mathrm{sort}(m) - r_a)^2`,
     where :math:`m \otimes x` is the photo, blurred where the mask is small, and :math:`r_a` is 1 in its last share a
@@ -176,24 +123,15 @@ class ExtremalPerturbation(PerturbationMethod):
     step: int | None = None
     sigma: float | None = None
 
-    name = "extremalperturbation"
-    about = "smooth mask of a given area that maximises the score"
-    source = cited("fong2019extremal")
-    minimums: ClassVar[Mapping[str, float]] = {"steps": 1, "step": 1, "sigma": 1e-6}
+    minimums = {"steps": 1, "step": 1, "sigma": 1e-6}
+    below = PerturbationMethod.below | {"area": 1}
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.area or not all(0 < area < 1 for area in self.area):
-            raise MethodError(f"area of {self.name} must be numbers between 0 and 1, got {shown(self.area)}; use 0.1")
-
-    @property
-    def needs(self) -> frozenset[Need[Any]]:
-        return frozenset({PerturbationRuns()})
+    needs = frozenset({PerturbationRuns()})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         return self.chosen(self._done(evidence))
 
-    def chosen(self, ascent: _Ascent) -> torch.Tensor:
+    def chosen(self, ascent: "_Ascent") -> torch.Tensor:
         """The map of the masks that there are by now."""
         masks = ascent.masks.reshape(-1, len(self.area), *ascent.masks.shape[2:])
         if self.keeps is None:
@@ -204,30 +142,19 @@ class ExtremalPerturbation(PerturbationMethod):
         enough = (ascent.scores.reshape(-1, len(self.area)) >= least)[:, order]
         enough[:, -1] = True
         chosen = order.to(enough.device)[enough.int().argmax(1)]
-        found: torch.Tensor = masks[torch.arange(len(masks), device=masks.device), chosen]
-        return found
+        return masks.take_along_dim(chosen[:, None, None, None], 1)[:, 0]
 
     def outcome(self, evidence: Evidence) -> Outcome:
         ascent = self._done(evidence)
-        samples, planned = (
-            torch.full((len(evidence.inputs),), steps * len(self.area), device=evidence.inputs.device)
-            for steps in (ascent.steps, self.steps)
-        )
-        return Outcome(samples=samples, finished=samples == planned, planned=planned)
+        like = torch.full((len(evidence.inputs),), len(self.area), device=evidence.inputs.device)
+        finished = torch.full_like(like, ascent.steps == self.steps, dtype=torch.bool)
+        return Outcome(spent=like * ascent.steps, finished=finished, planned=like * self.steps)
 
-    def _done(self, evidence: Evidence) -> _Ascent:
+    def _done(self, evidence: Evidence) -> "_Ascent":
         """The masks that were found; they are remembered with the evidence."""
         if len(evidence.size) != 2:
-            raise MethodError(
-                f"input of {self.name} must be photos (N, C, H, W), got {tuple(evidence.inputs.shape)}; take occlusion"
-            )
-        runner = evidence[PerturbationRuns()]
-        known = runner.kept.setdefault(self, [])
-        if not known:
-            known.append(_Ascent(self, evidence))
-            known[0].climb(runner)
-        found: _Ascent = known[0]
-        return found
+            raise MethodError(f"input of {self.name} must be photos, got {evidence.inputs.shape}; take occlusion")
+        return remembered(self, evidence, lambda: _Ascent(self, evidence).climbed(evidence[PerturbationRuns()]))
 
 
 class _Ascent:
@@ -249,49 +176,37 @@ class _Ascent:
         numbers = torch.arange(places, device=self._x.device)
         self._wanted = (numbers >= (places * (1 - area)).floor()).to(self._x)  # sorted masks of these areas
 
-    def climb(self, runner: PerturbationRunner) -> None:
+    def climbed(self, runner: PerturbationRunner) -> "_Ascent":
         """Take all steps; an interrupt leaves the masks of the last one, where they are wanted."""
         most = self._how.steps * len(self._owners)
         try:
             while self.steps < self._how.steps:
                 self._step(runner)
-                runner.tell(self.steps * len(self._owners), most, lambda: {self._how.name: self._how.chosen(self)})
+                done = self.steps * len(self._owners)
+                runner.report_progress(done, most, lambda: {self._how.name: self._how.chosen(self)})
         except KeyboardInterrupt as error:
             runner.end(error, partial=self.steps > 0)
+        return self
 
     def _step(self, runner: PerturbationRunner) -> None:
-        full = self._smooth.full(self._values)
-        masks = self._smooth.cropped(full)
-        scores, upwards = self._upwards(masks, runner, mirrored=self.steps % 2 == 0)
-        slope = self._towards_area(full)
-        self._smooth.cropped(slope).add_(upwards)
-        gradient = -self._smooth.back(self._values, full, slope)
+        with recording(True):
+            values = self._values.clone().requires_grad_()
+            full = self._smooth.full(values)
+            masks = self._smooth.cropped(full)
+            photos = self._cover(self._owners, masks)
+            if not photos.requires_grad:
+                got = self._how.baseline.name
+                raise MethodError(f"baseline of {self._how.name} must change evenly with a mask, got {got}; take blur")
+            seen = photos.flip(-1) if self.steps % 2 == 0 else photos
+        made = GivenRows(self._owners, seen.detach(), self._x, "photos seen through masks that are looked for")
+        found = runner.read(made, ScoreAndGradient()).to(self._x)
+        slopes = found[:, 1:].reshape(seen.shape), self._towards_area(full.detach())
+        gradient = -torch.autograd.grad((seen, full), values, slopes)[0]
         if self._momentum is None:
             self._momentum = gradient
-        else:
-            self._momentum = MOMENTUM * self._momentum + (1 - MOMENTUM) * gradient
+        self._momentum = MOMENTUM * self._momentum + (1 - MOMENTUM) * gradient
         self._values = (self._values - RATE * self._momentum).clamp(0, 1)
-        self.masks, self.scores, self.steps = masks, scores, self.steps + 1
-
-    def _upwards(
-        self, masks: torch.Tensor, runner: PerturbationRunner, *, mirrored: bool
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The score of each photo behind its mask, and the gradient of that in the mask."""
-        leaf = masks.clone()
-        with recording(True):
-            leaf.requires_grad_()
-            photos = self._cover(self._owners, leaf)
-            if not photos.requires_grad:
-                raise MethodError(
-                    f"baseline of {self._how.name} must change evenly with the mask, got {self._how.baseline.name}; "
-                    "use "
-                    "defocus, or blur"
-                )
-            seen = photos.flip(-1) if mirrored else photos
-        made = Made(self._owners, seen.detach(), self._x)
-        found = runner.read_once(made, ScoreAndGradient(), InOrder()).to(masks)
-        (gradient,) = torch.autograd.grad(seen, leaf, found[:, 1:].reshape(seen.shape))
-        return found[:, 0], gradient
+        self.masks, self.scores, self.steps = masks.detach(), found[:, 0], self.steps + 1
 
     def _towards_area(self, full: torch.Tensor) -> torch.Tensor:
         """The gradient that draws sorted masks towards zeros and then as many ones as the area has places."""

@@ -1,27 +1,24 @@
 """The back-propagation family: gradients of the score in the pixels, plain or with another rule for rectifiers."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import field
+from typing import Any, ClassVar
 
 import torch
 
 from explain.engine import Evidence, InputGradients, Need
 from explain.engine.needs import RuleCoverage
-from explain.layers.feature_maps import enlarge
-from explain.methods.base import GRADIENTS, Method, map_of
-from explain.methods.bibliography import cited
+from explain.layers.layouts import enlarge
+from explain.methods.base import GRADIENTS, Method, map_of, register
 from explain.methods.cam import GradCAM
-from explain.methods.registry import register
 from explain.relevance.gradient_rules import Deconvnet as DeconvnetRule
-from explain.relevance.gradient_rules import Guided
+from explain.relevance.gradient_rules import Guided, Rule
 
 
 @register
-@dataclass(frozen=True)
 class Saliency(Method):
-    r"""Show how much each pixel would change the score: :math:`|\partial y/\partial x|`.
+    r"""Magnitude of the gradient in each pixel.
+
+    Show how much each pixel would change the score: :math:`|\partial y/\partial x|`.
 
     Args:
         absolute: give magnitudes, as published; False keeps the sign of the gradient.
@@ -39,9 +36,6 @@ class Saliency(Method):
 
     absolute: bool = True
 
-    name = "saliency"
-    about = "magnitude of the gradient in each pixel"
-    source = cited("simonyan2013saliency")
     family = GRADIENTS
     style = "intensity"
     needs = frozenset({InputGradients()})
@@ -52,9 +46,10 @@ class Saliency(Method):
 
 
 @register
-@dataclass(frozen=True)
 class InputXGradient(Method):
-    r"""Multiply each input value with its gradient: :math:`x \cdot \partial y/\partial x`.
+    r"""Input times gradient, signed.
+
+    Multiply each input value with its gradient: :math:`x \cdot \partial y/\partial x`.
 
     In a network without biases whose activations are piecewise linear through zero, the values add up to the score.
 
@@ -70,22 +65,34 @@ class InputXGradient(Method):
     True
     """
 
-    name = "inputxgradient"
-    about = "input times gradient, signed"
-    source = cited("shrikumar2016inputxgradient")
     family = GRADIENTS
     style = "signed"
     needs = frozenset({InputGradients()})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        gradient = evidence[InputGradients()]
-        return evidence.inputs * gradient
+        return evidence.inputs * evidence[InputGradients()]
+
+
+class RuleGradientMethod(Method):
+    """A method that gives the gradient under a rule for rectifiers."""
+
+    family = GRADIENTS
+    style = "color"
+    rule: ClassVar[Rule]
+
+    @property
+    def needs(self) -> frozenset[Need[Any]]:
+        return frozenset({InputGradients(self.rule), RuleCoverage(self.rule)})
+
+    def __call__(self, evidence: Evidence) -> torch.Tensor:
+        return evidence[InputGradients(self.rule)]
 
 
 @register
-@dataclass(frozen=True)
-class GuidedBackprop(Method):
-    """Send back only what is positive at every rectifier: which pixel patterns excite the units behind the score.
+class GuidedBackprop(RuleGradientMethod):
+    """Gradient that passes rectifiers only where positive.
+
+    Send back only what is positive at every rectifier: which pixel patterns excite the units behind the score.
 
     A hook clamps the ``grad_input`` of every ReLU in the graph, a module's or a function's. Its smooth and leaky
     relatives (ReLU6, LeakyReLU, PReLU, ELU, SiLU, GELU, Hardswish, ...) are treated the same way, which the paper
@@ -103,21 +110,14 @@ class GuidedBackprop(Method):
     torch.Size([1, 3, 3, 3])
     """
 
-    name = "guidedbackprop"
-    about = "gradient that passes rectifiers only where positive"
-    source = cited("springenberg2014guidedbackprop")
-    family = GRADIENTS
-    style = "color"
-    needs = frozenset({InputGradients(Guided()), RuleCoverage(Guided())})
-
-    def __call__(self, evidence: Evidence) -> torch.Tensor:
-        return evidence[InputGradients(Guided())]
+    rule = Guided()
 
 
 @register
-@dataclass(frozen=True)
-class Deconvnet(Method):
-    """Send back only what arrives positive at every rectifier, no matter what it let through on the way forward.
+class Deconvnet(RuleGradientMethod):
+    """Gradient whose positive part alone passes rectifiers; depends on the photo by max pooling only.
+
+    Send back only what arrives positive at every rectifier, no matter what it let through on the way forward.
 
     Rectifiers are found as for `GuidedBackprop`; at each, the gradient that arrives is clamped and passes on, for ReLU
     and for its smooth and leaky relatives alike.
@@ -136,21 +136,14 @@ class Deconvnet(Method):
     torch.Size([1, 3, 3, 3])
     """
 
-    name = "deconvnet"
-    about = "gradient whose positive part alone passes rectifiers; depends on the photo by max pooling only"
-    source = cited("zeiler2014deconvnet")
-    family = GRADIENTS
-    style = "color"
-    needs = frozenset({InputGradients(DeconvnetRule()), RuleCoverage(DeconvnetRule())})
-
-    def __call__(self, evidence: Evidence) -> torch.Tensor:
-        return evidence[InputGradients(DeconvnetRule())]
+    rule = DeconvnetRule()
 
 
 @register
-@dataclass(frozen=True)
 class GuidedGradCAM(Method):
-    """Multiply guided back-propagation with the Grad-CAM map: fine detail, where the target is.
+    """Guided back-propagation times Grad-CAM.
+
+    Multiply guided back-propagation with the Grad-CAM map: fine detail, where the target is.
 
     Args:
         cam: the class map to multiply with; any method that gives ``(N, h, w)``.
@@ -169,9 +162,6 @@ class GuidedGradCAM(Method):
 
     cam: Method = field(default_factory=GradCAM)
 
-    name = "guidedgradcam"
-    about = "guided back-propagation times Grad-CAM"
-    source = cited("selvaraju2017gradcam")
     family = GRADIENTS
     style = "color"
 

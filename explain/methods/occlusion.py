@@ -1,26 +1,26 @@
 """Occlusion and RISE: what the score loses where the photo is covered, and what random masks say."""
 
-from __future__ import annotations
-
+import itertools
 import math
-from collections.abc import Mapping
+import operator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from functools import lru_cache
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from explain._utils.errors import MethodError
-from explain._utils.random_numbers import uniform
+from explain._utils.random_numbers import seeded, uniform
 from explain.baselines import Zero
 from explain.baselines.base import Baseline
 from explain.engine import Evidence, Need
 from explain.engine.needs import DetectionSimilarity
-from explain.methods.bibliography import cited
-from explain.methods.estimates import EstimateMethod, Estimator, Guess, honest
-from explain.methods.masks import DrawnMasks, MaskedInputs, Masks, Score, box_mask, whole_score
+from explain.engine.perturbations import AnswerTo
+from explain.layers.layouts import enlarge
+from explain.methods import estimates
+from explain.methods.base import register
+from explain.methods.estimates import EstimateMethod, Estimator, Guess, MaskedInputs, Masks, Score, whole_score
 from explain.methods.regions import Cell
-from explain.methods.registry import register
 
 BLOCK = 32  # masks that come from one seed
 FEWEST = 4  # masks that say how far their scores differ
@@ -36,8 +36,7 @@ class Windows(Masks):
     window: int | tuple[int, ...] | None = None
     stride: int | tuple[int, ...] | None = None
 
-    def __str__(self) -> str:
-        return "a sliding window"
+    words = "a sliding window"
 
     def most(self, size: tuple[int, ...]) -> int:
         return len(self.boxes(size))
@@ -53,29 +52,23 @@ class Windows(Masks):
         """
         window = _by_side("window", self.window, [max(1, round(side / 7)) for side in size])
         stride = _by_side("stride", self.stride, [(length + 1) // 2 for length in window])
-        if any(length > side for length, side in zip(window, size, strict=True)):
-            raise MethodError(
-                f"window of occlusion must be no larger than the photo of {size}, got {tuple(window)}; take a smaller "
-                "one"
-            )
-        if any(step > length for step, length in zip(stride, window, strict=True)):
-            raise MethodError(
-                f"stride of occlusion must be no larger than the window of {tuple(window)}, or gaps are left, got "
-                f"{tuple(stride)}; take a smaller one"
-            )
-        found: list[Cell] = [()]
-        for side, length, step in zip(size, window, stride, strict=True):
-            starts = [k * step for k in range(-(-(side - length) // step) + 1)]
-            found = [(*before, (start, min(start + length, side))) for before in found for start in starts]
-        return found
+        if any(map(operator.gt, window, size)):
+            raise MethodError(f"window of occlusion must be within the photo of {size}, got {tuple(window)}; take less")
+        if any(map(operator.gt, stride, window)):
+            raise MethodError(f"stride of occlusion must not exceed the window {window}, got {stride}; take less")
+        ends = [
+            [(start, min(start + length, side)) for start in range(0, side - length + step, step)]
+            for side, length, step in zip(size, window, stride, strict=True)
+        ]
+        return list(itertools.product(*ends))
 
-    def drawn(self, evidence: Evidence) -> DrawnMasks:
+    def drawn(self, evidence: Evidence) -> estimates.DrawnMasks:
         x, boxes = evidence.inputs, self.boxes(evidence.size)
 
         def keep(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-            return 1 - torch.stack([box_mask([boxes[number]], x) for number in numbers.tolist()])
+            return 1 - torch.stack([estimates.box_mask([boxes[number]], x) for number in numbers.tolist()])
 
-        return DrawnMasks([len(boxes)] * len(x), keep)
+        return estimates.DrawnMasks([len(boxes)] * len(x), keep)
 
 
 def _by_side(option: str, given: int | tuple[int, ...] | None, usual: list[int]) -> list[int]:
@@ -85,10 +78,7 @@ def _by_side(option: str, given: int | tuple[int, ...] | None, usual: list[int])
     if isinstance(given, int):
         return [*usual[:-2], given, given]
     if len(given) != len(usual):
-        raise MethodError(
-            f"{option} of occlusion must be a whole number or {len(usual)} of them for this photo, got {given}; give "
-            "one for each side"
-        )
+        raise MethodError(f"{option} of occlusion must be a number, or one for each of {len(usual)} sides, got {given}")
     return list(given)
 
 
@@ -112,9 +102,10 @@ class _MeanDrop(Estimator):
 
 
 @register
-@dataclass(frozen=True)
 class Occlusion(EstimateMethod):
-    r"""Cover the photo with a sliding window, and see what the score loses.
+    r"""Drop of the score where a sliding window covers the photo.
+
+    Cover the photo with a sliding window, and see what the score loses.
 
     Each pixel gets the mean drop :math:`y(x) - y(x_{\setminus W})` over the windows W that cover it. Windows begin at
     multiples of the stride; those at the far border are cut off, so that every pixel is covered.
@@ -143,22 +134,16 @@ class Occlusion(EstimateMethod):
     baseline: Baseline = field(default_factory=Zero)
     score: Score = "logit"
 
-    name = "occlusion"
-    about = "drop of the score where a sliding window covers the photo"
-    source = cited("zeiler2014occlusion")
-    minimums: ClassVar[Mapping[str, float]] = {"window": 1, "stride": 1}
+    minimums = {"window": 1, "stride": 1}
     style = "signed"
 
     @property
-    def _windows(self) -> Windows:
-        return Windows(self.window, self.stride)
-
-    @property
     def perturbation(self) -> MaskedInputs:
-        return MaskedInputs(self._windows, self.baseline)
+        return MaskedInputs(Windows(self.window, self.stride), self.baseline)
 
     def estimator(self, evidence: Evidence) -> Estimator:
-        return _MeanDrop(self._windows.boxes(evidence.size), evidence, evidence[whole_score(self.score)])
+        boxes = Windows(self.window, self.stride).boxes(evidence.size)
+        return _MeanDrop(boxes, evidence, evidence[whole_score(self.score)])
 
 
 @dataclass(frozen=True)
@@ -173,68 +158,39 @@ class SmoothGrids(Masks):
     probability: float
     seed: int
 
-    def __str__(self) -> str:
-        return "random smooth masks"
+    words = "random smooth masks"
 
     def most(self, size: tuple[int, ...]) -> int:
         return self.samples
 
-    def drawn(self, evidence: Evidence) -> DrawnMasks:
-        grids = _DrawnGrids(self, evidence)
-        return DrawnMasks([self.samples] * len(evidence.inputs), grids.keep)
+    def drawn(self, evidence: Evidence) -> estimates.DrawnMasks:
+        like = evidence.inputs
+        cells = [min(self.grid, side) for side in evidence.size]
+        sides = [(side, -(-side // count)) for side, count in zip(evidence.size, cells, strict=True)]  # with the step
+        enlarged = [enlarging(n, (n + 1) * step).to(like) for n, (_, step) in zip(cells, sides, strict=True)]
+
+        @lru_cache(maxsize=1)
+        def block_of(block: int) -> torch.Tensor:
+            generator = seeded(self.seed, block)
+            masks = (uniform((BLOCK, *cells), generator) < self.probability).to(like)
+            for dim, ((side, step), large) in enumerate(zip(sides, enlarged, strict=True), start=1):
+                shifts = torch.randint(step, (BLOCK,), generator=generator, device="cpu").to(like.device)
+                rows = large[shifts[:, None] + torch.arange(side, device=like.device)]  # (BLOCK, side, cells)
+                moved = masks.movedim(dim, 1)
+                masks = torch.bmm(rows, moved.reshape(*moved.shape[:2], -1))
+                masks = masks.reshape(BLOCK, side, *moved.shape[2:]).movedim(1, dim)
+            return masks.clamp_(0, 1)
+
+        def keep(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+            blocks = itertools.groupby(numbers.tolist(), lambda number: number // BLOCK)
+            return torch.cat([block_of(block)[[number % BLOCK for number in of]] for block, of in blocks])[:, None]
+
+        return estimates.DrawnMasks([self.samples] * len(like), keep)
 
 
-class _DrawnGrids:
-    """Random smooth masks for the photos of a question."""
-
-    def __init__(self, grids: SmoothGrids, evidence: Evidence) -> None:
-        self._of, self._size, self._like = grids, evidence.size, evidence.inputs
-        self._cells = [min(grids.grid, side) for side in self._size]
-        self._step = [-(-side // cells) for side, cells in zip(self._size, self._cells, strict=True)]
-        self._enlarged = [
-            _enlarging(cells, (cells + 1) * step).to(self._like)
-            for cells, step in zip(self._cells, self._step, strict=True)
-        ]
-        self._block: tuple[int, torch.Tensor] = (-1, self._like)
-
-    def keep(self, images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-        """The masks ``(b, 1, H, W)`` of these numbers; they are the same for all images."""
-        found = []
-        for block, numbers_in_it in _by_block(numbers.tolist()):
-            if self._block[0] != block:
-                self._block = block, self._drawn(block)
-            found.append(self._block[1][numbers_in_it])
-        return torch.cat(found)[:, None]
-
-    def _drawn(self, block: int) -> torch.Tensor:
-        generator = torch.Generator("cpu").manual_seed((self._of.seed * 1_000_003 + block) % 2**63)
-        cells = uniform((BLOCK, *self._cells), generator) < self._of.probability
-        masks = cells.to(self._like)
-        for dim, (side, step, enlarged) in enumerate(zip(self._size, self._step, self._enlarged, strict=True)):
-            shifts = torch.randint(step, (BLOCK,), generator=generator, device="cpu").to(self._like.device)
-            rows = enlarged[shifts[:, None] + torch.arange(side, device=self._like.device)]  # (BLOCK, side, cells)
-            moved = masks.movedim(dim + 1, 1)
-            shape = moved.shape
-            masks = torch.bmm(rows, moved.reshape(BLOCK, shape[1], -1)).reshape(BLOCK, side, *shape[2:])
-            masks = masks.movedim(1, dim + 1)
-        return masks.clamp_(0, 1)
-
-
-def _by_block(numbers: list[int]) -> list[tuple[int, list[int]]]:
-    """Numbers as places within blocks, in their order."""
-    found: list[tuple[int, list[int]]] = []
-    for number in numbers:
-        block, place = divmod(number, BLOCK)
-        if not found or found[-1][0] != block:
-            found.append((block, []))
-        found[-1][1].append(place)
-    return found
-
-
-def _enlarging(cells: int, length: int) -> torch.Tensor:
+def enlarging(cells: int, length: int) -> torch.Tensor:
     """The matrix ``(length, cells)`` that enlarges a row of cells linearly."""
-    eye = torch.eye(cells, dtype=torch.float64, device="cpu")
-    return F.interpolate(eye[None], size=length, mode="linear", align_corners=False)[0].T
+    return enlarge(torch.eye(cells, dtype=torch.float64, device="cpu")[None], (length,))[0].T
 
 
 class _ScoreWeightedMasks(Estimator):
@@ -264,41 +220,35 @@ class _ScoreWeightedMasks(Estimator):
         scores = torch.cat(self._scores[image])
         n, average = len(scores), float(scores.mean())
         centre = average if self._centred else 0.0
-        means = (self._sums[image] / n).reshape(5, *self._like.shape[2:])
-        weighted, seen, squares, products, seen_twice = means
+        weighted, seen, squares, products, seen_twice = (self._sums[image] / n).reshape(5, *self._like.shape[2:])
         mean = weighted - centre * seen
         error, known = None, scores if self._whole is None else torch.cat([scores, self._whole[image, None]])
         reach = float((known - centre).abs().max())
         if n >= FEWEST and float(scores.max() - scores.min()) > 1e-6 * float(scores.abs().max()):
             variance = squares - 2 * centre * products + centre**2 * seen_twice - mean.square()
             once_more = (reach / n) ** 2  # the variance that one more mask with the farthest score would bring
-            error = honest(variance.clamp(min=0) / (n - 1) + once_more, n - 1)
+            error = estimates.honest(variance.clamp(min=0) / (n - 1) + once_more, n - 1)
             error = (error / self._probability).to(self._like)
-        neutral = None if self._centred else average
-        return Guess((mean / self._probability).to(self._like), error, neutral=neutral)
+        found = (mean / self._probability).to(self._like)
+        return Guess(found, error, neutral=None if self._centred else average)
 
 
+@dataclass(frozen=True)
 class SmoothGridMethod(EstimateMethod):
     """A method that averages random smooth masks, weighted by their scores: `RISE` and `DRISE`."""
 
-    name: ClassVar[str]
-    samples: int
-    grid: int
-    probability: float
-    centred: bool
-    baseline: Baseline
-    seed: int
-    tolerance: float | None
-    max_seconds: float | None
+    samples: int = 2000
+    grid: int = 7
+    probability: float = 0.5
+    centred: bool = False
+    baseline: Baseline = field(default_factory=Zero)
+    seed: int = 0
+    tolerance: float | None = None
+    max_seconds: float | None = None
 
-    minimums: ClassVar[Mapping[str, float]] = {"samples": 2, "grid": 1}
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.probability < 1:
-            raise MethodError(
-                f"probability of {self.name} must be a number between 0 and 1, got {self.probability}; 0.5 is usual"
-            )
+    style = "signed"
+    minimums = {"samples": 2, "grid": 1}
+    below = EstimateMethod.below | {"probability": 1}
 
     @property
     def masks(self) -> SmoothGrids:
@@ -314,9 +264,10 @@ class SmoothGridMethod(EstimateMethod):
 
 
 @register
-@dataclass(frozen=True)
 class RISE(SmoothGridMethod):
-    r"""Show the photo through random smooth masks, and add up the masks, each weighted by its score.
+    r"""Random smooth masks weighted by the score of the masked photo.
+
+    Show the photo through random smooth masks, and add up the masks, each weighted by its score.
 
     :math:`S = \frac{1}{n p} \sum_i y(x \odot m_i)\, m_i`, the expected score given that a pixel is seen. A mask is an
     s × s grid of cells that are 1 with probability p, enlarged bilinearly to (s + 1) ⌈H / s⌉ and shifted at random by
@@ -350,40 +301,18 @@ class RISE(SmoothGridMethod):
     (True, 32)
     """
 
-    samples: int = 2000
-    grid: int = 7
-    probability: float = 0.5
-    centred: bool = False
-    baseline: Baseline = field(default_factory=Zero)
     score: Score = "probability"
-    seed: int = 0
-    tolerance: float | None = None
-    max_seconds: float | None = None
-
-    name = "rise"
-    about = "random smooth masks weighted by the score of the masked photo"
-    source = cited("petsiuk2018rise")
-    style = "signed"
-
-
-@dataclass(frozen=True)
-class LikenessOf:
-    """How much the best detection in each row is like the one that is explained."""
-
-    needs = frozenset({DetectionSimilarity()})
-
-    def __call__(self, evidence: Evidence) -> torch.Tensor:
-        return evidence[DetectionSimilarity()]
 
 
 @register
-@dataclass(frozen=True)
 class DRISE(SmoothGridMethod):
-    r"""RISE for a detected box: each mask is weighted by how much the best detection through it is like that box.
+    r"""Random smooth masks weighted by the detection of a box in the masked photo.
+
+    RISE for a detected box: each mask is weighted by how much the best detection through it is like that box.
 
     Likeness is the overlap of the boxes (intersection over union) times the score of the detection, if it has the same
     label: detectors hand out a label for each box, of which the cosine between class distributions is 1 or 0. The
-    largest one over all detections counts. The target has to be an `explain.targets.Detection`.
+    largest one over all detections counts. The target has to be an `explain.targets.Detections`.
 
     Masks are those of `RISE`, as in the paper (the authors' program enlarges grids without interpolation).
 
@@ -407,31 +336,15 @@ class DRISE(SmoothGridMethod):
     ...     def forward(self, x):
     ...         box, label = torch.tensor([[1.0, 1, 4, 4]]), torch.tensor([1])
     ...         return [{"boxes": box, "labels": label, "scores": each[:, 1:4, 1:4].mean()[None]} for each in x]
-    >>> target = explain.targets.Detection()
+    >>> target = explain.targets.Detections()
     >>> a = explain.attribute(Detector(), torch.ones(1, 3, 8, 8), DRISE(samples=64, grid=4), target=target)
     >>> bool(a.values[0, 1:4, 1:4].mean() > a.values[0, 4:].mean())
     True
     """
 
-    samples: int = 2000
     grid: int = 16
-    probability: float = 0.5
-    centred: bool = False
-    baseline: Baseline = field(default_factory=Zero)
-    seed: int = 0
-    tolerance: float | None = None
-    max_seconds: float | None = None
 
-    name = "drise"
-    about = "random smooth masks weighted by the detection of a box in the masked photo"
-    source = cited("petsiuk2021drise")
-    style = "signed"
     only_for = "detected boxes"
 
-    @property
-    def read(self) -> LikenessOf:
-        return LikenessOf()
-
-    @property
-    def references(self) -> frozenset[Need[Any]]:
-        return frozenset()
+    read = AnswerTo(DetectionSimilarity())  # type: ignore[assignment]
+    references = frozenset[Need[Any]]()

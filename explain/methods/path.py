@@ -1,8 +1,7 @@
-"""Attribution along a path: what each input value contributes between a baseline and the photo."""
+"""Gradients added up along a path from a baseline to the photo: a straight line (IG), a blur that becomes sharp, or
+random points."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeAlias
 
@@ -11,24 +10,16 @@ import torch
 import torch.nn.functional as F
 
 from explain._utils.errors import BaselineError, MethodError, in_short
+from explain._utils.random_numbers import normal, seeded, uniform
 from explain.baselines.base import Baseline
-from explain.baselines.registry import get_baseline
-from explain.engine import (
-    Accumulator,
-    Attributions,
-    Evidence,
-    InputGradients,
-    Need,
-    Perturbation,
-    PerturbedRows,
-    Reducer,
-)
+from explain.baselines.replacements import get_baseline
+from explain.engine import Accumulator, Attributions, Evidence, Need, Perturbation, PerturbedRows, Reducer
+from explain.engine.needs import InputGradients
 from explain.engine.perturbations import OneForEach, Scores, SumOfRows, ZeroInput, copies
-from explain.layers.feature_maps import Grids
-from explain.methods.base import GRADIENTS, Method, at_least, over_all, spatial_dims
-from explain.methods.bibliography import cited
+from explain.layers.layouts import Grids
+from explain.methods.base import GRADIENTS, Method, register, spatial_dims
 from explain.methods.gradients import Saliency
-from explain.methods.registry import register
+from explain.methods.regions import blurred
 
 PathBaseline: TypeAlias = float | str | tuple[float, ...] | torch.Tensor | Baseline
 Rule = Literal["gausslegendre", "left", "right", "midpoint", "trapezoid"]
@@ -68,8 +59,7 @@ class PathStart(OneForEach):
     baseline: PathBaseline = 0.0
     method: str = field(default="integratedgradients", compare=False)
 
-    def __str__(self) -> str:
-        return "the baseline"
+    words = "the baseline"
 
     def perturbed(self, evidence: Evidence) -> torch.Tensor:
         """The baseline of each image: ``(N, C, H, W)``."""
@@ -78,30 +68,19 @@ class PathStart(OneForEach):
             own = self.baseline.detach().to(x)
             own = own[None] if own.ndim == x.ndim - 1 else own
             if own.shape[1:] != x.shape[1:] or len(own) not in (1, evidence.images):
-                raise MethodError(
-                    f"baseline of {self.method} must have the shape {tuple(x.shape[1:])} of an image, got "
-                    f"{tuple(self.baseline.shape)}; give it one that the model would take"
-                )
+                raise MethodError(f"baseline of {self.method} must be {tuple(x.shape[1:])}, got {tuple(own.shape)}")
             return evidence.of_images(own)
         if isinstance(self.baseline, tuple):
             if len(self.baseline) not in (1, x.shape[1]):
-                raise MethodError(
-                    f"{self.method} must be given a value for each of the {x.shape[1]} channels, got "
-                    f"{len(self.baseline)}; give one for all, or {x.shape[1]}"
-                )
+                raise MethodError(f"baseline of {self.method} must have {x.shape[1]} values, got {len(self.baseline)}")
             return torch.tensor(self.baseline).to(x).reshape(1, -1, *[1] * (x.ndim - 2)).expand_as(x)
         if isinstance(self.baseline, (str, Baseline)) and x.ndim < 4:  # an input beside the photo that is no picture
-            raise MethodError(
-                f"baseline of {self.method} must be a number for inputs that are no pictures, got "
-                f"{self.baseline!r} for one of shape {tuple(x.shape)}; use 0"
-            )
-        if self.baseline == "mean":
-            return x.mean(spatial_dims(x), keepdim=True).expand_as(x)
-        if self.baseline in ("least", "most"):
-            ends = x.amin if self.baseline == "least" else x.amax
-            return ends(spatial_dims(x), keepdim=True).expand_as(x)
+            raise MethodError(f"baseline of {self.method} must be a number for {x.ndim} sides, got {self.baseline!r}")
         if self.baseline == "blur":
             return _blurred(x)
+        if isinstance(self.baseline, str):
+            statistic: Any = {"mean": x.mean, "least": x.amin, "most": x.amax}[self.baseline]
+            return statistic(spatial_dims(x), keepdim=True).expand_as(x)  # type: ignore[no-any-return]
         if isinstance(self.baseline, Baseline):
             return self.baseline(x, x.new_zeros(1, 1, *x.shape[2:]))
         return torch.full_like(x, float(self.baseline))
@@ -112,63 +91,69 @@ class PathStart(OneForEach):
         return self.perturbed(Evidence(inputs, zero, None, "", Grids(tuple(inputs.shape[2:]))))
 
 
-def path_baseline(method: str, value: Any) -> Any:
-    """A baseline as a path takes it: one of `BASELINES` stays a name, other names are those of `explain.baselines`.
-
-    Raises:
-        MethodError: there is no baseline of that name.
-    """
-    if not isinstance(value, str) or value in BASELINES:
-        return value
-    try:
-        return get_baseline(value)
-    except BaselineError as error:
-        raise MethodError(
-            f"baseline of {method} must be a number, a tensor (C, H, W), one of {', '.join(BASELINES)} or a baseline: "
-            f"{error}"
-        ) from None
+Of = Callable[[int, int], torch.Tensor]
+"""From the numbers of an image and of a point on its path to a tensor."""
 
 
-def score_of(baseline: PathBaseline, method: str) -> Scores:
-    """The need for the score of the baseline; other methods use that of a blank photo too."""
-    is_blank = isinstance(baseline, (int, float)) and baseline == 0
-    return Scores(ZeroInput() if is_blank else PathStart(baseline, method))
+class Path(Perturbation):
+    """Points between a baseline and the photo, and the weight of the gradient at each."""
+
+    steps: int
+
+    def count(self, channels: int, size: tuple[int, ...]) -> int:
+        return self.steps
+
+    def points(self, evidence: Evidence) -> Of:
+        """The points ``(C, H, W)``."""
+        raise NotImplementedError
+
+    def weights(self, evidence: Evidence) -> Of:
+        """What the gradients at the points are multiplied with, before they are added up."""
+        raise NotImplementedError
+
+    def rows(self, evidence: Evidence) -> PerturbedRows:
+        return copies(evidence.inputs, self.steps, self.points(evidence))
+
+    @property
+    def gradients(self) -> Attributions:
+        """The need for the weighted sum of the gradients."""
+        return Attributions(self, Saliency(absolute=False), WeightedSum(self))
 
 
 @dataclass(frozen=True)
-class StraightPath(Perturbation):
-    """Points on the straight line from a baseline to the photo, as a quadrature needs them."""
+class WeightedSum(Reducer):
+    """Adds up what was found along a path, with the weights of the path."""
+
+    path: Path
+
+    def begin(self, evidence: Evidence) -> Accumulator:
+        weight, steps = self.path.weights(evidence), self.path.steps
+
+        def weigh(images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+            rows = zip(images.tolist(), (numbers % steps).tolist(), values, strict=True)
+            return torch.stack([value * weight(image, step) for image, step, value in rows])
+
+        return SumOfRows(len(evidence.inputs), weigh)
+
+
+@dataclass(frozen=True)
+class StraightPath(Path):
+    """Points on the straight line from a baseline to the photo, with the weights of a quadrature."""
 
     steps: int
     start: PathStart
     rule: Rule
 
-    def __str__(self) -> str:
-        return "points on the way from the baseline to the photo"
+    words = "points on the way from the baseline to the photo"
 
-    def count(self, channels: int, size: tuple[int, ...]) -> int:
-        return self.steps
-
-    def rows(self, evidence: Evidence) -> PerturbedRows:
+    def points(self, evidence: Evidence) -> Of:
         x, start = evidence.inputs, self.start.perturbed(evidence)
         points = torch.from_numpy(quadrature(self.rule, self.steps)[0]).to(x)
-        return copies(x, self.steps, lambda image, step: torch.lerp(start[image], x[image], points[step]))
+        return lambda image, step: torch.lerp(start[image], x[image], points[step])
 
-
-@dataclass(frozen=True)
-class Quadrature(Reducer):
-    """Adds up what was found along a path, with the weights of a quadrature."""
-
-    steps: int
-    rule: Rule
-
-    def begin(self, evidence: Evidence) -> Accumulator:
+    def weights(self, evidence: Evidence) -> Of:
         weights = torch.from_numpy(quadrature(self.rule, self.steps)[1])
-
-        def weigh(images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-            return values * over_all(weights.to(values)[numbers % self.steps], values)
-
-        return SumOfRows(len(evidence.inputs), weigh)
+        return lambda image, step: weights[step]
 
 
 @dataclass(frozen=True)
@@ -183,40 +168,61 @@ class ScoreAndGradient:
 
 
 class CompleteMethod(Method):
-    """A method whose values add up to the score minus that of a baseline, or the mean of several."""
+    """A method whose values add up to the score minus that of a baseline, or the mean of several.
+
+    It may have an option ``baseline``, which is brought into the form that paths take.
+    """
 
     family = GRADIENTS
     style = "signed"
+    baseline: Any
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        given = getattr(self, "baseline", None)
+        if isinstance(given, str) and given not in BASELINES:  # the name of one of `explain.baselines`
+            try:
+                object.__setattr__(self, "baseline", get_baseline(given))
+            except BaselineError as error:
+                raise MethodError(f"baseline of {self.name} must be a number, a tensor or a name: {error}") from None
 
     @property
-    def gradients(self) -> Attributions:
-        """The need for the gradients, added up."""
+    def start(self) -> PathStart:
+        """The baseline of each image."""
+        return PathStart(self.baseline, self.name)
+
+    @property
+    def along(self) -> Path:
+        """Where gradients are taken."""
         raise NotImplementedError
 
     @property
     def baseline_score(self) -> Scores:
         """The need for the scores of the baselines of each image."""
-        raise NotImplementedError
+        is_blank = isinstance(self.baseline, (int, float)) and self.baseline == 0  # which others need, too
+        return Scores(ZeroInput() if is_blank else self.start)
 
     @property
     def needs(self) -> frozenset[Need[Any]]:
-        return frozenset({self.gradients, self.baseline_score})
+        return frozenset({self.along.gradients, self.baseline_score})
+
+    @property
+    def delta_needs(self) -> frozenset[Need[Any]]:
+        return frozenset({self.baseline_score})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        gradients: torch.Tensor = evidence[self.gradients]
-        return gradients
+        return evidence[self.along.gradients]  # type: ignore[no-any-return]
 
     def expected_sum(self, evidence: Evidence) -> torch.Tensor:
-        difference: torch.Tensor = evidence.score - evidence[self.baseline_score].reshape(
-            len(evidence.inputs), -1
-        ).mean(1)
-        return difference
+        scores: torch.Tensor = evidence[self.baseline_score].reshape(len(evidence.inputs), -1)
+        return evidence.score - scores.mean(1)
 
 
 @register
-@dataclass(frozen=True)
 class IntegratedGradients(CompleteMethod):
-    r"""Add up gradients along the straight line from a baseline to the photo, and multiply with their difference.
+    r"""Gradients integrated from a baseline to the photo.
+
+    Add up gradients along the straight line from a baseline to the photo, and multiply with their difference.
 
     :math:`(x - b) \odot \int_0^1 \nabla y\bigl(b + t(x - b)\bigr)\,dt`; the values add up to :math:`y(x) - y(b)`, and
     by how much the quadrature misses that is the attribution's ``delta``.
@@ -249,24 +255,19 @@ class IntegratedGradients(CompleteMethod):
 
     __repr__ = in_short
 
-    name = "integratedgradients"
-    about = "gradients integrated from a baseline to the photo"
-    source = cited("sundararajan2017integratedgradients")
-    minimums: ClassVar[Mapping[str, float]] = {"steps": 1}
+    minimums = {"steps": 1}
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self.name, "steps", self.steps, 2 if self.rule == "trapezoid" else 1, whole=True)
-        object.__setattr__(self, "baseline", path_baseline(self.name, self.baseline))
+        if self.rule == "trapezoid" and self.steps < 2:
+            raise MethodError(f"steps of {self.name} must be at least 2 for the trapezoid rule, got {self.steps}")
 
     @property
-    def gradients(self) -> Attributions:
-        """The gradients along the path, added up."""
-        path = StraightPath(self.steps, PathStart(self.baseline), self.rule)
-        return Attributions(path, Saliency(absolute=False), Quadrature(self.steps, self.rule))
+    def along(self) -> Path:
+        return StraightPath(self.steps, self.start, self.rule)
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        total: torch.Tensor = evidence[self.gradients]
+        total = super().__call__(evidence)
         return self._way(evidence) * total if self.multiply_by_inputs else total
 
     def delta(self, evidence: Evidence, values: torch.Tensor) -> torch.Tensor | None:
@@ -274,12 +275,8 @@ class IntegratedGradients(CompleteMethod):
         contributions = values if self.multiply_by_inputs else self._way(evidence) * values
         return super().delta(evidence, contributions)
 
-    @property
-    def baseline_score(self) -> Scores:
-        return score_of(self.baseline, self.name)
-
     def _way(self, evidence: Evidence) -> torch.Tensor:
-        return evidence.inputs - PathStart(self.baseline).perturbed(evidence)
+        return evidence.inputs - self.start.perturbed(evidence)
 
 
 def _blurred(x: torch.Tensor) -> torch.Tensor:
@@ -293,3 +290,263 @@ def _blurred(x: torch.Tensor) -> torch.Tensor:
     flat = F.conv2d(F.pad(flat, (reach, reach, 0, 0), mode="reflect"), kernel[:, :, None])
     flat = F.conv2d(F.pad(flat, (0, 0, reach, reach), mode="reflect"), kernel[..., None])
     return flat.reshape(x.shape)
+
+
+@dataclass(frozen=True)
+class BlurPath(Path):
+    """The photo, less and less blurred.
+
+    ``sigma`` is the first blur's standard deviation as a share of the shorter side; it falls in equal ``steps``. Each
+    point is at a step's beginning, or with ``middle`` at its middle.
+    """
+
+    steps: int
+    sigma: float
+    middle: bool
+
+    words = "the photo, less and less blurred"
+
+    def points(self, evidence: Evidence) -> Of:
+        x = self.checked(evidence.inputs)
+        return lambda image, step: self.at(x[image], step + self.middle / 2)
+
+    def weights(self, evidence: Evidence) -> Of:
+        x = evidence.inputs
+        return lambda image, step: self.at(x[image], step + 1) - self.at(x[image], step)
+
+    def at(self, x: torch.Tensor, step: float) -> torch.Tensor:
+        """The photo after so many steps; after all of them, it is sharp."""
+        return blurred(x, self.sigma * min(x.shape[-2:]) * (1 - step / self.steps))
+
+    def checked(self, x: torch.Tensor) -> torch.Tensor:
+        """The photos; an input that is no picture cannot be blurred."""
+        if x.ndim < 4:
+            raise MethodError(f"input must be a picture (N, C, H, W), got {tuple(x.shape)}; take integratedgradients")
+        return x
+
+
+@register
+class BlurIntegratedGradients(CompleteMethod):
+    r"""Gradients integrated while a blurred photo becomes sharp.
+
+    Add up gradients while a blurred photo becomes sharp, each times what has changed.
+
+    :math:`\sum_i \nabla y(L_{\sigma_i}) \odot (L_{\sigma_{i+1/2}} - L_{\sigma_{i-1/2}})`, where :math:`L_\sigma` is the
+    photo behind a Gaussian blur whose standard deviation falls to zero in equal steps. No colour has to be chosen as a
+    baseline. The values add up to :math:`y(x) - y(L_{\sigma_0})`, and by how much the steps miss that is ``delta``.
+
+    Args:
+        steps: how many; the authors take 100.
+        sigma: the first standard deviation, as a share of the photo's shorter side; the authors take 50 pixels.
+
+    Returns:
+        ``(N, C, H, W)``, in units of the score; positive speaks for the target, negative against it.
+
+    Xu, Venugopalan and Sundararajan, "Attribution in Scale and Space", CVPR 2020. The authors multiply the gradient at
+    the beginning of each step with a derivative of the blur; here it is taken at the middle, and multiplied with the
+    difference of two blurs, so that a linear model's values add up exactly.
+
+    >>> import explain
+    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+    >>> a = explain.attribute(model, torch.rand(2, 3, 4, 4), BlurIntegratedGradients(), target=0)
+    >>> a.values.shape, bool((a.delta.abs() < 0.01).all())
+    (torch.Size([2, 3, 4, 4]), True)
+    """
+
+    steps: int = 50
+    sigma: float = 0.2
+
+    minimums = {"steps": 1, "sigma": 0}
+
+    @property
+    def along(self) -> BlurPath:
+        return BlurPath(self.steps, self.sigma, middle=True)
+
+    @property
+    def baseline_score(self) -> Scores:
+        return Scores(BlurPath(1, self.sigma, middle=False))  # where the path begins
+
+
+@dataclass(frozen=True)
+class RandomPoints(Path):
+    """Random points between the photo, with noise, and baselines drawn at random; weights are their differences."""
+
+    steps: int
+    baseline: PathBaseline
+    sigma: float
+    seed: int
+    method: str = field(default="gradientshap", compare=False)
+    """What errors call the method."""
+
+    words = "random points between the photo and baselines"
+
+    def points(self, evidence: Evidence) -> Of:
+        drawn = self.drawing(evidence.inputs)
+        return lambda image, sample: torch.lerp(*drawn(image, sample))
+
+    def weights(self, evidence: Evidence) -> Of:
+        drawn = self.drawing(evidence.inputs)
+
+        def weight(image: int, sample: int) -> torch.Tensor:
+            start, end, _ = drawn(image, sample)
+            return (end - start) / self.steps
+
+        return weight
+
+    def drawing(self, x: torch.Tensor) -> Callable[[int, int], tuple[torch.Tensor, torch.Tensor, float]]:
+        """From the numbers of photo and sample to the baseline, the photo with noise, and how far between them.
+
+        Each photo has the same draws, whichever stand beside it.
+        """
+        if isinstance(self.baseline, torch.Tensor):
+            known = several(self.baseline, x[0], self.method, alone=self.method == "gradientshap")
+        else:
+            starts = PathStart(self.baseline, self.method).of(x)
+
+        def drawn(image: int, sample: int) -> tuple[torch.Tensor, torch.Tensor, float]:
+            g = seeded(self.seed, sample)
+            which, share = uniform((2,), g).tolist()
+            photo = x[image]
+            end = photo + self.sigma * (photo.max() - photo.min()) * normal(photo.shape, g).to(photo)
+            if not isinstance(self.baseline, torch.Tensor):
+                return starts[image], end, share
+            return known[min(int(which * len(known)), len(known) - 1)], end, share
+
+        return drawn
+
+
+def several(baselines: torch.Tensor, x: torch.Tensor, method: str, *, alone: bool = False) -> torch.Tensor:
+    """Baselines ``(B, C, H, W)`` for a photo ``(C, H, W)``; one ``alone`` may come without its first dimension.
+
+    Raises:
+        MethodError: they are of another shape.
+    """
+    known = baselines.detach().to(x)
+    known = known[None] if alone and known.ndim == x.ndim else known
+    if known.shape[1:] != x.shape or not len(known):
+        wanted, got = (None, *x.shape), tuple(baselines.shape)
+        raise MethodError(f"baseline of {method} must be {wanted}, got {got}; reshape it")
+    return known
+
+
+@dataclass(frozen=True)
+class Baselines(Perturbation):
+    """All baselines, for each photo."""
+
+    full_precision = True
+
+    baselines: torch.Tensor
+    method: str = field(compare=False)
+
+    words = "the baselines"
+
+    def count(self, channels: int, size: tuple[int, ...]) -> int:
+        return len(self.baselines)
+
+    def rows(self, evidence: Evidence) -> PerturbedRows:
+        x = evidence.inputs
+        known = several(self.baselines, x[0], self.method)
+        return copies(x, len(known), lambda image, number: known[number])
+
+
+class SeveralBaselines(CompleteMethod):
+    """A method that compares with a baseline, or with each of several ``(B, C, H, W)``."""
+
+    @property
+    def baseline_score(self) -> Scores:
+        tensor = isinstance(self.baseline, torch.Tensor)
+        return Scores(Baselines(self.baseline, self.name)) if tensor else super().baseline_score
+
+
+class RandomPathMethod(SeveralBaselines):
+    """A method that averages gradients at random points between the photo and baselines."""
+
+    samples: int
+    seed: int
+    sigma: float = 0.0
+    minimums = {"samples": 1, "seed": 0}
+
+    @property
+    def along(self) -> Path:
+        return RandomPoints(self.samples, self.baseline, self.sigma, self.seed, self.name)
+
+
+@register
+class GradientSHAP(RandomPathMethod):
+    r"""Gradients at random points between the photo and baselines.
+
+    Average :math:`(x - b) \odot \nabla y\bigl(b + t(x - b)\bigr)` over random baselines b and places t in [0, 1].
+
+    With one baseline and no noise it is integrated gradients with random points, and its values add up to
+    :math:`y(x) - y(b)` as the samples grow; with several, to the mean of that. Without noise it is `ExpectedGradients`,
+    which says by how much they miss it.
+
+    Args:
+        samples: the number of points.
+        baseline: a tensor ``(B, C, H, W)`` of photos to draw from, such as some of the training data; or a single
+            baseline as for `IntegratedGradients`.
+        sigma: standard deviation of noise on the photo, as a share of its range.
+        seed: of baselines, places and noise; each photo has the same draws, whichever stand beside it.
+
+    Returns:
+        ``(N, C, H, W)``, in units of the score; positive speaks for the target, negative against it.
+
+    Erion et al., "Improving Performance of Deep Learning Models with Axiomatic Attribution Priors and Expected
+    Gradients", Nature Machine Intelligence 2021; the noise, and the name, as in Lundberg and Lee's package shap.
+
+    >>> import explain, torch
+    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2))
+    >>> x = torch.rand(1, 3, 2, 2)
+    >>> a = explain.attribute(model, x, GradientSHAP(samples=4), target=0)
+    >>> torch.allclose(a.values.sum(), model(x)[:, 0] - model(0 * x)[:, 0], atol=1e-5)
+    True
+    """
+
+    samples: int = 20
+    baseline: float | str | torch.Tensor | Baseline = 0.0
+    sigma: float = 0.0
+    seed: int = 0
+
+    minimums = {"samples": 1, "sigma": 0, "seed": 0}
+
+    @property
+    def needs(self) -> frozenset[Need[Any]]:
+        return frozenset({self.along.gradients})
+
+    def expected_sum(self, evidence: Evidence) -> None:  # type: ignore[override]
+        """Unknown, because of the noise."""
+
+
+@register
+class ExpectedGradients(RandomPathMethod):
+    r"""Gradients between the photo and other photos, on average.
+
+    Average :math:`(x - b) \odot \nabla y\bigl(b + t(x - b)\bigr)` over random baselines b and places t in [0, 1].
+
+    The baselines are photos, such as some of the training data; their mean takes the place of a single one that would
+    have to be chosen. The values add up to the score minus the mean score of the baselines as the samples grow, and by
+    how much they miss that is ``delta``. `GradientSHAP` is this with noise on the photo.
+
+    Args:
+        samples: the number of points.
+        baseline: a tensor ``(B, C, H, W)`` to draw from; or a single baseline as for `IntegratedGradients`, which makes
+            it that at random places.
+        seed: of baselines and places; each photo has the same draws, whichever stand beside it.
+
+    Returns:
+        ``(N, C, H, W)``, in units of the score; positive speaks for the target, negative against it.
+
+    Erion et al., "Improving Performance of Deep Learning Models with Axiomatic Attribution Priors and Expected
+    Gradients", Nature Machine Intelligence 2021.
+
+    >>> import explain, torch
+    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+    >>> photos = torch.rand(5, 3, 2, 2)
+    >>> a = explain.attribute(model, photos[:1], ExpectedGradients(baseline=photos), target=0)
+    >>> a.values.shape, a.delta.shape
+    (torch.Size([1, 3, 2, 2]), torch.Size([1]))
+    """
+
+    samples: int = 20
+    baseline: float | str | torch.Tensor | Baseline = 0.0
+    seed: int = 0

@@ -1,33 +1,38 @@
 """Regions of a photo that are absent as one: squares, a quadtree, superpixels, or what the caller gives."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+import math
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
 
 import numpy as np
 import torch
 
-from explain._utils.errors import MethodError, shown
-from explain.methods.blur_path import blurred
-from explain.methods.options import Reader, check_options, register_reader
+from explain._utils.errors import MethodError, optional, shown
+from explain._utils.options import Options, register_reader
 
 
-@runtime_checkable
-class Regions(Protocol):
+class Regions(Options):
     """A way to cut photos into regions, as a frozen value.
 
     Called with photos ``(N, C, H, W)`` or videos, it gives each pixel the number of its region, from 0 on:
-    ``(N, H, W)``. ``most`` is how many there are at most for photos of a size.
+    ``(N, H, W)``; unless a subclass knows better, each image is cut for itself, by its content.
     """
 
-    def __call__(self, images: torch.Tensor) -> torch.Tensor: ...
+    def most(self, size: tuple[int, ...]) -> int:
+        """How many there are at most for photos of a size; 0 if that is not known."""
+        return 0
 
-    def most(self, size: tuple[int, ...]) -> int: ...
+    def __call__(self, images: torch.Tensor) -> torch.Tensor:
+        return torch.stack([self.of_image(image.double().cpu()) for image in images]).to(images.device)
+
+    def of_image(self, image: torch.Tensor) -> torch.Tensor:
+        """The number of the region of each pixel ``(H, W)``."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class Squares:
+class Squares(Regions):
     """A grid of cells, ``across`` in each direction; of a video, in time too. Smaller photos have a cell a pixel.
 
     >>> Squares(2)(torch.zeros(1, 3, 2, 4))[0]
@@ -37,8 +42,7 @@ class Squares:
 
     across: int = 7
 
-    def __post_init__(self) -> None:
-        check_options(self, across=1)
+    minimums = {"across": 1}
 
     def __str__(self) -> str:
         return f"{self.across} squares across"
@@ -48,7 +52,7 @@ class Squares:
         return tuple(min(self.across, side) for side in size)
 
     def most(self, size: tuple[int, ...]) -> int:
-        return int(torch.tensor(self.cells(size)).prod())
+        return math.prod(self.cells(size))
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
         size = tuple(images.shape[2:])
@@ -59,8 +63,13 @@ class Squares:
         return found.expand(len(images), *size)
 
 
+def _check_photos(kind: str, image: torch.Tensor) -> None:
+    if image.ndim != 3:
+        raise MethodError(f"regions by {kind} must be of photos, got {image.ndim + 1} dimensions; take Squares()")
+
+
 @dataclass(frozen=True)
-class Quadtree:
+class Quadtree(Regions):
     """Cells that are small where the photo has detail: the one that varies most is cut into four, again and again.
 
     Args:
@@ -77,8 +86,7 @@ class Quadtree:
 
     count: int = 49
 
-    def __post_init__(self) -> None:
-        check_options(self, count=1)
+    minimums = {"count": 1}
 
     def __str__(self) -> str:
         return f"a quadtree of {self.count} cells"
@@ -86,10 +94,7 @@ class Quadtree:
     def most(self, size: tuple[int, ...]) -> int:
         return self.count
 
-    def __call__(self, images: torch.Tensor) -> torch.Tensor:
-        return torch.stack([self._of(image.double().cpu()) for image in images]).to(images.device)
-
-    def _of(self, image: torch.Tensor) -> torch.Tensor:
+    def of_image(self, image: torch.Tensor) -> torch.Tensor:
         cells = [tuple((0, side) for side in image.shape[1:])]
         while True:
             spread = [_spread(image, cell) for cell in cells]
@@ -97,8 +102,7 @@ class Quadtree:
             parts = halves(cells[best])
             if spread[best] < 0 or len(cells) - 1 + len(parts) > self.count:
                 break
-            cells[best : best + 1] = []
-            cells += parts
+            cells = [*cells[:best], *cells[best + 1 :], *parts]
         found = torch.zeros(image.shape[1:], dtype=torch.long)
         for number, cell in enumerate(cells):
             found[tuple(slice(*ends) for ends in cell)] = number
@@ -115,12 +119,8 @@ def halves(cell: Cell) -> list[Cell]:
     >>> halves(((0, 1), (0, 3)))
     [((0, 1), (0, 1)), ((0, 1), (1, 3))]
     """
-    found: list[Cell] = [()]
-    for start, end in cell:
-        middle = (start + end) // 2
-        ends = [(start, middle), (middle, end)] if end - start > 1 else [(start, end)]
-        found = [(*before, part) for before in found for part in ends]
-    return found
+    cuts = [[(a, (a + b) // 2), ((a + b) // 2, b)] if b - a > 1 else [(a, b)] for a, b in cell]
+    return list(product(*cuts))
 
 
 def _spread(image: torch.Tensor, cell: Cell) -> float:
@@ -130,7 +130,7 @@ def _spread(image: torch.Tensor, cell: Cell) -> float:
 
 
 @dataclass(frozen=True)
-class Superpixels:
+class Superpixels(Regions):
     """Regions of similar colour, by SLIC (Achanta et al., 2012) as in scikit-image, which has to be installed.
 
     Args:
@@ -141,39 +141,22 @@ class Superpixels:
     count: int = 50
     compactness: float = 10.0
 
-    def __post_init__(self) -> None:
-        check_options(self, count=1, compactness=0)
+    minimums = {"count": 1, "compactness": 0}
 
     def __str__(self) -> str:
         return f"about {self.count} superpixels"
 
-    def most(self, size: tuple[int, ...]) -> int:
-        return 0
-
-    def __call__(self, images: torch.Tensor) -> torch.Tensor:
-        try:
-            from skimage.segmentation import slic
-        except ImportError:
-            raise MethodError(
-                "regions by Superpixels must have scikit-image, which is not installed; run pip install "
-                "'explain[superpixels]', "
-                "or take Squares() or Quadtree()"
-            ) from None
-        if images.ndim != 4:
-            raise MethodError(
-                f"regions by Superpixels must be of photos (N, C, H, W), got {tuple(images.shape)}; take Squares()"
-            )
-        found = []
-        for image in images.double().cpu():
-            least, most = image.aminmax()
-            pixels = ((image - least) / torch.where(most > least, most - least, 1)).movedim(0, -1).numpy()
-            labels = slic(pixels, n_segments=self.count, compactness=self.compactness, channel_axis=-1)
-            found.append(in_a_row(torch.as_tensor(labels)))
-        return torch.stack(found).to(images.device)
+    def of_image(self, image: torch.Tensor) -> torch.Tensor:
+        slic = optional("skimage.segmentation", "for Superpixels", "superpixels", MethodError).slic
+        _check_photos("Superpixels", image)
+        least, most = image.aminmax()
+        pixels = ((image - least) / torch.where(most > least, most - least, 1)).movedim(0, -1).numpy()
+        found = slic(pixels, n_segments=self.count, compactness=self.compactness, channel_axis=-1)
+        return in_a_row(torch.as_tensor(found))
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class GivenRegions:
+@dataclass(frozen=True, repr=False)
+class GivenRegions(Regions):
     """Regions that the caller gives: a tensor of whole numbers ``(H, W)``, or ``(N, H, W)`` with one for each image.
 
     >>> GivenRegions(torch.tensor([[7, 7], [3, 9]]))(torch.zeros(1, 3, 2, 2))
@@ -181,50 +164,33 @@ class GivenRegions:
              [0, 2]]])
     """
 
-    labels: torch.Tensor
+    labels: torch.Tensor = field(compare=False)
+    content: bytes = field(init=False)
 
     def __post_init__(self) -> None:
         labels = torch.as_tensor(self.labels).detach().cpu()
         if labels.dtype.is_floating_point or labels.dtype.is_complex or labels.ndim < 2 or labels.numel() == 0:
-            raise MethodError(
-                f"regions must be whole numbers (H, W), or (N, H, W) with one map for each image, got {shown(labels)}; "
-                "give each pixel the number of its region"
-            )
+            raise MethodError(f"regions must be whole numbers (H, W) or (N, H, W), got {shown(labels)}; mend them")
         object.__setattr__(self, "labels", labels.long())
-
-    @property
-    def _of(self) -> tuple[tuple[int, ...], bytes]:
-        return tuple(self.labels.shape), self.labels.numpy().tobytes()
+        object.__setattr__(self, "content", repr(labels.shape).encode() + self.labels.numpy().tobytes())
 
     def __repr__(self) -> str:
         return f"Given({'×'.join(map(str, self.labels.shape))})"
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, GivenRegions) and self._of == other._of
-
-    def __hash__(self) -> int:
-        return hash(self._of)
-
     def most(self, size: tuple[int, ...]) -> int:
-        single = self.labels.ndim == len(size)
-        return max(len(each.unique()) for each in (self.labels[None] if single else self.labels))
+        return max(len(each.unique()) for each in (self.labels[None] if self.labels.ndim == len(size) else self.labels))
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
         size = tuple(images.shape[2:])
         labels = self.labels[None] if self.labels.ndim == len(size) else self.labels
         if tuple(labels.shape[1:]) != size or len(labels) not in (1, len(images)):
-            raise MethodError(
-                f"regions must have the shape {size} of the photo, or {(len(images), *size)} with one for each image, "
-                f"got {tuple(self.labels.shape)}; resize them without interpolation"
-            )
-        found = torch.stack([in_a_row(each) for each in labels])
-        return found.expand(len(images), *size).to(images.device)
+            raise MethodError(f"regions must have the shape {size} of the photo, got {tuple(self.labels.shape)}")
+        return torch.stack([in_a_row(each) for each in labels]).expand(len(images), *size).to(images.device)
 
 
 def in_a_row(labels: torch.Tensor) -> torch.Tensor:
     """Number regions from 0 on, without gaps, in the order of their numbers."""
-    found: torch.Tensor = torch.unique(labels, return_inverse=True)[1]
-    return found
+    return torch.unique(labels, return_inverse=True)[1]  # type: ignore[no-any-return]
 
 
 def region_values(values: torch.Tensor, labels: torch.Tensor) -> list[torch.Tensor]:
@@ -261,16 +227,35 @@ def regions_of(value: Any) -> Any:
     return None if isinstance(value, type) else value
 
 
-register_reader(
-    Regions, Reader("how many squares across, from 1, or the number of the region of each pixel (H, W)", regions_of)
-)
+register_reader(Regions, "how many squares across, from 1, or the number of each pixel's region (H, W)", regions_of)
+
+
+def blurred(x: torch.Tensor, sigma: float) -> torch.Tensor:
+    """Blur pictures ``(..., H, W)`` with a Gaussian of a standard deviation in pixels; 0 leaves them as they are.
+
+    At the edges, the weights of what would lie outside are left out, so that no colour is invented there.
+
+    >>> blurred(torch.tensor([[0.0, 4.0]]), 1e6)
+    tensor([[2., 2.]])
+    """
+    if sigma == 0:
+        return x
+    down, across = (_weights(side, sigma).to(x) for side in x.shape[-2:])
+    return down @ x @ across.T
+
+
+def _weights(side: int, sigma: float) -> torch.Tensor:
+    """What each place takes of each other one: ``(side, side)``, rows that add up to one."""
+    places = torch.arange(side, dtype=torch.float64)
+    weights = torch.exp(-0.5 * ((places[:, None] - places) / sigma) ** 2)
+    return weights / weights.sum(1, keepdim=True)
 
 
 USUAL_AREA = 224 * 224  # that the numbers of the literature are for
 
 
 @dataclass(frozen=True)
-class Felzenszwalb:
+class Felzenszwalb(Regions):
     """Regions of similar colour (Felzenszwalb and Huttenlocher, 2004): pixels are joined where they differ least.
 
     Two regions are joined where the difference between them is smaller than the largest one within either, plus
@@ -292,23 +277,13 @@ class Felzenszwalb:
     sigma: float = 0.8
     least: int = 150
 
-    def __post_init__(self) -> None:
-        check_options(self, scale=0, sigma=0, least=1)
+    minimums = {"scale": 0, "sigma": 0, "least": 1}
 
     def __str__(self) -> str:
         return f"regions of similar colour (scale {self.scale:g})"
 
-    def most(self, size: tuple[int, ...]) -> int:
-        return 0
-
-    def __call__(self, images: torch.Tensor) -> torch.Tensor:
-        if images.ndim != 4:
-            raise MethodError(
-                f"regions by Felzenszwalb must be of photos (N, C, H, W), got {tuple(images.shape)}; take Squares()"
-            )
-        return torch.stack([self._of(image.double().cpu()) for image in images]).to(images.device)
-
-    def _of(self, image: torch.Tensor) -> torch.Tensor:
+    def of_image(self, image: torch.Tensor) -> torch.Tensor:
+        _check_photos("Felzenszwalb", image)
         low, high = image.aminmax()
         area = image[0].numel() / USUAL_AREA
         smooth = blurred(2 * (image - low) / torch.where(high > low, high - low, 1) - 1, self.sigma)
@@ -333,11 +308,8 @@ def joined(image: torch.Tensor, scale: float, least: int) -> torch.Tensor:
             a, b = root(a), root(b)
             if a == b:
                 continue
-            if by_size:
-                join = sizes[a] < least or sizes[b] < least
-            else:
-                join = weight < min(inner[a] + scale / sizes[a], inner[b] + scale / sizes[b])
-            if join:
+            alike = weight < min(inner[a] + scale / sizes[a], inner[b] + scale / sizes[b])
+            if min(sizes[a], sizes[b]) < least if by_size else alike:
                 roots[b] = a
                 sizes[a] += sizes[b]
                 inner[a] = weight
@@ -346,8 +318,7 @@ def joined(image: torch.Tensor, scale: float, least: int) -> torch.Tensor:
 
 def _edges(image: torch.Tensor) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
     """The differences of all neighbours, also across corners, and where each begins and ends."""
-    height, width = image.shape[1:]
-    numbers = torch.arange(height * width).reshape(height, width)
+    numbers = torch.arange(image[0].numel()).reshape(image.shape[1:])
     pairs = [(numbers[:, :-1], numbers[:, 1:]), (numbers[:-1], numbers[1:]), (numbers[:-1, :-1], numbers[1:, 1:]),
              (numbers[:-1, 1:], numbers[1:, :-1])]  # fmt: skip
     begin, end = (torch.cat([pair[i].reshape(-1) for pair in pairs]) for i in (0, 1))

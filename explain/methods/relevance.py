@@ -1,40 +1,24 @@
-"""Layer-wise relevance propagation, and DeepLIFT."""
-
-from __future__ import annotations
+"""Layer-wise relevance propagation, DeepLIFT, and FullGrad."""
 
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-import numpy as np
 import torch
 
 from explain._utils.errors import MethodError, shown
 from explain._utils.spelling import did_you_mean
 from explain.baselines.base import Baseline
-from explain.engine import Evidence, Need
-from explain.engine.needs import Concept, LayerRelevance, Multipliers, Relevance, RelevanceCoverage, RevealCancel
-from explain.engine.perturbations import Scores
-from explain.methods.base import RELEVANCE, Method, check_range
-from explain.methods.bibliography import Source, cited
-from explain.methods.expected_gradients import scores_of, several
-from explain.methods.path import CompleteMethod, PathStart, path_baseline, score_of
-from explain.methods.registry import register
+from explain.engine import Evidence, InputGradients, Need
+from explain.engine import needs as engine_needs
+from explain.engine.needs import BiasTerms, LayerRelevance, Multipliers, Relevance, RelevanceCoverage, RevealCancel
+from explain.layers.layouts import enlarge
+from explain.methods.base import RELEVANCE, Method, check_range, over_all, register
+from explain.methods.cam import ratio
+from explain.methods.path import CompleteMethod, PathStart, SeveralBaselines, several
 from explain.relevance import COMPOSITES, Composite
 
 
-def _concept(given: Any) -> tuple[str, tuple[int, ...]]:
-    pair = given if isinstance(given, (tuple, list)) and len(given) == 2 else ("", ())
-    layer, channels = pair[0], (pair[1],) if isinstance(pair[1], int) else pair[1]
-    fits = isinstance(layer, str) and isinstance(channels, (tuple, list)) and len(channels) > 0
-    if not fits or any(isinstance(c, bool) or not isinstance(c, int) or c < 0 for c in channels):
-        raise MethodError(
-            f"concept of lrp must be a layer's name and its channels, got {shown(given)}; give ('layer4', (3, 17))"
-        )
-    return layer, tuple(channels)
-
-
 @register
-@dataclass(frozen=True)
 class LRP(Method):
     r"""Hand the score back through the network; at each operation a rule shares out what arrives among its inputs.
 
@@ -99,29 +83,17 @@ class LRP(Method):
     layer_optional = True
 
     def __post_init__(self) -> None:
-        if isinstance(self.composite, str):
-            object.__setattr__(self, "composite", str(self.composite))
-        if not isinstance(self.composite, Composite) and not (
-            isinstance(self.composite, str) and self.composite in COMPOSITES
-        ):
+        super().__post_init__()
+        if not isinstance(self.composite, Composite) and str(self.composite) not in COMPOSITES:
             known = did_you_mean(str(self.composite), COMPOSITES)
             raise MethodError(f"composite of lrp must be one of its names, got {shown(self.composite)}; {known}")
-        if not isinstance(self.of_layer, (bool, np.bool_)):
-            raise MethodError(f"of_layer of lrp must be True or False, got {shown(self.of_layer)}")
-        object.__setattr__(self, "of_layer", bool(self.of_layer))
-        for option in ("low", "high"):
-            if isinstance(getattr(self, option), list):
-                object.__setattr__(self, option, tuple(getattr(self, option)))
         check_range("lrp", self.low, self.high)
         if self.low is not None and not self._given.is_open:
-            raise MethodError(
-                f"low and high of lrp must be given with a composite that takes the range of the input, got "
-                f"{self._given.name}; take one with Box, or leave them out"
-            )
-        if self.concept is not None:
-            object.__setattr__(self, "concept", _concept(self.concept))
-            if self.of_layer:
-                raise MethodError("concept of lrp must be left out for the relevance of a layer; name no layer")
+            raise MethodError(f"low and high of lrp must go with a composite of Box, got {self._given.name}")
+        if self.concept is not None and (not self.concept[1] or min(self.concept[1]) < 0):
+            raise MethodError(f"concept of lrp must be like ('layer4', (3, 17)), got {shown(self.concept)}")
+        if self.concept is not None and self.of_layer:
+            raise MethodError("concept of lrp must be left out for the relevance of a layer; name no layer")
 
     @property
     def name(self) -> str:
@@ -129,20 +101,13 @@ class LRP(Method):
 
     @property
     def about(self) -> str:
-        if self.name == "attnlrp":
-            return "relevance propagation with rules for attention"
-        return "relevance propagated back from layer to layer"
+        plain = "relevance propagated back from layer to layer"
+        return "relevance propagation with rules for attention" if self.name == "attnlrp" else plain
 
-    @property
-    def source(self) -> Source:
-        """What to cite."""
-        return cited("achtibat2024attnlrp") if self.name == "attnlrp" else cited("bach2015lrp")
-
-    def in_layer(self) -> LRP:
+    def in_layer(self) -> "LRP":
         return self if self.concept is not None else replace(self, of_layer=True)
 
-    def within(self, low: tuple[float, ...], high: tuple[float, ...]) -> LRP:
-        """The same, for inputs whose values lie between these; what is set already stays."""
+    def within(self, low: tuple[float, ...], high: tuple[float, ...]) -> "LRP":
         return replace(self, low=low, high=high) if self._given.is_open and self.low is None else self
 
     @property
@@ -151,55 +116,35 @@ class LRP(Method):
 
     @property
     def _rules(self) -> Composite:
-        ends = self.low, self.high
-        return self._given if ends[0] is None or ends[1] is None else self._given.within(ends[0], ends[1])
+        return self._given if self.low is None or self.high is None else self._given.within(self.low, self.high)
 
     @property
-    def _through(self) -> Concept | None:
-        return None if self.concept is None else Concept(*self.concept)
-
-    @property
-    def _relevance(self) -> Need[torch.Tensor]:
-        return LayerRelevance(self._rules) if self.of_layer else Relevance(self._rules, self._through)
-
-    @property
-    def _coverage(self) -> RelevanceCoverage:
-        return RelevanceCoverage(self._rules, self._through)
+    def _both(self) -> tuple[Need[torch.Tensor], RelevanceCoverage]:
+        """The needs for the relevance, and for what the rules covered."""
+        rules, through = self._rules, None if self.concept is None else engine_needs.Concept(*self.concept)
+        relevance = LayerRelevance(rules) if self.of_layer else Relevance(rules, through)
+        return relevance, RelevanceCoverage(rules, through)
 
     @property
     def needs(self) -> frozenset[Need[Any]]:
-        return frozenset({self._relevance, self._coverage})
+        return frozenset(self._both)
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        found = evidence[self._relevance]
+        found = evidence[self._both[0]]
         return found.sum(1) if self.of_layer else found
 
     def channels(self, evidence: Evidence) -> torch.Tensor | None:
-        return evidence[self._relevance].flatten(2).sum(2) if self.of_layer else None
+        return evidence[self._both[0]].flatten(2).sum(2) if self.of_layer else None
 
     def expected_sum(self, evidence: Evidence) -> torch.Tensor | None:
         """The score less what biases and unsupported operations took; None where a part of the relevance is shown."""
         if self.of_layer or self.concept is not None:
             return None
-        taken = evidence[self._coverage].taken.values()
+        taken = evidence[self._both[1]].taken.values()
         return evidence.score - sum((part.to(evidence.score) for part in taken), torch.zeros_like(evidence.score))
 
 
 register(LRP("AttnLRP"))
-
-
-@dataclass(frozen=True)
-class ReferenceInput:
-    """What the photo is compared with, as the engine takes it."""
-
-    start: PathStart
-
-    def __str__(self) -> str:
-        return str(self.start)
-
-    def of(self, inputs: torch.Tensor) -> torch.Tensor:
-        """The baseline of each input."""
-        return self.start.of(inputs)
 
 
 @dataclass(frozen=True)
@@ -214,14 +159,14 @@ class OneOf:
 
     def of(self, inputs: torch.Tensor) -> torch.Tensor:
         """The baseline, for each input."""
-        known = several(self.baselines, inputs[0], "deepliftshap")
-        return known[self.index].expand_as(inputs)
+        return several(self.baselines, inputs[0], "deepliftshap")[self.index].expand_as(inputs)
 
 
 @register
-@dataclass(frozen=True)
 class DeepLIFT(CompleteMethod):
-    r"""Share the difference of the score from a baseline's out among the differences of the input.
+    r"""Difference of the score from a baseline's, propagated back.
+
+    Share the difference of the score from a baseline's out among the differences of the input.
 
     :math:`m_j (x_j - b_j)` with multipliers m that are handed back step by step. A function of one number hands on the
     slope between its two points; linear maps their weights; a product the mean of the other factor; a maximum goes to
@@ -256,45 +201,26 @@ class DeepLIFT(CompleteMethod):
     baseline: float | str | torch.Tensor | Baseline = 0.0
     rule: Literal["rescale", "revealcancel"] = "rescale"
 
-    name = "deeplift"
-    about = "difference of the score from a baseline's, propagated back"
-    source = cited("shrikumar2017deeplift")
     family = RELEVANCE
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "baseline", path_baseline(self.name, self.baseline))
-
     @property
-    def _start(self) -> PathStart:
-        return PathStart(self.baseline, self.name)
-
-    @property
-    def _multipliers(self) -> Multipliers:
-        return Multipliers(ReferenceInput(self._start))
-
-    @property
-    def _revealed(self) -> RevealCancel:
-        return RevealCancel(ReferenceInput(self._start))
-
-    @property
-    def baseline_score(self) -> Scores:
-        return score_of(self.baseline, self.name)
+    def _difference(self) -> Multipliers | RevealCancel:
+        return RevealCancel(self.start) if self.rule == "revealcancel" else Multipliers(self.start)
 
     @property
     def needs(self) -> frozenset[Need[Any]]:
-        return frozenset({self._revealed if self.rule == "revealcancel" else self._multipliers, self.baseline_score})
+        return frozenset({self._difference, self.baseline_score})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        if self.rule == "revealcancel":
-            return evidence[self._revealed]
-        return evidence[self._multipliers] * (evidence.inputs - self._start.perturbed(evidence))
+        found = evidence[self._difference]
+        return found if self.rule == "revealcancel" else found * (evidence.inputs - self.start.perturbed(evidence))
 
 
 @register
-@dataclass(frozen=True)
-class DeepLIFTSHAP(CompleteMethod):
-    r"""Share the difference of the score from the mean of several baselines' out, as DeepLIFT does against each.
+class DeepLIFTSHAP(SeveralBaselines):
+    r"""Difference of the score from several baselines', propagated back.
+
+    Share the difference of the score from the mean of several baselines' out, as DeepLIFT does against each.
 
     The mean of `DeepLIFT` over the baselines, all of which are taken: nothing is drawn at random. The values add up to
     the score minus the mean score of the baselines. The network is run once more for each of them, forward and back.
@@ -319,24 +245,13 @@ class DeepLIFTSHAP(CompleteMethod):
 
     baseline: float | str | torch.Tensor | Baseline = 0.0
 
-    name = "deepliftshap"
-    about = "difference of the score from several baselines', propagated back"
-    source = cited("lundberg2017shap")
     family = RELEVANCE
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "baseline", path_baseline(self.name, self.baseline))
-
     @property
-    def _references(self) -> list[OneOf | ReferenceInput]:
+    def _references(self) -> list[OneOf | PathStart]:
         if not isinstance(self.baseline, torch.Tensor):
-            return [ReferenceInput(PathStart(self.baseline, self.name))]
+            return [self.start]
         return [OneOf(self.baseline, index) for index in range(len(self.baseline))]
-
-    @property
-    def baseline_score(self) -> Scores:
-        return scores_of(self.baseline, self.name)
 
     @property
     def needs(self) -> frozenset[Need[Any]]:
@@ -344,6 +259,63 @@ class DeepLIFTSHAP(CompleteMethod):
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         x, references = evidence.inputs, self._references
-        return sum((evidence[Multipliers(r)] * (x - r.of(x)) for r in references), torch.zeros_like(x)) / len(
-            references
-        )
+        total = sum((evidence[Multipliers(r)] * (x - r.of(x)) for r in references), torch.zeros_like(x))
+        return total / len(references)
+
+
+@register
+class FullGrad(Method):
+    r"""Contributions of the input and of every bias to the score.
+
+    Divide the score among the input and every bias of the network, and add up where these parts lie.
+
+    :math:`y = \nabla_x y \cdot x + \sum_l \nabla_{b_l} y \cdot b_l` holds exactly in a network of ReLUs, where b counts
+    the shift of batch normalisation too; elsewhere, the attribution's ``delta`` is by how much it is missed. Of each
+    term, the map takes the magnitude, brought to [0, 1] for each layer as published, enlarged, and summed over
+    channels. Biases that lie nowhere on the photo (those of the head) count for ``delta`` alone.
+
+    Biases are counted wherever they are added: by modules, functions, or sums with parameters, buffers and what is made
+    of them. Numbers count for ``delta`` alone. Those inside ``MultiheadAttention`` and recurrent layers are not seen.
+
+    Args:
+        rescale: bring each layer to [0, 1]; False leaves all in units of the score.
+
+    Returns:
+        ``(N, H, W)`` at the input's resolution.
+
+    Srinivas and Fleuret, "Full-Gradient Representation for Neural Network Visualization", NeurIPS 2019.
+
+    >>> import explain, torch
+    >>> from torch import nn
+    >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 2))
+    >>> a = explain.attribute(model, torch.rand(1, 3, 4, 4), FullGrad(), target=0)
+    >>> a.values.shape, bool(a.delta.abs() < 1e-5)
+    (torch.Size([1, 4, 4]), True)
+    """
+
+    rescale: bool = True
+
+    family = RELEVANCE
+    needs = frozenset({InputGradients(), BiasTerms()})
+
+    def __call__(self, evidence: Evidence) -> torch.Tensor:
+        of_input = evidence.inputs * evidence[InputGradients()]
+        if not evidence.size:  # an input beside the photo that is no picture
+            return of_input.abs()
+        terms = (self._map(term, evidence.size) for term in evidence[BiasTerms()] if term.ndim > 2)
+        return sum(terms, self._map(of_input, evidence.size))
+
+    def delta(self, evidence: Evidence, values: torch.Tensor) -> torch.Tensor:
+        """By how much the contributions miss the score."""
+        return (evidence.inputs * evidence[InputGradients()]).flatten(1).sum(1) - self.expected_sum(evidence)
+
+    def expected_sum(self, evidence: Evidence) -> torch.Tensor:
+        """The score without what the biases add to it."""
+        return evidence.score - sum(term.flatten(1).sum(1) for term in evidence[BiasTerms()])
+
+    def _map(self, contributions: torch.Tensor, size: tuple[int, ...]) -> torch.Tensor:
+        found = contributions.abs()
+        if self.rescale:
+            least, most = (over_all(end, found) for end in found.flatten(1).aminmax(dim=1))
+            found = ratio(found - least, (most - least).expand_as(found))
+        return enlarge(found.sum(1, keepdim=True), size)[:, 0]

@@ -1,20 +1,22 @@
-"""Methods that look at how the score answers: to masked inputs, and to feature maps taken away."""
+"""Masks that a network's own feature maps or tokens make: Score-CAM and its relatives, ViT-CX, transformer input
+sampling; and feature maps taken away (Ablation-CAM)."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 
+from explain._utils.errors import MethodError
+from explain._utils.random_numbers import permutation
 from explain.engine import Activations, Evidence, Need, Perturbation, PerturbedRows
-from explain.engine.perturbations import Scores, Unperturbed, ZeroInput
-from explain.layers.feature_maps import enlarge
-from explain.methods.base import ALTERED, Method, Style, over_all
-from explain.methods.bibliography import cited
-from explain.methods.cam import ratio, style_of, weighted
-from explain.methods.registry import register
+from explain.engine.needs import BlockTokens
+from explain.engine.perturbations import ScoreOf, Scores, Unperturbed, ZeroInput, interleaved
+from explain.layers.layouts import enlarge
+from explain.methods.base import PERTURBATION, Method, Outcome, over_all, register
+from explain.methods.cam import ClassActivationMap, ratio, weighted
+from explain.methods.estimates import Score, whole_score
+from explain.methods.occlusion import enlarging
 from explain.methods.wrappers import noise
 
 
@@ -22,65 +24,50 @@ from explain.methods.wrappers import noise
 class MapMaskedInputs(Perturbation):
     """The photo behind each feature map: the map, enlarged and brought to [0, 1], masks it.
 
-    With ``noise``, each mask or masked photo has ``samples`` noisy copies; with ``fading``, there are as many steps in
-    which the mask fades in. Maps that are constant mask everything and have no rows.
+    There are ``samples`` of each, ``how``: with noise in the map or in the masked photo, or as steps in which the mask
+    fades in. Maps that are constant mask everything and have no rows.
     """
 
     samples: int = 1
-    noise: Literal["none", "maps", "input"] = "none"
+    how: Literal["plain", "maps", "input", "fading"] = "plain"
     sigma: float = 0.0
     seed: int = 0
-    fading: bool = False
 
     needs = frozenset({Activations()})
 
     def __str__(self) -> str:
-        seen = "the photo seen through each map"
-        if self.fading:
-            return f"{seen}, which fades in over {self.samples} steps"
-        noisy = {"none": "", "maps": ", with noise in the map", "input": ", with noise"}[self.noise]
-        return seen + noisy + (f", {self.samples} times" if self.samples > 1 else "")
+        how = {"plain": "", "maps": ", with noise in the map", "input": ", with noise", "fading": ", which fades in"}
+        times = f", {self.samples} times" if self.samples > 1 else ""
+        return f"the photo seen through each map{how[self.how]}{times}"
 
     def count(self, channels: int, size: tuple[int, ...]) -> int:
         return channels * self.samples
 
     def seen(self, evidence: Evidence) -> torch.Tensor:
         """Which maps ``(N, C)`` have rows."""
-        a = evidence.activations
-        return torch.ones(a.shape[:2], dtype=torch.bool, device=a.device) if self.noise == "input" else _varies(a)
+        least, most = evidence.activations.flatten(2).aminmax(dim=2)
+        return torch.ones_like(least, dtype=torch.bool) if self.how == "input" else most > least
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
-        alive = self.seen(evidence).nonzero(as_tuple=True)
-        image, channel = (index.repeat_interleave(self.samples) for index in alive)
-        sample = torch.arange(self.samples, device=image.device).repeat(len(image) // self.samples)
-        masked = self._masked(evidence)
-        return PerturbedRows(image, lambda rows: masked(image[rows], channel[rows], sample[rows]))
-
-    def _masked(self, evidence: Evidence) -> Callable[..., torch.Tensor]:
         a, x, size = evidence.activations, evidence.inputs, evidence.size
-        noises = torch.zeros(0) if self.noise == "none" else self._noises(a[0, 0] if self.noise == "maps" else x[0])
+        images, channels = (i.repeat_interleave(self.samples) for i in self.seen(evidence).nonzero(as_tuple=True))
+        like = a[0, 0] if self.how == "maps" else x[0]
+        drawn = self.samples if self.how in ("maps", "input") else 1
+        noises = torch.stack([self.sigma * noise(self.seed, i, like) for i in range(drawn)])
 
-        def plain(image: torch.Tensor, channel: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
-            return x[image] * masks(a[image, channel], size)
+        def masked(rows: torch.Tensor) -> torch.Tensor:
+            photos, sample = x[images[rows]], rows % self.samples
+            if not size:  # an input beside the photo that is no picture
+                return photos
+            maps = a[images[rows], channels[rows]]
+            if self.how == "maps":
+                maps = maps + _span(maps) * noises[sample]
+            found = photos * masks(maps, size)
+            if self.how == "fading":
+                return found * over_all((sample + 1).to(x.dtype) / self.samples, x)
+            return found + _span(photos) * noises[sample] if self.how == "input" else found
 
-        def fading_in(image: torch.Tensor, channel: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
-            return plain(image, channel, sample) * over_all((sample + 1).to(x.dtype) / self.samples, x)
-
-        def noisy_maps(image: torch.Tensor, channel: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
-            maps = a[image, channel]
-            return x[image] * masks(maps + _span(maps) * noises[sample], size)
-
-        def noisy_input(image: torch.Tensor, channel: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
-            return plain(image, channel, sample) + _span(x[image]) * noises[sample]
-
-        if not size:  # an input beside the photo that is no picture
-            return lambda image, channel, sample: x[image]
-        if self.fading:
-            return fading_in
-        return {"none": plain, "maps": noisy_maps, "input": noisy_input}[self.noise]
-
-    def _noises(self, like: torch.Tensor) -> torch.Tensor:
-        return self.sigma * torch.stack([noise(self.seed, i, like) for i in range(self.samples)])
+        return PerturbedRows(images, masked)
 
 
 @dataclass(frozen=True)
@@ -90,8 +77,7 @@ class ChannelAblation(Perturbation):
     of_layer = True
     needs = frozenset({Activations()})
 
-    def __str__(self) -> str:
-        return "the layer's maps without one of them"
+    words = "the layer's maps without one of them"
 
     def count(self, channels: int, size: tuple[int, ...]) -> int:
         return channels
@@ -108,26 +94,36 @@ class ChannelAblation(Perturbation):
         return PerturbedRows(image, ablated)
 
 
-def score_needs(masked: MapMaskedInputs) -> frozenset[Need[Any]]:
-    """What a method asks for that weighs feature maps by the scores of masked photos."""
-    return frozenset({Activations(), Scores(masked), Scores(ZeroInput())})
+class ScoreWeightedMethod(Method):
+    """A method that weighs each feature map by the softmax of the scores of photos masked by the maps."""
 
+    family = PERTURBATION
 
-def score_weighted(evidence: Evidence, masked: MapMaskedInputs) -> torch.Tensor:
-    """Sum the feature maps with the softmax of their scores, and keep the positive part.
+    @property
+    def masked(self) -> MapMaskedInputs:
+        """The masked photos."""
+        return MapMaskedInputs()
 
-    A score is the mean over the samples of a map; maps that mask everything have that of a blank photo.
-    """
-    found, seen = evidence[Scores(masked)], masked.seen(evidence)
-    scores = evidence[Scores(ZeroInput())][:, None].repeat(1, seen.shape[1])
-    scores[seen] = found.reshape(-1, masked.samples).mean(1)
-    return weighted(scores.softmax(1), evidence, relu=True)
+    @property
+    def needs(self) -> frozenset[Need[Any]]:
+        return frozenset({Activations(), Scores(self.masked), Scores(ZeroInput())})
+
+    def __call__(self, evidence: Evidence) -> torch.Tensor:
+        """Sum the feature maps with the softmax of their scores, and keep the positive part.
+
+        A score is the mean over the samples of a map; maps that mask everything have that of a blank photo.
+        """
+        found, seen = evidence[Scores(self.masked)], self.masked.seen(evidence)
+        scores = evidence[Scores(ZeroInput())][:, None].repeat(1, seen.shape[1])
+        scores[seen] = found.reshape(-1, self.masked.samples).mean(1)
+        return weighted(scores.softmax(1), evidence, relu=True)
 
 
 @register
-@dataclass(frozen=True)
-class ScoreCAM(Method):
-    r"""Weigh each feature map by the score of the photo seen through it.
+class ScoreCAM(ScoreWeightedMethod):
+    r"""Feature maps weighted by the score of the photo masked by them.
+
+    Weigh each feature map by the score of the photo seen through it.
 
     The map, enlarged to the input and brought to [0, 1], masks the input; the softmax over all channels of the scores
     that result are the weights: :math:`\mathrm{ReLU}\bigl(\sum_k \mathrm{softmax}_k(y(x \odot M_k))\,A^k\bigr)`. (The
@@ -145,20 +141,12 @@ class ScoreCAM(Method):
     torch.Size([1, 6, 6])
     """
 
-    name = "scorecam"
-    about = "feature maps weighted by the score of the photo masked by them"
-    source = cited("wang2020scorecam")
-    family = ALTERED
-    needs = score_needs(MapMaskedInputs())
-
-    def __call__(self, evidence: Evidence) -> torch.Tensor:
-        return score_weighted(evidence, MapMaskedInputs())
-
 
 @register
-@dataclass(frozen=True)
-class SSCAM(Method):
-    """Score-CAM with each score averaged over noise, in the feature map or in the masked input.
+class SSCAM(ScoreWeightedMethod):
+    """Score-CAM averaged over noise.
+
+    Score-CAM with each score averaged over noise, in the feature map or in the masked input.
 
     Args:
         noise: where it is added: ``maps`` before they are enlarged and normalised, or ``input`` behind the mask.
@@ -183,28 +171,18 @@ class SSCAM(Method):
     sigma: float = 0.15
     seed: int = 0
 
-    name = "sscam"
-    about = "Score-CAM averaged over noise"
-    source = cited("wang2020sscam")
-    family = ALTERED
-    minimums: ClassVar[Mapping[str, float]] = {"samples": 1, "sigma": 0}
+    minimums = {"samples": 1, "sigma": 0}
 
     @property
     def masked(self) -> MapMaskedInputs:
         return MapMaskedInputs(self.samples, self.noise, self.sigma, self.seed)
 
-    @property
-    def needs(self) -> frozenset[Need[Any]]:
-        return score_needs(self.masked)
-
-    def __call__(self, evidence: Evidence) -> torch.Tensor:
-        return score_weighted(evidence, self.masked)
-
 
 @register
-@dataclass(frozen=True)
-class ISCAM(Method):
-    r"""Score-CAM with each score averaged while the mask fades in.
+class ISCAM(ScoreWeightedMethod):
+    r"""Score-CAM averaged while the mask fades in.
+
+    Score-CAM with each score averaged while the mask fades in.
 
     The score of a channel is :math:`\frac1n\sum_{i=1}^n y(\tfrac in\,x \odot M_k)`.
 
@@ -224,28 +202,18 @@ class ISCAM(Method):
 
     steps: int = 10
 
-    name = "iscam"
-    about = "Score-CAM averaged while the mask fades in"
-    source = cited("naidu2020iscam")
-    family = ALTERED
-    minimums: ClassVar[Mapping[str, float]] = {"steps": 1}
+    minimums = {"steps": 1}
 
     @property
     def masked(self) -> MapMaskedInputs:
-        return MapMaskedInputs(self.steps, fading=True)
-
-    @property
-    def needs(self) -> frozenset[Need[Any]]:
-        return score_needs(self.masked)
-
-    def __call__(self, evidence: Evidence) -> torch.Tensor:
-        return score_weighted(evidence, self.masked)
+        return MapMaskedInputs(self.steps, "fading")
 
 
 @register
-@dataclass(frozen=True)
-class AblationCAM(Method):
-    r"""Weigh each feature map by what the score loses without it: :math:`w_k = (y - y_{\setminus k}) / y`.
+class AblationCAM(ClassActivationMap):
+    r"""Feature maps weighted by the drop of the score without them.
+
+    Weigh each feature map by what the score loses without it: :math:`w_k = (y - y_{\setminus k}) / y`.
 
     The network is run once up to the layer and, from there on, for all ablations together. A map that is zero is not
     run: it takes nothing away.
@@ -267,16 +235,9 @@ class AblationCAM(Method):
 
     relu: bool = True
 
-    name = "ablationcam"
-    about = "feature maps weighted by the drop of the score without them"
-    source = cited("desai2020ablationcam")
-    family = ALTERED
+    family = PERTURBATION
     by_score = True
     needs = frozenset({Activations(), Scores(ChannelAblation()), Scores(Unperturbed(of_layer=True))})
-
-    @property
-    def style(self) -> Style:
-        return style_of(self.relu)
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         a = evidence.activations
@@ -299,12 +260,338 @@ def _span(values: torch.Tensor) -> torch.Tensor:
     return over_all(most - least, values)
 
 
-def _varies(maps: torch.Tensor) -> torch.Tensor:
-    """Which feature maps ``(N, C)`` are not constant."""
-    least, most = maps.flatten(2).aminmax(dim=2)
-    return most > least
-
-
 def _alive(maps: torch.Tensor) -> torch.Tensor:
     """Which feature maps ``(N, C)`` are not zero everywhere."""
     return (maps != 0).flatten(2).any(2)
+
+
+TOGETHER = 64  # masks that are enlarged at a time
+
+
+@dataclass(frozen=True)
+class ClusterMaskedInputs(Perturbation):
+    """The photo seen through each cluster of a layer's maps, with noise where it is covered; and with the noise alone.
+
+    Each cluster has two rows, one of each kind.
+    """
+
+    distance: float
+    sigma: float
+    seed: int
+
+    needs = frozenset({Activations(), BlockTokens()})
+
+    words = "the photo seen through clusters of maps, and with the noise of each"
+
+    def count(self, channels: int, size: tuple[int, ...]) -> int:
+        return 2 * channels
+
+    def clusters(self, evidence: Evidence) -> list[torch.Tensor]:
+        """Of each image, the sum of the maps of each cluster ``(K, h, w)``."""
+        if len(evidence[BlockTokens()]) < 2:
+            raise MethodError("vitcx must have at least two transformer blocks, got fewer; take scorecam")
+        return [clustered(maps, evidence.size, self.distance) for maps in evidence.activations]
+
+    def counts(self, evidence: Evidence) -> list[int]:
+        """How many rows each image has."""
+        return [2 * len(each) for each in self.clusters(evidence)]
+
+    def rows(self, evidence: Evidence) -> PerturbedRows:
+        x, size = evidence.inputs, evidence.size
+        if len(size) != 2:
+            return PerturbedRows(torch.arange(len(x), device=x.device), lambda rows: x[rows])  # no photo
+        clusters = self.clusters(evidence)
+        owners, rank = interleaved([2 * len(each) for each in clusters], x.device)
+
+        def make(rows: torch.Tensor) -> torch.Tensor:
+            images, numbers = owners[rows], rank[rows]
+            pairs = list(zip(images.tolist(), (numbers // 2).tolist(), strict=True))
+            keep = masks(torch.stack([clusters[image][number] for image, number in pairs]).to(x), size)
+            added = torch.stack([noise(self.seed, number, x[0]) for _, number in pairs])
+            seen = torch.where((numbers % 2 == 0)[:, None, None, None], keep, torch.ones_like(keep))
+            return x[images] * seen + self.sigma * added * (1 - keep)
+
+        return PerturbedRows(owners, make)
+
+
+def clustered(maps: torch.Tensor, size: tuple[int, ...], distance: float) -> torch.Tensor:
+    """The sums ``(K, h, w)`` of maps ``(C, h, w)`` that look alike, each enlarged and brought to [0, 1] before.
+
+    Two masks lie apart by one minus their cosine. Enlarging is linear, so the cosines are those of the small maps with
+    the products of the enlarging; what is subtracted from each map is a constant, which no mask shows.
+    """
+    ends = [enlarge(some[:, None], size).flatten(1).aminmax(dim=1) for some in torch.split(maps, TOGETHER)]
+    least, most = map(torch.cat, zip(*ends, strict=True))
+    varies = most > least
+    maps, least, span = maps[varies].double(), least[varies].double(), (most - least)[varies].double()
+    if not len(maps):
+        return maps
+    down, across = (enlarging(*sides).to(maps) for sides in zip(maps.shape[1:], size, strict=True))
+    seen = down.T @ down @ maps @ (across.T @ across)  # (C, h, w): each map enlarged, and brought back by the transpose
+    inner = seen.flatten(1) @ maps.flatten(1).T
+    sums = torch.einsum("cij,i,j->c", maps, down.sum(0), across.sum(0))
+    shifted = inner - least[:, None] * sums - sums[:, None] * least + (size[0] * size[1]) * least[:, None] * least
+    cosines = shifted / shifted.diagonal().sqrt()[:, None] / shifted.diagonal().sqrt()
+    labels = complete_linkage(1 - cosines, distance).to(maps.device)
+    found = maps.new_zeros(int(labels.max()) + 1, *maps.shape[1:])
+    return found.index_add_(0, labels, maps / span[:, None, None])
+
+
+class TokenMethod(Method):
+    """A method that runs a transformer on the masks that its own tokens make."""
+
+    family = PERTURBATION
+    only_for = "vision transformers"
+    score: Score
+
+    @property
+    def masked(self) -> "ClusterMaskedInputs | SampledTokens":
+        """The rows that the masks make."""
+        raise NotImplementedError
+
+    @property
+    def scores(self) -> Scores:
+        """The need for their scores."""
+        return Scores(self.masked, ScoreOf(self.score))
+
+    def by_image(self, evidence: Evidence, counts: Sequence[int]) -> list[torch.Tensor]:
+        """The scores of each image, of which there are so many."""
+        owners, _ = interleaved(counts, evidence.inputs.device)
+        return [evidence[self.scores][owners == image] for image in range(len(counts))]
+
+    def outcome(self, evidence: Evidence) -> Outcome:
+        return Outcome(spent=torch.tensor(self.masked.counts(evidence), device=evidence.inputs.device))
+
+
+@register
+class ViTCX(TokenMethod):
+    r"""Clusters of a transformer's maps weighted by the score of the masked photo.
+
+    Show the photo through clusters of a transformer's own maps, each weighted by what it makes the model say.
+
+    Each channel of the layer's tokens, enlarged to the photo and brought to [0, 1], is a mask. Masks whose cosines are
+    near to 1 are added up (complete linkage), and brought to [0, 1] again. A mask M has the weight
+    :math:`y(x \odot M + z \odot (1 - M)) - y(x + z \odot (1 - M)) + y(x)` with noise z: what the model says of what is
+    seen, less what the noise alone does to it. A pixel's value is the mean of the weights, weighted by the masks.
+    (The authors' program divides by their number once more.)
+
+    Args:
+        distance: below which masks are put together: one minus their cosine.
+        sigma: standard deviation of the noise, in units of the input.
+        score: explain the ``probability`` of the class, as published, or its ``logit``.
+        seed: of the noise; every image gets the same.
+
+    Returns:
+        ``(N, H, W)`` in units of the score. The paper's layer is the first normalisation of the last block.
+
+    Xie et al., "ViT-CX: Causal Explanation of Vision Transformers", IJCAI 2023 (arXiv:2211.03064).
+
+    >>> import explain
+    >>> from torchvision.models import VisionTransformer
+    >>> model = VisionTransformer(16, 4, 2, 2, 8, 16, num_classes=3)
+    >>> explain.attribute(model, torch.rand(1, 3, 16, 16), ViTCX(), target=1).values.shape
+    torch.Size([1, 16, 16])
+    """
+
+    distance: float = 0.1
+    sigma: float = 0.1
+    score: Score = "probability"
+    seed: int = 0
+
+    minimums = {"distance": 0, "sigma": 0}
+
+    def tried(self) -> "ViTCX":
+        """With as few masks as show whether a network fits."""
+        return replace(self, distance=4.0)
+
+    @property
+    def masked(self) -> ClusterMaskedInputs:
+        return ClusterMaskedInputs(self.distance, self.sigma, self.seed)
+
+    @property
+    def needs(self) -> frozenset[Need[Any]]:
+        return frozenset({self.scores, whole_score(self.score), Activations(), BlockTokens()})
+
+    def __call__(self, evidence: Evidence) -> torch.Tensor:
+        clusters, whole = self.masked.clusters(evidence), evidence[whole_score(self.score)]
+        found = []
+        for image, mine in enumerate(self.by_image(evidence, [2 * len(each) for each in clusters])):
+            weights = mine[::2] - mine[1::2] + whole[image]
+            found.append(weighted_mean(clusters[image].to(evidence.inputs), weights, evidence.size))
+        return torch.stack(found)
+
+
+def weighted_mean(maps: torch.Tensor, weights: torch.Tensor, size: tuple[int, ...]) -> torch.Tensor:
+    """The mean of weights ``(K,)`` at each place, weighted by the masks that maps ``(K, h, w)`` make; 0 without any."""
+    total, seen = maps.new_zeros(2, *size)
+    for some, mine in zip(torch.split(maps, TOGETHER), torch.split(weights.to(maps), TOGETHER), strict=True):
+        keep = masks(some, size)[:, 0]
+        total += torch.einsum("k,khw->hw", mine, keep)
+        seen += keep.sum(0)
+    return torch.where(seen > 0, total / torch.where(seen > 0, seen, 1), 0)
+
+
+@dataclass(frozen=True)
+class SampledTokens(Perturbation):
+    """A transformer's photo with some of its tokens: each mask keeps those where the mean of like channels is largest.
+
+    The channels of all blocks are put together around means; each mean is a map of tokens.
+    """
+
+    samples: int
+    share: float
+    seed: int
+
+    of_tokens = True
+    needs = frozenset({BlockTokens()})
+
+    def __str__(self) -> str:
+        return f"{self.share:.0%} of the tokens"
+
+    def drawn(self, evidence: Evidence) -> list[torch.Tensor]:
+        """Of each image, which tokens its masks keep ``(K, h, w)``."""
+        blocks = evidence[BlockTokens()]
+        sizes = {tuple(block.shape[2:]) for block in blocks}
+        if len(blocks) < 2 or len(sizes) != 1:
+            found = "none" if not blocks else f"{len(blocks)} with maps of {', '.join(map(str, sorted(sizes)))}"
+            raise MethodError(f"tis must have two transformer blocks with the same tokens, got {found}; take rise")
+        drawn = []
+        for maps in torch.cat(blocks, 1):
+            centres = means(maps.flatten(1), self.samples, self.seed)
+            kept = centres.topk(max(1, int(self.share * centres.shape[1])), dim=1).indices
+            mask = torch.zeros_like(centres, dtype=torch.bool).scatter_(1, kept, value=True)
+            drawn.append(mask.reshape(-1, *maps.shape[1:]))
+        return drawn
+
+    def counts(self, evidence: Evidence) -> list[int]:
+        """How many rows each image has."""
+        return [len(each) for each in self.drawn(evidence)]
+
+    def rows(self, evidence: Evidence) -> PerturbedRows:
+        drawn = self.drawn(evidence)
+        owners, numbers = interleaved([len(each) for each in drawn], evidence.inputs.device)
+
+        def make(rows: torch.Tensor) -> torch.Tensor:
+            pairs = zip(owners[rows].tolist(), numbers[rows].tolist(), strict=True)
+            return torch.stack([drawn[image][number] for image, number in pairs])
+
+        return PerturbedRows(owners, make)
+
+
+@register
+class TIS(TokenMethod):
+    r"""Random subsets of a transformer's tokens, weighted by the score with only these.
+
+    Run a transformer on samples of its tokens, and average the scores at each token over the samples that have it.
+
+    A photo's tokens are left out after they were given their places, so the model sees fewer tokens, and no baseline.
+    The channels of all blocks are put together by k-means; each centre, as a map of tokens, is a mask that keeps the
+    share of tokens where it is largest. A token's value is :math:`\sum_i y_i m_i / \sum_i m_i`; 0 if no mask keeps it.
+
+    Args:
+        samples: how many masks, at most; there are no more than different channels.
+        share: of the tokens that each mask keeps.
+        score: explain the ``probability`` of the class, as published, or its ``logit``.
+        seed: of the points where k-means begins.
+
+    Returns:
+        ``(N, h, w)``, one value for each patch, in units of the score.
+
+    Englebert et al., "Explaining through Transformer Input Sampling", ICCV Workshops 2023. For transformers with a
+    class token, or whose head takes the mean of the tokens, and with places that are added before the first block.
+
+    >>> import explain
+    >>> from torchvision.models import VisionTransformer
+    >>> model = VisionTransformer(16, 4, 2, 2, 8, 16, num_classes=3)
+    >>> explain.attribute(model, torch.rand(1, 3, 16, 16), TIS(samples=8), target=1).values.shape
+    torch.Size([1, 4, 4])
+    """
+
+    samples: int = 1024
+    share: float = 0.5
+    score: Score = "probability"
+    seed: int = 0
+
+    minimums = {"samples": 1}
+    below = {"share": 1}
+
+    @property
+    def masked(self) -> SampledTokens:
+        return SampledTokens(self.samples, self.share, self.seed)
+
+    @property
+    def needs(self) -> frozenset[Need[Any]]:
+        return frozenset({self.scores, BlockTokens()})
+
+    def __call__(self, evidence: Evidence) -> torch.Tensor:
+        drawn, found = self.masked.drawn(evidence), []
+        for keep, scores in zip(drawn, self.by_image(evidence, [len(each) for each in drawn]), strict=True):
+            seen = keep.to(scores).sum(0)
+            total = torch.einsum("k,khw->hw", scores, keep.to(scores))
+            found.append(torch.where(seen > 0, total / seen.clamp(min=1), 0))
+        return torch.stack(found)
+
+
+ROUNDS = 100  # after which means need not stand still
+
+
+def complete_linkage(distances: torch.Tensor, most: float) -> torch.Tensor:
+    """Put together what lies apart by less than ``most``: the number of each row's cluster ``(n,)``.
+
+    Two clusters lie apart by the largest of the ``distances`` ``(n, n)`` between their members. Clusters are numbered
+    by their first members. Each merger joins two clusters of which each is the other's nearest. These do not come in
+    the order of their distances, which does not matter, since no merger brings clusters closer together.
+
+    >>> places = torch.tensor([0.0, 1.0, 5.0, 5.5, 9.0])
+    >>> complete_linkage((places[:, None] - places).abs(), 2.0).tolist()
+    [0, 0, 1, 1, 2]
+    """
+    apart = distances.double().cpu().clone()
+    count = len(apart)
+    apart.fill_diagonal_(float("inf"))
+    labels, chain, alive = torch.arange(count), list[int](), torch.ones(count, dtype=torch.bool)
+    while int(alive.sum()) > 1:
+        if not chain:
+            chain = [int(alive.nonzero()[0])]
+        here = chain[-1]
+        nearest = int(apart[here].argmin())
+        if len(chain) < 2 or apart[here, chain[-2]] > apart[here, nearest]:
+            chain.append(nearest)
+            continue
+        nearest, chain = chain[-2], chain[:-2]
+        if apart[here, nearest] < most:
+            labels[labels == here] = nearest
+        elif not bool((apart[alive][:, alive] < most).any()):
+            break
+        joined = torch.maximum(apart[here], apart[nearest])
+        joined[nearest] = float("inf")
+        apart[nearest], apart[:, nearest] = joined, joined
+        apart[here], apart[:, here], alive[here] = float("inf"), float("inf"), False
+    numbers: dict[int, int] = {}  # in the order in which they come first
+    return torch.tensor([numbers.setdefault(label, len(numbers)) for label in labels.tolist()])
+
+
+def means(points: torch.Tensor, count: int, seed: int) -> torch.Tensor:
+    """The centres ``(k, D)`` of clusters of points ``(n, D)``: each point belongs to the nearest, and they are means.
+
+    They begin at points that the seed draws (Lloyd's algorithm), and stop when no point changes its cluster. There are
+    no more of them than different points.
+
+    >>> means(torch.tensor([[0.0], [1.0], [8.0], [9.0]]), 2, seed=0).sort(0).values.flatten().tolist()
+    [0.5, 8.5]
+    """
+    distinct: torch.Tensor = torch.unique(points, dim=0)
+    if len(distinct) <= count:
+        return distinct
+    order = permutation(len(distinct), seed)
+    centres: torch.Tensor = distinct[order[:count].to(points.device)]
+    belongs = torch.full((len(points),), -1, device=points.device)
+    for _ in range(ROUNDS):
+        nearest = torch.cdist(points, centres).argmin(1)
+        if torch.equal(nearest, belongs):
+            break
+        belongs = nearest
+        sums = torch.zeros_like(centres).index_add_(0, belongs, points)
+        sizes = torch.bincount(belongs, minlength=count)[:, None]
+        centres = torch.where(sizes > 0, sums / sizes.clamp(min=1), centres)  # one that has lost its points stays
+    return centres

@@ -1,27 +1,27 @@
-"""Shapley values of regions: by weighted regression, and by permutations."""
+"""Shapley values of regions, by weighted regression and by permutations; and Owen values along a hierarchy of cells."""
 
-from __future__ import annotations
-
+import heapq
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import ClassVar
+from typing import Any
 
 import torch
 
 from explain._utils.errors import MethodError
-from explain._utils.random_numbers import uniform
+from explain._utils.random_numbers import seeded, uniform
 from explain.baselines import Zero
 from explain.baselines.base import Baseline
-from explain.engine import Evidence
-from explain.methods.bibliography import cited
-from explain.methods.coalitions import CoalitionDesign, RegionMethod
-from explain.methods.estimates import Guess, honest, widened
-from explain.methods.masks import Score, blank_score, whole_score
-from explain.methods.regions import Regions, Squares, region_values
-from explain.methods.registry import register
+from explain.engine import Evidence, Need
+from explain.engine.perturbations import PerturbationRuns, ScoreOf, Scores
+from explain.engine.reruns import PerturbationRunner
+from explain.methods import estimates
+from explain.methods.base import register
+from explain.methods.estimates import CoalitionDesign, Guess, SampledRegions, Score, blank_score, whole_score
+from explain.methods.regions import Cell, region_values
 
 THREES = (0.0, 0.01, 0.1, 0.3, 1.0)
 REST = (1e-6, 1e-3, 0.01, 0.03, 0.1, 0.3, 1.0)
@@ -69,7 +69,7 @@ def regress_pairs(seen: torch.Tensor, scores: torch.Tensor, whole: float, blank:
     values = best.across(signs).T @ torch.cholesky_solve(half[:, None], best.factor)[:, 0]
     error = None
     if freedom > max(regions, TESTED):
-        factor = widened(freedom) * math.sqrt(len(half) / freedom)
+        factor = estimates.widened(freedom) * math.sqrt(len(half) / freedom)
         error = factor * torch.stack([fit.error(signs, half) for fit in plausible]).amax(0)
     return Guess(values + (gain - values.sum()) / regions, error)
 
@@ -85,7 +85,10 @@ class _Fit:
 
     def across(self, signs: torch.Tensor) -> torch.Tensor:
         """The covariance of each pair with each value."""
-        return _single(signs) + self.threes * _in_threes(signs) + self.rest * coefficients(signs)
+        regions = signs.shape[1]
+        pairs = ((signs.sum(1, keepdim=True) - signs).square() - (regions - 1)) / 2
+        in_threes = 2 / 3 * signs * pairs / max(1, math.comb(regions, 3))  # of which each has a third
+        return 2 * signs / regions + self.threes * in_threes + self.rest * coefficients(signs)
 
     def error(self, signs: torch.Tensor, half: torch.Tensor) -> torch.Tensor:
         """The standard deviation of what is not known of each value.
@@ -97,24 +100,23 @@ class _Fit:
         inverse = torch.cholesky_inverse(self.factor)
         weighted = inverse @ half
         observed, left_out = (half * weighted).mean(), (weighted.square() / inverse.diagonal()).mean()
-        left = (_before(signs.shape[1], self.threes, self.rest) - known).clamp(min=0)
-        error: torch.Tensor = (torch.maximum(observed, left_out) * left).sqrt()
-        return error
+        regions = signs.shape[1]
+        of_rest = 4 / regions**2 * sum(1 / math.comb(regions - 1, size) for size in range(regions))
+        before = (4 + (4 / 3 * self.threes if regions > 2 else 0)) / regions + self.rest * of_rest
+        return torch.sqrt(torch.maximum(observed, left_out) * (before - known).clamp(min=0))
 
 
-def _compared(
-    signs: torch.Tensor, half: torch.Tensor, of_threes: tuple[float, ...], least: float = 0.0
-) -> Iterator[_Fit]:
+def _compared(signs: torch.Tensor, half: torch.Tensor, of_threes: Sequence[float], least: float = 0) -> Iterator[_Fit]:
     """What each pair of variances leads to; rests are those from the ``least`` on."""
     alike = signs @ signs.T
     regions, eye = signs.shape[1], torch.eye(len(signs), dtype=signs.dtype, device=signs.device)
     single = alike / regions
     triples = (alike**3 - (3 * regions - 2) * alike) / 6 / max(1, math.comb(regions, 3))
-    for threes in of_threes if regions > 2 else (0.0,):
-        for rest in (each for each in REST if each >= least):
-            factor, failed = torch.linalg.cholesky_ex(single + threes * triples + rest * eye)
-            if int(failed):
-                continue
+    for threes, rest in itertools.product(
+        of_threes if regions > 2 else (0.0,), (each for each in REST if each >= least)
+    ):
+        factor, failed = torch.linalg.cholesky_ex(single + threes * triples + rest * eye)
+        if not int(failed):
             scale = torch.linalg.solve_triangular(factor, half[:, None], upper=False).square().mean()
             likelihood = -float(0.5 * len(half) * scale.clamp(min=1e-300).log() + factor.diagonal().log().sum())
             yield _Fit(likelihood, threes, rest, factor)
@@ -130,37 +132,13 @@ def coefficients(signs: torch.Tensor) -> torch.Tensor:
     sizes = ((signs.sum(1) + regions) / 2).round().long().tolist()
     inside = [2 / regions / math.comb(regions - 1, size - 1) for size in sizes]
     outside = [-2 / regions / math.comb(regions - 1, min(size, regions - 1)) for size in sizes]
-    within, without = (
-        torch.tensor(each, dtype=signs.dtype, device=signs.device)[:, None] for each in (inside, outside)
-    )
-    return torch.where(signs > 0, within, without)
-
-
-def _single(signs: torch.Tensor) -> torch.Tensor:
-    """The covariance of each pair with each value, for what regions do on their own, of variance 1 in all."""
-    return 2 * signs / signs.shape[1]
-
-
-def _in_threes(signs: torch.Tensor) -> torch.Tensor:
-    """The same for what they do in threes, of which each has a third."""
-    regions = signs.shape[1]
-    others = signs.sum(1, keepdim=True) - signs
-    pairs = (others.square() - (regions - 1)) / 2
-    return 2 / 3 * signs * pairs / max(1, math.comb(regions, 3))
-
-
-def _before(regions: int, threes: float, rest: float) -> float:
-    """The variance of a value before anything was observed."""
-    of_rest = 4 / regions**2 * sum(1 / math.comb(regions - 1, size) for size in range(regions))
-    in_threes = 4 / (3 * regions) * threes if regions > 2 else 0.0
-    return 4 / regions + in_threes + rest * of_rest
+    return torch.where(signs > 0, signs.new_tensor(inside)[:, None], signs.new_tensor(outside)[:, None])
 
 
 AT_ONCE = 256  # coalitions that are drawn together
 FEWEST = 3  # pairs of orders that say how far orders differ
 
 
-@dataclass(frozen=True)
 class Pairs(CoalitionDesign):
     """Coalitions of regions and their opposites; each pair once.
 
@@ -168,9 +146,6 @@ class Pairs(CoalitionDesign):
     k of the others are drawn in proportion to (M − 1) / (k (M − k)), the Shapley kernel. Where so many runs are enough
     for all coalitions, all of them are run, in random order.
     """
-
-    samples: int
-    seed: int
 
     def rows(self, regions: int) -> torch.Tensor:
         half = drawn_pairs(regions, self.samples // 2, self.seed)
@@ -186,13 +161,13 @@ class Pairs(CoalitionDesign):
 @lru_cache(maxsize=8)
 def drawn_pairs(regions: int, pairs: int, seed: int) -> torch.Tensor:
     """One coalition of each pair ``(n, M)``."""
-    generator = torch.Generator("cpu").manual_seed(seed % 2**63)
+    generator = seeded(seed)
     if regions <= 24 and pairs >= 2 ** (regions - 1) - 1:
         numbers = torch.arange(1, 2 ** (regions - 1), device="cpu")
         found = (numbers[:, None] >> torch.arange(regions, device="cpu")) & 1 == 1
         return found[torch.randperm(len(found), generator=generator, device="cpu")]
     seen, kept = set[bytes](), list[torch.Tensor]()
-    for coalition in itertools.chain(_of_an_order(regions, generator), _by_kernel(regions, generator)):
+    for coalition in _coalitions(regions, generator):
         key = (coalition ^ coalition[0]).numpy().tobytes()  # the same for a coalition and its opposite
         if key not in seen:
             seen.add(key)
@@ -202,35 +177,19 @@ def drawn_pairs(regions: int, pairs: int, seed: int) -> torch.Tensor:
     return torch.stack(kept[:pairs]) if pairs else torch.zeros(0, regions, dtype=torch.bool, device="cpu")
 
 
-def _of_an_order(regions: int, generator: torch.Generator) -> Iterator[torch.Tensor]:
-    """What a random order uncovers, one region after the other: the smallest and the largest first."""
+def _coalitions(regions: int, generator: torch.Generator) -> Iterator[torch.Tensor]:
+    """What a random order uncovers, the smallest and the largest first; and others, drawn by the Shapley kernel."""
     place = torch.randperm(regions, generator=generator, device="cpu").argsort()
     for size in sorted(range(1, regions), key=lambda size: min(size, regions - size)):
         yield place < size
-
-
-def _by_kernel(regions: int, generator: torch.Generator) -> Iterator[torch.Tensor]:
-    """Coalitions drawn by the Shapley kernel."""
     chances = torch.tensor([1 / (k * (regions - k)) for k in range(1, regions)], dtype=torch.float64, device="cpu")
     while True:
         sizes = torch.multinomial(chances, AT_ONCE, replacement=True, generator=generator) + 1
-        ranks = uniform((AT_ONCE, regions), generator).argsort(1).argsort(1)
-        yield from ranks < sizes[:, None]
+        yield from uniform((AT_ONCE, regions), generator).argsort(1).argsort(1) < sizes[:, None]
 
 
-@dataclass(frozen=True)
-class ShapleyMethod(RegionMethod):
-    """Options of methods for Shapley values, which add up to the score minus that of a fully covered photo."""
-
-    samples: int = 500
-    regions: Regions = field(default_factory=Squares)
-    baseline: Baseline = field(default_factory=Zero)
-    score: Score = "logit"
-    seed: int = 0
-    tolerance: float | None = None
-    max_seconds: float | None = None
-
-    style = "signed"
+class ShapleyMethod(SampledRegions):
+    """A method for Shapley values, which add up to the score minus that of a fully covered photo."""
 
     def delta(self, evidence: Evidence, values: torch.Tensor) -> torch.Tensor:
         """By how much the values of the regions miss that difference ``(N,)``."""
@@ -240,7 +199,6 @@ class ShapleyMethod(RegionMethod):
 
 
 @register
-@dataclass(frozen=True)
 class KernelSHAP(ShapleyMethod):
     r"""The Shapley values of regions, by weighted regression on the scores of random coalitions.
 
@@ -277,53 +235,38 @@ class KernelSHAP(ShapleyMethod):
     (True, 14)
     """
 
-    name = "kernelshap"
     about = "Shapley values of regions by weighted regression"
-    source = cited("lundberg2017shap")
-    minimums: ClassVar[Mapping[str, float]] = {"samples": 2}
-
-    @property
-    def design(self) -> Pairs:
-        return Pairs(self.samples, self.seed)
+    minimums = {"samples": 2}
+    designed_by = Pairs
 
     def solve(self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float) -> Guess:
         return regress_pairs(seen, scores, whole, blank)
 
 
-@dataclass(frozen=True)
 class Permutations(CoalitionDesign):
     """Regions uncovered one after the other in random orders, each order followed by its reverse."""
-
-    samples: int
-    seed: int
 
     def rows(self, regions: int) -> torch.Tensor:
         if regions < 2:
             return torch.zeros(0, regions, dtype=torch.bool, device="cpu")
-        if self.samples < self.unit(regions):
-            raise MethodError(
-                f"samples of shapleysampling must be at least {self.unit(regions)} for {regions} regions (an order and "
-                f"its reverse), got {self.samples}; give more, or fewer regions"
-            )
-        generator = torch.Generator("cpu").manual_seed(self.seed % 2**63)
+        if self.samples < (least := self.unit(regions)):
+            raise MethodError(f"samples of shapleysampling must be at least {least} for this photo, got {self.samples}")
+        generator = seeded(self.seed)
         found = []
         for _ in range(self.samples // self.unit(regions)):
             order = torch.randperm(regions, generator=generator, device="cpu")
-            for each in (order, order.flip(0)):
-                place = torch.empty_like(each)
-                place[each] = torch.arange(regions, device="cpu")
-                found.append(place < torch.arange(1, regions, device="cpu")[:, None])
+            both = torch.stack([order, order.flip(0)]).argsort(1)
+            found.append((both[:, None] < torch.arange(1, regions, device="cpu")[:, None]).flatten(0, 1))
         return torch.cat(found)
 
     def unit(self, regions: int) -> int:
         return max(1, 2 * (regions - 1))
 
     def most(self, regions: int) -> int:
-        return self.samples // self.unit(regions) * self.unit(regions) if regions > 1 else 0
+        return super().most(regions) if regions > 1 else 0
 
 
 @register
-@dataclass(frozen=True)
 class ShapleySampling(ShapleyMethod):
     r"""The Shapley values of regions, by uncovering them one after the other in random orders.
 
@@ -354,14 +297,9 @@ class ShapleySampling(ShapleyMethod):
     True
     """
 
-    name = "shapleysampling"
     about = "Shapley values of regions by uncovering them in random orders"
-    source = cited("strumbelj2014shapley")
-    minimums: ClassVar[Mapping[str, float]] = {"samples": 1}
-
-    @property
-    def design(self) -> Permutations:
-        return Permutations(self.samples, self.seed)
+    minimums = {"samples": 1}
+    designed_by = Permutations
 
     def solve(self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float) -> Guess:
         """The mean gain of each region over the orders, and its standard error over pairs of them.
@@ -383,4 +321,207 @@ class ShapleySampling(ShapleyMethod):
             return Guess(each.mean(0))
         variance, reach = each.var(0) / n, each.abs().max()
         agree = bool(variance.mean().sqrt() <= 1e-6 * reach)  # but for rounding
-        return Guess(each.mean(0), (reach / n).expand(regions) if agree else honest(variance, n - 1))
+        return Guess(each.mean(0), (reach / n).expand(regions) if agree else estimates.honest(variance, n - 1))
+
+
+TOGETHER = 8  # cells that are cut in one go, so that their runs share full pieces
+
+
+@dataclass(frozen=True)
+class Cells(estimates.Masks):
+    """Masks that show some cells, for one image; others of the batch have none."""
+
+    image: int
+    shown: tuple[tuple[Cell, ...], ...]
+
+    words = "cells of a hierarchy"
+
+    def most(self, size: tuple[int, ...]) -> int:
+        return len(self.shown)
+
+    def drawn(self, evidence: Evidence) -> estimates.DrawnMasks:
+        def keep(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+            return torch.stack([estimates.box_mask(self.shown[number], evidence.inputs) for number in numbers.tolist()])
+
+        count = len(evidence.inputs)
+        return estimates.DrawnMasks([len(self.shown) if image == self.image else 0 for image in range(count)], keep)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A cell, what else is seen while it is valued, and the scores without and with it.
+
+    ``share`` is the part that this setting has in the cell's value.
+    """
+
+    cell: Cell
+    seen: tuple[Cell, ...]
+    without: float
+    within: float
+    share: float = 1.0
+
+    @property
+    def value(self) -> float:
+        return self.share * (self.within - self.without)
+
+
+def cut(cell: Cell) -> tuple[Cell, Cell] | None:
+    """Cut a cell in two across its longest side, of equal ones the first, as shap does; None for a single pixel.
+
+    >>> cut(((0, 4), (0, 4)))
+    (((0, 2), (0, 4)), ((2, 4), (0, 4)))
+    >>> cut(((0, 2), (0, 5)))
+    (((0, 2), (0, 2)), ((0, 2), (2, 5)))
+    """
+    longest = max(range(len(cell)), key=lambda dim: cell[dim][1] - cell[dim][0])  # the first of equal ones
+    before, (start, end), behind = cell[:longest], cell[longest], cell[longest + 1 :]
+    middle = (start + end) // 2
+    halves = (*before, (start, middle), *behind), (*before, (middle, end), *behind)
+    return halves if start < middle else None
+
+
+@register
+class PartitionSHAP(estimates.SearchMethod):
+    r"""Owen values along a hierarchy of cells, each cut in two across its longest side, down to pixels.
+
+    A square is cut into an upper and a lower half first, as in shap; the values depend on it.
+
+    What a cell adds is shared out between its halves as Shapley would with two players: the mean of what each half adds
+    without and with the other. Each half is thus valued in two settings, and cut further in each of them where it adds
+    most, so that runs are spent where they matter; a cell that is not cut any more spreads its value evenly over its
+    pixels. With runs enough for all pixels, these are the Owen values. Nothing is drawn at random, and there is no
+    standard error.
+
+    Args:
+        samples: how many covered photos, at most.
+        baseline: what takes the place of what is covered: one of `explain.baselines`, or its name.
+        score: explain the ``logit``, or the ``probability`` of the class.
+        seconds: stop after so many seconds, which the images share; each target has as many.
+
+    Returns:
+        ``(N, H, W)`` in units of the score; the values of all pixels add up to :math:`y(x) - y(\text{baseline})`.
+
+    Owen, "Values of Games with a Priori Unions", 1977; the hierarchy on photos as in Lundberg's shap package.
+
+    >>> import explain
+    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2, bias=False)).double()
+    >>> x = torch.rand(1, 3, 2, 2, dtype=torch.float64)
+    >>> a = explain.attribute(model, x, PartitionSHAP(), target=1)
+    >>> torch.allclose(a.values, (model[1].weight[1].reshape(3, 2, 2) * x).sum(1))
+    True
+    """
+
+    samples: int = 500
+    baseline: Baseline = field(default_factory=Zero)
+    score: Score = "logit"
+    max_seconds: float | None = None
+
+    about = "Owen values along a hierarchy of cells, fine where it matters"
+    minimums = {"samples": 2}
+    style = "signed"
+
+    @property
+    def needs(self) -> frozenset[Need[Any]]:
+        return frozenset({PerturbationRuns(), whole_score(self.score), blank_score(self.baseline, self.score)})
+
+    def expected_sum(self, evidence: Evidence) -> torch.Tensor:
+        gain: torch.Tensor = evidence[whole_score(self.score)] - evidence[blank_score(self.baseline, self.score)]
+        return gain
+
+    def search(self, evidence: Evidence, image: int, end: float, report: estimates.Report) -> estimates.Searched:
+        tree, runner = _Tree(self, evidence, image), evidence[PerturbationRuns()]
+        tree.grow(runner, end, report)
+        return estimates.Searched(tree.laid_out(), tree.samples, tree.planned, not runner.ended)
+
+
+class _Tree:
+    """The cells of one image, cut further and further."""
+
+    def __init__(self, how: PartitionSHAP, evidence: Evidence, image: int) -> None:
+        self._how, self._image, self._blank = how, image, evidence.inputs.new_zeros(evidence.size)
+        whole = float(evidence[whole_score(how.score)][image])
+        blank = float(evidence[blank_score(how.baseline, how.score)][image])
+        cell = tuple((0, side) for side in evidence.size)
+        self._asked = set[tuple[Cell, ...]]()
+        self._known: dict[tuple[Cell, ...], float] | None = None
+        self.samples = 0
+        first = Part(cell, (), blank, whole)
+        self._parts: list[tuple[float, int, Part]] = [(-abs(first.value), 0, first)]
+        self._leaves: list[Part] = []
+        self._number = itertools.count(1)
+
+    @property
+    def planned(self) -> int:
+        """How many runs there would be without an early end: fewer than are allowed where no cell is left to cut."""
+        return self._how.samples if self._parts and self._how.samples - self.samples >= 2 else self.samples
+
+    def grow(self, runner: PerturbationRunner, end: float, report: estimates.Report) -> None:
+        """Cut cells, those of the largest values first, until the runs are spent, or it is that time."""
+        before = list(self._parts), list(self._leaves)
+        try:
+            while not runner.ended and self._parts and time.monotonic() < end:
+                chosen = self._next()
+                if not chosen:
+                    return
+                self._cut(chosen, runner)
+                before = list(self._parts), list(self._leaves)
+                report(self.samples, self.laid_out)
+        except KeyboardInterrupt as error:
+            self._parts, self._leaves = before  # it may have come while cells were cut
+            runner.end(error, partial=self.samples > 0)
+
+    def _next(self) -> list[tuple[Part, tuple[Cell, Cell]]]:
+        """The cells to cut now, as far as runs are left for them; few at first, when little is known."""
+        chosen: list[tuple[Part, tuple[Cell, Cell]]] = []
+        most = min(TOGETHER, 1 + self.samples // 8, (self._how.samples - self.samples) // 2)
+        while self._parts and len(chosen) < most:
+            part = heapq.heappop(self._parts)[2]
+            if (halves := cut(part.cell)) is None:
+                self._leaves.append(part)
+            else:
+                chosen.append((part, halves))
+        return chosen
+
+    def _cut(self, chosen: list[tuple[Part, tuple[Cell, Cell]]], runner: PerturbationRunner) -> None:
+        wanted = [(*part.seen, half) for part, halves in chosen for half in halves]
+        scores = iter(self._scores(wanted, runner))
+        for part, (one, other) in chosen:
+            with_one, with_other, half = next(scores), next(scores), part.share / 2
+            self._add(Part(one, part.seen, part.without, with_one, half))
+            self._add(Part(one, (*part.seen, other), with_other, part.within, half))
+            self._add(Part(other, part.seen, part.without, with_other, half))
+            self._add(Part(other, (*part.seen, one), with_one, part.within, half))
+
+    def _add(self, part: Part) -> None:
+        heapq.heappush(self._parts, (-abs(part.value), next(self._number), part))
+
+    def _scores(self, wanted: list[tuple[Cell, ...]], runner: PerturbationRunner) -> list[float]:
+        """The scores of photos that show these cells only; each is run once."""
+        if self._known is None:
+            self._known = self._run_for_others(runner)
+        new = tuple(cells for cells in dict.fromkeys(wanted) if cells not in self._known)
+        if new:
+            covered = estimates.MaskedInputs(Cells(self._image, new), self._how.baseline)
+            found = runner.read(covered, ScoreOf(self._how.score), for_all=True)
+            self._known.update(zip(new, found.double().tolist(), strict=True))
+        self._asked.update(wanted)
+        self.samples = len(self._asked)  # as many as it would have taken alone
+        return [self._known[cells] for cells in wanted]
+
+    def _run_for_others(self, runner: PerturbationRunner) -> dict[tuple[Cell, ...], float]:
+        """What photos that were run for other targets of the call score for this one."""
+        known, read = dict[tuple[Cell, ...], float](), ScoreOf(self._how.score)
+        for need, found in runner.remembered():
+            match need:
+                case Scores(of=estimates.MaskedInputs(masks=Cells(image=self._image, shown=shown), baseline=baseline)):
+                    if baseline == self._how.baseline and need.method == read:
+                        known.update(zip(shown, found.double().tolist(), strict=True))
+        return known
+
+    def laid_out(self) -> torch.Tensor:
+        """The map ``(H, W)``: each cell's value, spread evenly over its pixels."""
+        found = self._blank.clone()
+        for part in (*self._leaves, *(part for _, _, part in self._parts)):
+            where = tuple(slice(*ends) for ends in part.cell)
+            found[where] += part.value / found[where].numel()
+        return found

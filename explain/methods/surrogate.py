@@ -1,30 +1,23 @@
-"""One region at a time, LIME, and regions permuted between images."""
+"""Methods of regions: one covered at a time, LIME, regions permuted between images, total Sobol indices, and HSIC."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any
 
 import torch
 
 from explain._utils.errors import MethodError
-from explain._utils.random_numbers import uniform
+from explain._utils.random_numbers import permutation, seeded, uniform
 from explain.baselines import Zero
 from explain.baselines.base import Baseline
 from explain.engine import Evidence, Perturbation, PerturbedRows
 from explain.engine.perturbations import interleaved
-from explain.methods.bibliography import cited
-from explain.methods.coalitions import CoalitionDesign, Coalitions, RegionMethod
-from explain.methods.estimates import Guess, honest
-from explain.methods.masks import Score
+from explain.methods.base import register
+from explain.methods.estimates import CoalitionDesign, Coalitions, CoveredRegions, Guess, RegionMethod, Score, honest
 from explain.methods.regions import Regions, Squares
-from explain.methods.registry import register
 
 FEWEST = 3  # runs more than regions, before the misses of a linear model say how far it may be off
 
 
-@dataclass(frozen=True)
 class LeaveOneOut(CoalitionDesign):
     """One region covered at a time."""
 
@@ -38,21 +31,19 @@ class LeaveOneOut(CoalitionDesign):
 class DropMethod(RegionMethod):
     """A method whose values are what the score loses without each region."""
 
+    designed_by = LeaveOneOut
     needs_blank = False
     style = "signed"
-
-    @property
-    def design(self) -> LeaveOneOut:
-        return LeaveOneOut()
 
     def solve(self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float) -> Guess:
         return Guess((whole - scores) @ (1 - seen))
 
 
 @register
-@dataclass(frozen=True)
 class FeatureAblation(DropMethod):
-    r"""What the score loses without each region: :math:`y(x) - y(x_{\setminus R})`.
+    r"""Drop of the score without each region.
+
+    What the score loses without each region: :math:`y(x) - y(x_{\setminus R})`.
 
     Args:
         regions: ``(H, W)`` whole numbers, the number of each pixel's region; `Squares`, `Quadtree` or `Superpixels`;
@@ -77,30 +68,19 @@ class FeatureAblation(DropMethod):
     baseline: Baseline = field(default_factory=Zero)
     score: Score = "logit"
 
-    name = "featureablation"
-    about = "drop of the score without each region"
-    source = cited("zeiler2014occlusion")
 
-
-@dataclass(frozen=True)
 class RandomCoalitions(CoalitionDesign):
     """Each region covered or not by the toss of a coin."""
 
-    samples: int
-    seed: int
-
     def rows(self, regions: int) -> torch.Tensor:
-        generator = torch.Generator("cpu").manual_seed(self.seed % 2**63)
-        return uniform((self.samples, regions), generator) < 0.5
-
-    def most(self, regions: int) -> int:
-        return self.samples
+        return uniform((self.samples, regions), seeded(self.seed)) < 0.5
 
 
 @register
-@dataclass(frozen=True)
-class LIME(RegionMethod):
-    r"""A linear model of the score in which regions are covered, near the photo.
+class LIME(CoveredRegions):
+    r"""A linear model of the score with regions covered.
+
+    A linear model of the score in which regions are covered, near the photo.
 
     Regions are covered by the toss of a coin. A run in which z of M regions are seen weighs
     :math:`\exp(-d^2/\text{width}^2)`, with d the cosine distance :math:`1 - \sqrt{z/M}` to the whole photo. The model
@@ -132,26 +112,15 @@ class LIME(RegionMethod):
     (True, '1.000')
     """
 
-    samples: int = 500
-    regions: Regions = field(default_factory=Squares)
-    baseline: Baseline = field(default_factory=Zero)
-    score: Score = "logit"
     width: float = 0.25
     ridge: float = 1.0
     seed: int = 0
     tolerance: float | None = None
     max_seconds: float | None = None
 
-    name = "lime"
-    about = "a linear model of the score with regions covered"
-    source = cited("ribeiro2016lime")
-    minimums: ClassVar[Mapping[str, float]] = {"samples": 1, "width": 1e-6, "ridge": 0}
+    minimums = {"samples": 1, "width": 1e-6, "ridge": 0}
+    designed_by = RandomCoalitions
     needs_blank = False
-    style = "signed"
-
-    @property
-    def design(self) -> RandomCoalitions:
-        return RandomCoalitions(self.samples, self.seed)
 
     def solve(self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float) -> Guess:
         """Weighted least squares with an intercept; the photo itself is one more sample, of weight 1."""
@@ -186,27 +155,20 @@ class PermutedRegions(Perturbation):
     masks: Coalitions
     seed: int
 
-    def __str__(self) -> str:
-        return "photos with a region of another image"
+    words = "photos with a region of another image"
 
     def count(self, channels: int, size: tuple[int, ...]) -> int:
         return self.masks.most(size) if size else 0
 
     def others(self, images: int) -> torch.Tensor:
         """Which image each one gets its region from: all stand in a random circle, and look to their neighbour."""
-        generator = torch.Generator("cpu").manual_seed(self.seed % 2**63)
-        circle = torch.randperm(images, generator=generator, device="cpu")
-        found = torch.empty_like(circle)
-        found[circle] = circle.roll(1)
-        return found
+        circle = permutation(images, self.seed)
+        return circle.roll(1)[circle.argsort()]
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
         x = evidence.inputs
         if len(x) < 2:
-            raise MethodError(
-                "featurepermutation must have a batch of several images, between which regions are exchanged, got 1; "
-                "give more, or take featureablation"
-            )
+            raise MethodError("featurepermutation must have a batch of several images, got 1; take featureablation")
         drawn = self.masks.drawn(evidence)
         owners, numbers = interleaved(drawn.counts, x.device)
         others = self.others(len(x)).to(x.device)
@@ -220,9 +182,10 @@ class PermutedRegions(Perturbation):
 
 
 @register
-@dataclass(frozen=True)
 class FeaturePermutation(DropMethod):
-    """What the score loses if a region is that of another image of the batch.
+    """Drop of the score with a region of another image.
+
+    What the score loses if a region is that of another image of the batch.
 
     What stands in its place is thus a photo too, and no colour that the network has never seen. The values depend on
     the other images.
@@ -250,11 +213,188 @@ class FeaturePermutation(DropMethod):
     score: Score = "logit"
     seed: int = 0
 
-    name = "featurepermutation"
-    about = "drop of the score with a region of another image"
-    source = cited("fisher2019permutation")
     only_for = "batches of several images"
 
     @property
     def perturbation(self) -> PermutedRegions:
         return PermutedRegions(self.coalitions, self.seed)
+
+
+DESIGNS = 4  # pairs of points of one scrambled sequence
+FEWEST_PARTS = 3  # sequences, or groups of masks, that say how far they differ
+
+
+@dataclass(frozen=True)
+class GridSensitivity(RegionMethod):
+    """Options of methods that cover the cells of a grid."""
+
+    samples: int = 2112
+    grid: int = 8
+    baseline: Baseline = field(default_factory=Zero)
+    score: Score = "logit"
+    seed: int = 0
+    tolerance: float | None = None
+    max_seconds: float | None = None
+
+    needs_blank = False
+    coarse = True
+
+    @property
+    def regions(self) -> Regions:  # type: ignore[override]
+        return Squares(self.grid)
+
+
+class SobolPoints(CoalitionDesign):
+    """Points A and B of scrambled Sobol sequences, and A with each coordinate in turn taken from B.
+
+    A sequence gives a few such designs; the next is scrambled otherwise, so that the sequences are independent.
+    """
+
+    def rows(self, regions: int) -> torch.Tensor:
+        if self.samples < self.unit(regions):
+            raise MethodError(f"samples of sobol must be at least {self.unit(regions)}, got {self.samples}; give more")
+        found = []
+        for sequence in range(self.samples // self.unit(regions)):
+            seed = (self.seed * 1_000_003 + sequence) % 2**31
+            engine: Any = torch.quasirandom.SobolEngine  # which has no types
+            # The first point is rounded to the default dtype; in float32 it is the same under each.
+            points = engine(2 * regions, scramble=True, seed=seed).draw(DESIGNS, dtype=torch.float32).double()
+            for a, b in zip(points[:, :regions], points[:, regions:], strict=True):
+                mixed = a.repeat(regions, 1)
+                mixed.diagonal().copy_(b)
+                found.append(torch.cat([a[None], b[None], mixed]))
+        return torch.cat(found)
+
+    def unit(self, regions: int) -> int:
+        return DESIGNS * (regions + 2)
+
+
+def left_out_error(without: list[torch.Tensor]) -> torch.Tensor:
+    """The standard errors of values, from the values without each part of the sample in turn (jackknife)."""
+    n, found = len(without), torch.stack(without)
+    return honest((n - 1) / n * (found - found.mean(0)).square().sum(0), n - 1)
+
+
+def _indices(halves: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    variance = ends.var(correction=1)
+    return halves.mean(0) / variance if float(variance) > 0 else torch.zeros_like(halves[0])
+
+
+@register
+class Sobol(GridSensitivity):
+    r"""Share of the score's variance that involves each cell.
+
+    How much of the variance of the score each cell of a grid has a part in, when cells fade at random.
+
+    The total Sobol index of a cell is :math:`E[\mathrm{Var}(y \mid \text{all others})] / \mathrm{Var}(y)`, by Jansen's
+    estimator :math:`\frac{1}{2n}\sum_j (y(A_j) - y(A_j^{(i)}))^2 / \mathrm{Var}(y)`, in which :math:`A_j^{(i)}` is
+    :math:`A_j` with its i-th cell taken from :math:`B_j`. Points are those of scrambled Sobol sequences, four pairs of
+    each; the error is that of leaving out one sequence in turn. Indices have no sign.
+
+    Args:
+        samples: how many covered photos, at most; a design takes M + 2 for M cells, 32 of them 2,112 for a grid of 8.
+        grid: cells along a side.
+        baseline: what cells fade to: one of `explain.baselines`, or its name.
+        score: explain the ``logit``, or the ``probability`` of the class.
+        seed: of the sequences.
+        tolerance, max_seconds: stop early, when the largest error over the largest magnitude is at most ``tolerance``,
+            or after so many seconds.
+
+    Returns:
+        ``(N, grid, grid)``, indices from 0, with errors from three sequences on.
+
+    Fel et al., "Look at the Variance! Efficient Black-box Explanations with Sobol-based Sensitivity Analysis", NeurIPS
+    2021 (arXiv:2111.04138).
+
+    >>> import explain
+    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2))
+    >>> explain.attribute(model, torch.rand(1, 3, 2, 2), Sobol(samples=48, grid=2), target=1).values.shape
+    torch.Size([1, 2, 2])
+    """
+
+    minimums = {"samples": 1, "grid": 1}
+    designed_by = SobolPoints
+
+    def solve(self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float) -> Guess:
+        each = scores.reshape(-1, DESIGNS, seen.shape[1] + 2)
+        halves = (each[:, :, :1] - each[:, :, 2:]).square().sum(1) / (2 * DESIGNS)  # (sequences, M)
+        ends = each[:, :, :2].flatten(1)
+        values, n = _indices(halves, ends), len(each)
+        if n < FEWEST_PARTS or bool(scores.max() - scores.min() <= 1e-6 * scores.abs().max()):
+            return Guess(values)
+        others = [torch.arange(n) != k for k in range(n)]
+        return Guess(values, left_out_error([_indices(halves[of], ends[of]) for of in others]))
+
+
+class HalfMasks(CoalitionDesign):
+    """Each cell seen or not by the toss of a coin, in groups that are even: each cell is seen in half of a group."""
+
+    def rows(self, regions: int) -> torch.Tensor:
+        generator = seeded(self.seed)
+        groups = [uniform((GROUP, regions), generator) for _ in range(self.samples // GROUP)]
+        return torch.cat([group.argsort(0).argsort(0) < GROUP // 2 for group in groups])
+
+    def unit(self, regions: int) -> int:
+        return GROUP
+
+
+GROUP = 20  # masks in which each cell is seen as often as not
+
+
+def hsic(seen: torch.Tensor, alike: torch.Tensor) -> torch.Tensor:
+    """The biased estimate of HSIC for each column of truth values ``(n, M)`` and a kernel ``(n, n)``.
+
+    With the kernel of a cell 1 where two masks agree on it and 0 elsewhere: tr(K H L H) / n².
+    """
+    centred = seen - seen.mean(0)
+    return 2 * (centred * (alike @ centred)).sum(0) / len(seen) ** 2
+
+
+@register
+class HSIC(GridSensitivity):
+    r"""Dependence of the score on whether each cell is visible.
+
+    How much the score depends on whether each cell of a grid is seen, in whatever way it does.
+
+    The Hilbert-Schmidt independence criterion :math:`\mathrm{tr}(K_i H L H)/n^2`, with :math:`H = I - 1/n`. The kernel
+    of a cell is 1 where two masks agree on it, and 0 elsewhere; that of the score is Gaussian, as wide as the median
+    distance between two scores. Values have no sign. They are a little above 0 for cells that do nothing, by 1/n.
+
+    Args:
+        samples: how many covered photos, at most, in groups of 20 in which each cell is seen ten times.
+        grid: cells along a side.
+        baseline: what takes the place of what is covered: one of `explain.baselines`, or its name.
+        score: explain the ``logit``, or the ``probability`` of the class.
+        seed: of the masks.
+        tolerance, max_seconds: stop early, when the largest error over the largest magnitude is at most ``tolerance``,
+            or after so many seconds.
+
+    Returns:
+        ``(N, grid, grid)``, from 0 to 1/4, with errors from 60 runs on: of the mean over seeds, not of the
+        limit.
+
+    Novello, Fel and Vigouroux, "Making Sense of Dependence: Efficient Black-box Explanations Using Dependence Measure",
+    NeurIPS 2022 (arXiv:2206.06219).
+
+    >>> import explain
+    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2))
+    >>> explain.attribute(model, torch.rand(1, 3, 2, 2), HSIC(samples=40, grid=2), target=1).values.shape
+    torch.Size([1, 2, 2])
+    """
+
+    samples: int = 500
+
+    minimums = {"samples": GROUP, "grid": 1}
+    designed_by = HalfMasks
+
+    def solve(self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float) -> Guess:
+        apart = (scores[:, None] - scores).abs()
+        differ = apart > 1e-6 * apart.max()  # the same mask, drawn twice, scores the same but for rounding
+        width = float(apart[differ].median()) if bool(differ.any()) else 1.0
+        alike = torch.exp(-((apart / width) ** 2) / 2)
+        values = hsic(seen, alike)
+        groups = min(10, len(seen) // GROUP)
+        if groups < FEWEST_PARTS or not bool(differ.any()):
+            return Guess(values)
+        of = torch.arange(len(seen), device=seen.device) // GROUP % groups
+        return Guess(values, left_out_error([hsic(seen[of != k], alike[of != k][:, of != k]) for k in range(groups)]))

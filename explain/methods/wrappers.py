@@ -1,34 +1,29 @@
 """Methods made of another: averaged over noise, over flips and scales."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 
-from explain._utils.random_numbers import normal
+from explain._utils.errors import MethodError
+from explain._utils.random_numbers import normal, seeded
 from explain.engine import Accumulator, Activations, Attributions, Evidence, Need, Perturbation, PerturbedRows, Reducer
-from explain.engine.perturbations import SumOfRows
-from explain.methods.base import MAPS, Method, Style, at_least, over_all, spatial_dims
-from explain.methods.bibliography import Source, cited
-from explain.methods.cam import BOTH, ratio, weighted
+from explain.engine.needs import LayerGradients
+from explain.engine.perturbations import AnswerTo, SumOfRows
+from explain.methods.base import MAPS, Method, Source, Style, cited, over_all, register, register_wrapper, spatial_dims
+from explain.methods.cam import ratio, weighted
 from explain.methods.gradients import Saliency
-from explain.methods.registry import register, register_wrapper
 
 Statistic = Literal["mean", "square", "variance"]
 _PREFIX = {"mean": "smooth", "square": "smoothsquare", "variance": "var"}
 _PUBLISHED = {"mean": "smoothgrad", "square": "smoothgrad2", "variance": "vargrad"}
-_SOURCES = {"mean": "smilkov2017smoothgrad", "square": "hooker2019roar", "variance": "adebayo2018sanity"}
 
 
 def noise(seed: int, index: int, like: torch.Tensor) -> torch.Tensor:
     """The ``index``-th standard normal sample in the shape of ``like``, the same on every device and in every batch."""
-    generator = torch.Generator("cpu").manual_seed((seed * 1_000_003 + index) % 2**63)
-    return normal(like.shape, generator).to(like)
+    return normal(like.shape, seeded(seed, index)).to(like)
 
 
 @dataclass(frozen=True)
@@ -42,11 +37,7 @@ class NoisyCopies(Perturbation):
     sigma: float
     seed: int
 
-    def __str__(self) -> str:
-        return "noisy copies of the photo"
-
-    def count(self, channels: int, size: tuple[int, ...]) -> int:
-        return self.samples
+    words = "noisy copies of the photo"
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
         x = evidence.inputs
@@ -71,9 +62,26 @@ class Statistics(Reducer):
         return Moments(self.of)
 
 
+class WrapperMethod(Method):
+    """A method that adds up what another says of altered copies of the photo."""
+
+    method: Method
+
+    @property
+    def found(self) -> Attributions:
+        """What the method says of the copies, taken together."""
+        raise NotImplementedError
+
+    @property
+    def needs(self) -> frozenset[Need[Any]]:
+        return frozenset({self.found})
+
+    def __call__(self, evidence: Evidence) -> torch.Tensor:
+        return evidence[self.found]  # type: ignore[no-any-return]
+
+
 @register
-@dataclass(frozen=True)
-class Smooth(Method):
+class Smooth(WrapperMethod):
     r"""What a method says on average over noisy copies of the photo, or how much it varies.
 
     With the default method this is SmoothGrad, SmoothGrad-Squared and VarGrad: the mean, the mean square and the
@@ -107,7 +115,7 @@ class Smooth(Method):
     statistic: Statistic = "mean"
     seed: int = 0
 
-    minimums: ClassVar[Mapping[str, float]] = {"samples": 1, "sigma": 0}
+    minimums = {"samples": 1, "sigma": 0}
 
     @property
     def name(self) -> str:
@@ -123,25 +131,16 @@ class Smooth(Method):
 
     @property
     def source(self) -> Source:
-        return cited(_SOURCES[self.statistic])
+        return cited(_PUBLISHED[self.statistic])
 
     @property
     def style(self) -> Style:
-        unsigned: Style = "heat" if self.method.style == "heat" else "intensity"
+        unsigned: Style = "heat" if self.method.style in ("heat", "evidence") else "intensity"
         return self.method.style if self.statistic == "mean" else unsigned
 
     @property
     def found(self) -> Attributions:
-        """What the method says of the noisy copies, taken together."""
         return Attributions(NoisyCopies(self.samples, self.sigma, self.seed), self.method, Statistics(self.statistic))
-
-    @property
-    def needs(self) -> frozenset[Need[Any]]:
-        return frozenset({self.found})
-
-    def __call__(self, evidence: Evidence) -> torch.Tensor:
-        found: torch.Tensor = evidence[self.found]
-        return found
 
 
 register(Smooth(statistic="square"))
@@ -171,16 +170,6 @@ class Moments(Accumulator):
 
 
 @dataclass(frozen=True)
-class _LayerGradient:
-    """The plain gradient in the feature maps, for methods that average it."""
-
-    needs = BOTH
-
-    def __call__(self, evidence: Evidence) -> torch.Tensor:
-        return evidence.gradients
-
-
-@dataclass(frozen=True)
 class MeanPowers(Reducer):
     """The means of the first three powers of the results for the ``samples`` copies of each image."""
 
@@ -194,9 +183,10 @@ class MeanPowers(Reducer):
 
 
 @register
-@dataclass(frozen=True)
 class SmoothGradCAMPlusPlus(Method):
-    r"""Grad-CAM++ with each derivative averaged over noisy copies of the photo; the feature maps are the clean ones.
+    r"""Grad-CAM++ with derivatives averaged over noisy copies.
+
+    Grad-CAM++ with each derivative averaged over noisy copies of the photo; the feature maps are the clean ones.
 
     With :math:`D_p` the mean over the copies of the p-th power of the gradient,
     :math:`\alpha = D_2 / (2 D_2 + \sum_{ab} A_{ab} D_3)` and :math:`w_k = \sum_{ij} \alpha\,\mathrm{ReLU}(D_1)`. The
@@ -224,17 +214,14 @@ class SmoothGradCAMPlusPlus(Method):
     seed: int = 0
 
     name = "smoothgradcam++"
-    about = "Grad-CAM++ with derivatives averaged over noisy copies"
-    source = cited("omeiza2019smoothgradcampp")
     family = MAPS
-    minimums: ClassVar[Mapping[str, float]] = {"samples": 1, "sigma": 0}
+    minimums = {"samples": 1, "sigma": 0}
 
     @property
     def derivatives(self) -> Attributions:
         """The mean powers of the gradient over the noisy copies."""
-        return Attributions(
-            NoisyCopies(self.samples, self.sigma, self.seed), _LayerGradient(), MeanPowers(self.samples)
-        )
+        noisy = NoisyCopies(self.samples, self.sigma, self.seed)
+        return Attributions(noisy, AnswerTo(LayerGradients()), MeanPowers(self.samples))
 
     @property
     def needs(self) -> frozenset[Need[Any]]:
@@ -258,8 +245,7 @@ class Views(Perturbation):
     def kinds(self) -> list[tuple[float, bool]]:
         return [(scale, flip) for scale in self.scales for flip in ((False, True) if self.flip else (False,))]
 
-    def __str__(self) -> str:
-        return "the photo mirrored and at other scales"
+    words = "the photo mirrored and at other scales"
 
     def count(self, channels: int, size: tuple[int, ...]) -> int:
         return len(self.kinds)
@@ -268,10 +254,9 @@ class Views(Perturbation):
         x = evidence.inputs
 
         def carry(tensor: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-            kinds = [self.kinds[row // len(x)] for row in rows.tolist()]
-            return torch.cat(
-                [_shown(t[None], *kind, padding="reflection") for t, kind in zip(tensor, kinds, strict=True)]
-            )
+            kinds = (self.kinds[row // len(x)] for row in rows.tolist())
+            pairs = zip(tensor, kinds, strict=True)
+            return torch.cat([_shown(each[None], *kind, padding="reflection") for each, kind in pairs])
 
         owners = torch.arange(len(x), device=x.device).repeat(len(self.kinds))
         return PerturbedRows(owners, lambda rows: carry(x[owners[rows]], rows), carry)
@@ -299,7 +284,7 @@ class MappedBack(Reducer):
 
 
 @dataclass(frozen=True)
-class Augmented(Method):
+class Augmented(WrapperMethod):
     """What a method says on average over the photo as it is, flipped, and shown larger and smaller, each mapped back.
 
     The photo keeps its size: it is enlarged and cut off, or made smaller with its border mirrored, so any network takes
@@ -328,11 +313,12 @@ class Augmented(Method):
     scales: tuple[float, ...] = (1.0, 0.9, 1.1)
 
     source = cited("gildenblat2021pytorchgradcam")
-    minimums: ClassVar[Mapping[str, float]] = {"scales": 0.1}
+    minimums = {"scales": 0.1}
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least("augmented", "number of scales", len(self.scales), 1)
+        if not self.scales:
+            raise MethodError("scales of augmented must be at least one number, got none; leave it out")
 
     @property
     def name(self) -> str:
@@ -348,18 +334,12 @@ class Augmented(Method):
 
     @property
     def found(self) -> Attributions:
-        """What the method says of all views, mapped back."""
         views = Views(self.flip, self.scales)
         return Attributions(views, self.method, MappedBack(views))
 
-    @property
-    def needs(self) -> frozenset[Need[Any]]:
-        return frozenset({self.found})
-
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        total, weight = evidence[self.found].unbind(1)
-        mean: torch.Tensor = total / weight.clamp(min=torch.finfo(weight.dtype).tiny)
-        return mean
+        total, weight = super().__call__(evidence).unbind(1)
+        return total / weight.clamp(min=torch.finfo(weight.dtype).tiny)
 
 
 register_wrapper("augmented", Augmented)

@@ -1,11 +1,12 @@
-"""Axioms: what a map should fulfil by its definition; and ADCC, which explains the masked photo again."""
+"""What a map should be by itself: spread over little of the photo, and invariant; and ADCC, which explains the masked
+photo again."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import field
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -13,51 +14,104 @@ from torch import nn
 from explain.baselines import Zero
 from explain.baselines.base import Baseline
 from explain.data.inputs import Inputs, Path
-from explain.metrics.base import ZERO, MetricInput, MetricResult, Score, need_probability, register
-from explain.metrics.faithfulness import SMALL, least
-from explain.metrics.perturbed_inputs import ScoreMetric, ScoreRequest, cover_softly
-from explain.metrics.rankings import correlation
-from explain.metrics.robustness import relative_change
+from explain.metrics import base
+from explain.metrics.base import ZERO, MapMetric, MetricInput, MetricResult, register
+from explain.metrics.faithfulness import SMALL
+from explain.metrics.maps import Sign, correlation, gini
 from explain.metrics.variants import ModelContext, ReattributionMetric, Variant, VariantResult
 
 
 @register
-@dataclass(frozen=True)
-class Completeness(ScoreMetric):
-    r"""By how much the values miss the difference of the scores that they should add up to.
+class Sparseness(MapMetric):
+    r"""The Gini index of the map's magnitudes.
 
-    :math:`\bigl|\sum_i a_i - (f(x) - f(x'))\bigr|`, x' being the covered photo; ``parts`` has the "relative" one, by
-    :math:`|f(x) - f(x')|`. Less is better. Values are added up as they are, of maps at the layer's resolution; it says
-    something of contributions only, such as input times gradient. A map of zeros misses all of the difference.
+    It is 0 where all are equal, and near 1 where one pixel has everything.
+
+    :math:`G = \frac{\sum_k (2k - d - 1)\,|a|_{(k)}}{d \sum_k |a|_{(k)}}`, smallest first. More is sparser, and counts
+    as better. Not defined for a map of zeros.
 
     Args:
-        baseline: what covers x'.
-        score: the target's own "logit" (default), or "probability".
+        sign: how values become one number for each pixel, see `explain.metrics.maps.Sign`.
 
-    Sundararajan et al., "Axiomatic Attribution for Deep Networks", ICML 2017.
+    Chalasani et al., "Concise Explanations of Neural Networks using Adversarial Training", ICML 2020.
 
-    >>> Completeness().better
-    'less'
+    >>> import explain, torch
+    >>> maps = torch.zeros(1, 2, 2)
+    >>> maps[0, 0, 0] = 1
+    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2))
+    >>> explain.evaluate(model, torch.rand(1, 3, 2, 2), maps, "sparseness")["map"]["sparseness"]
+    tensor([0.7500])
     """
 
-    baseline: Baseline = field(default_factory=Zero)
-    score: Score = "logit"
+    sign: Sign = "own"
 
-    name = "completeness"
-    about = "difference between the sum of the values and the difference of scores that they should add up to"
-    paper = "Sundararajan et al., ICML 2017"
-    units = "score"
+    def __call__(self, data: MetricInput) -> MetricResult:
+        values = data.maps.per_pixel(self.sign).double()
+        value = gini(values).to(data.maps.values)
+        return MetricResult(data.undefined(self, value, (values == 0).flatten(1).all(1), ZERO))
+
+
+@register
+class Complexity(MapMetric):
+    r"""Entropy of the map's magnitudes as shares of their sum.
+
+    :math:`-\sum_i p_i \ln p_i`, in nats.
+
+    Less is better: the logarithm of the number of pixels is a constant map. Not defined for a map
+    of zeros.
+
+    Args:
+        sign: as for `Sparseness`.
+
+    Bhatt et al., "Evaluating and Aggregating Feature-based Model Explanations", IJCAI 2020.
+
+    >>> Complexity().units
+    'nats'
+    """
+
+    sign: Sign = "own"
+
+    units = "nats"
     better = "less"
 
-    def requests(self, data: MetricInput) -> Sequence[ScoreRequest]:
-        return [cover_softly(torch.zeros_like(data.images[:, 0]), self.baseline, self.score)]
+    def __call__(self, data: MetricInput) -> MetricResult:
+        sizes = data.maps.per_pixel(self.sign).abs().flatten(1).double()  # whose sum must not overflow
+        total = sizes.sum(1, keepdim=True)
+        value = torch.special.entr(sizes / torch.where(total > 0, total, 1)).sum(1).to(data.maps.values)
+        return MetricResult(data.undefined(self, value, total[:, 0] == 0, ZERO))
 
-    def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
-        difference = data.original(self.score) - scores[0][:, 0]
-        off = (data.maps.values.flatten(1).sum(1) - difference).abs()
-        nothing = difference.abs() <= least(self.score, data.original(self.score), scores[0])
-        relative = torch.where(nothing, torch.nan, off / difference.abs())
-        return MetricResult(off, parts={"relative": relative, "difference": difference})
+
+@register
+class EffectiveComplexity(MapMetric):
+    """Share of the pixels whose magnitude is more than a tenth of the largest.
+
+    Less is better.
+
+    (The paper defines it as the smallest number of pixels that determine the score; its count of values that are not
+    nothing, which other packages use as well, is what this is.) Not defined for a map of zeros.
+
+    Args:
+        threshold: the share of the largest magnitude.
+        sign: as for `Sparseness`.
+
+    Nguyen and Martínez, "On quantitative aspects of model interpretability", 2020 (arXiv:2007.07584).
+
+    >>> EffectiveComplexity().threshold
+    0.1
+    """
+
+    threshold: float = 0.1
+    sign: Sign = "own"
+
+    units = "share of pixels"
+    better = "less"
+    minimums: ClassVar = {"threshold": 0}
+
+    def __call__(self, data: MetricInput) -> MetricResult:
+        sizes = data.maps.per_pixel(self.sign).abs().flatten(1)
+        most = sizes.amax(1, keepdim=True)
+        value = (sizes > self.threshold * most).to(sizes).mean(1)
+        return MetricResult(data.undefined(self, value, most[:, 0] == 0, ZERO))
 
 
 class Shifted(nn.Module):
@@ -68,8 +122,7 @@ class Shifted(nn.Module):
 
     def __init__(self, inner: nn.Module, shift: float, path: Path = (0,)) -> None:
         super().__init__()
-        self.inner, self.shift, self.path = inner, shift, path
-        self.training = inner.training
+        self.inner, self.shift, self.path, self.training = inner, shift, path, inner.training
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         inputs = Inputs(args, kwargs, explained=self.path)
@@ -80,9 +133,8 @@ OTHER = "leave adcc out, or use its parts: averagedrop(score='logit') and sparse
 
 
 @register
-@dataclass(frozen=True)
 class InputInvariance(ReattributionMetric):
-    r"""By how much the map changes where both the photo and the model are shifted by a constant, which changes nothing.
+    r"""Change of the map when photo and model are shifted by the same constant.
 
     :math:`\|\Phi_{f'}(x + c) - \Phi_f(x)\|_2 / \|\Phi_f(x)\|_2` with :math:`f'(x) = f(x - c)`; the paper shifts the
     first layer's bias, which is the same but for padding. Less is better. Not defined for a map of zeros.
@@ -98,9 +150,6 @@ class InputInvariance(ReattributionMetric):
 
     shift: float = 1.0
 
-    name = "inputinvariance"
-    about = "change of the map when photo and model are shifted by the same constant"
-    paper = "Kindermans et al., 2017"
     units = "relative change"
     better = "less"
 
@@ -108,18 +157,13 @@ class InputInvariance(ReattributionMetric):
         make = partial(Shifted, context.model, self.shift, context.inputs.path)
         yield Variant(("shifted", self.shift), lambda: context.images + self.shift, model=make, prefix="inner.")
 
-    def compare(self, data: MetricInput, found: VariantResult) -> torch.Tensor:
-        return relative_change(data, found)
-
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
-        nothing = (data.maps.values == 0).flatten(1).all(1)
-        return MetricResult(data.undefined(self, numbers[:, 0], nothing, ZERO))
+        return MetricResult(data.undefined(self, numbers[:, 0], (data.maps.values == 0).flatten(1).all(1), ZERO))
 
 
 @register
-@dataclass(frozen=True)
 class ADCC(ReattributionMetric):
-    r"""Average drop, coherency and complexity in one: their harmonic mean.
+    r"""Harmonic mean of coherency, simplicity and the probability kept under the heatmap.
 
     :math:`3 \Bigl(\frac{1}{\mathrm{Coh}} + \frac{1}{1 - \mathrm{Com}} + \frac{1}{1 - \mathrm{AD}}\Bigr)^{-1}`, where
     Coh is Pearson's correlation of the heatmap with that of the photo masked by it, brought to [0, 1] as
@@ -138,12 +182,8 @@ class ADCC(ReattributionMetric):
 
     baseline: Baseline = field(default_factory=Zero)
 
-    name = "adcc"
-    about = "harmonic mean of coherency, simplicity and the probability kept under the heatmap"
-    paper = "Poppi et al., CVPR Workshops 2021"
-
     def variants(self, context: ModelContext, data: MetricInput) -> Iterator[Variant]:
-        need_probability(data.probability, OTHER)
+        base.need_probability(data.probability, OTHER)
         keep = data.maps.heatmap[:, None].to(context.images)
         yield Variant(("masked by its map", self.baseline, data.maps.name), lambda: self.baseline(context.images, keep))
 
@@ -155,16 +195,14 @@ class ADCC(ReattributionMetric):
         return torch.stack([probability.double(), together.nan_to_num(-1)], 1)
 
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
-        original = need_probability(data.probability, OTHER).double()
+        original = base.need_probability(data.probability, OTHER).double()
         seen, together = numbers[:, 0].unbind(1)
         coherency = (1 + together) / 2
         complexity = data.maps.heatmap.double().flatten(1).mean(1)
         drop = (original - seen).clamp(min=0) / original.clamp(min=SMALL)
         goods = torch.stack([coherency, 1 - complexity, 1 - drop], 1)
-        failed = (goods <= 0).any(1)
-        value = torch.where(failed, 0, 3 / torch.where(goods > 0, 1 / goods, 1).sum(1))
+        value = torch.where((goods <= 0).any(1), 0, 3 / torch.where(goods > 0, 1 / goods, 1).sum(1))
         value = data.undefined(self, value, original < SMALL, f"the probability is below {SMALL:g}")
-        nothing = (data.maps.heatmap == 0).flatten(1).all(1)
-        value = data.undefined(self, value, nothing, "its map has no positive value")
+        value = data.undefined(self, value, data.maps.heatmap.flatten(1).amax(1) == 0, "its map has no positive value")
         parts = {"coherency": coherency, "complexity": complexity, "averagedrop": drop}
         return MetricResult(value.to(data.maps.values.dtype), parts=parts)

@@ -1,21 +1,26 @@
-"""What a metric is, its input and its result; and metrics by name."""
+"""What a metric is, its input and its result; metrics that score perturbed photos, each distinct one run once; metrics
+by name."""
 
 from __future__ import annotations
 
 import fnmatch
+import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, TypeAlias
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from typing import Any, ClassVar, Literal, TypeAlias, dataclass_transform
 
 import torch
 
-from explain._utils.errors import KnownOptions, MethodError, MetricError, image_name, keywords, shown, warn
-from explain._utils.spelling import did_you_mean
-from explain.baselines.registry import get_baseline
-from explain.methods.options import check_options
-from explain.metrics.maps import Maps, Sign
-from explain.metrics.rankings import ranks_of
+from explain._utils.errors import MetricError, TargetError, did_you_mean, keywords, shown, warn
+from explain._utils.options import Options, enter
+from explain.attribution.diagnostics import image_names
+from explain.baselines.base import Baseline, Cover
+from explain.baselines.replacements import get_baseline
+from explain.engine import Evidence, Perturbation, PerturbedRows
+from explain.metrics.maps import Maps, Sign, ranks_of
+from explain.targets.base import Target, find_logits
 from explain.targets.outputs import Outputs
 
 Better = Literal["more", "less"]
@@ -29,6 +34,9 @@ ScoreKind = Literal["logit", "probability", "margin"]
 
 ROUNDING = 128
 """How many of the last bits of a score may be rounding errors."""
+
+PAPER = re.compile(r"""((?:[A-Z][\w-]+)(?: et al\.| and [A-Z][\w-]+)?), "[^"]+", ([^;.(,"]*?\d{4})""")
+"""Authors, title, venue and year in a docstring."""
 
 ZERO, CONSTANT = "its map is zero everywhere", "its map is constant"
 
@@ -87,7 +95,7 @@ class MetricInput:
     def undefined(self, metric: Metric, value: torch.Tensor, wrong: torch.Tensor, why: str) -> torch.Tensor:
         """Put NaN where a figure is not defined, and warn of it."""
         if wrong.any():
-            images = ", ".join(image_name(i) for i in wrong.nonzero().flatten().tolist())
+            images = image_names(wrong)
             warn(f"{metric.name} of {self.maps.name} is not defined for image {images}: {why}; it is NaN there")
         return torch.where(wrong, torch.nan, value)
 
@@ -103,18 +111,19 @@ class MetricResult:
     parts: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
+@dataclass_transform(frozen_default=True)  # of which `register` makes dataclasses
 @dataclass(frozen=True)
-class Metric(KnownOptions):
+class Metric(Options):
     """A measure of how good a map is, as a frozen dataclass: its fields are its options, checked against their types.
 
     A metric is a subclass of `MapMetric`, which sees the map and nothing else, of `ScoreMetric`, which scores perturbed
     photos, or of `ReattributionMetric`, which runs the method again. Class attributes describe it:
 
-    - ``name``, ``about`` and ``paper``, as in a list of metrics;
+    - ``name``, ``about`` and ``paper``, as in a list of metrics: the class's name in lower case, the first line of its
+      docstring, and the paper that this cites, where they are not given;
     - ``units`` of its figure, and whether more or less of it is ``better``;
     - ``needs_object``: whether it needs boxes or masks of the object;
-    - ``minimums``: by name of an option, the smallest number that it may be;
-    - ``percentages``: the options that are shares in per cent, above 0 and below 100.
+    - ``minimums`` and ``below``: by name of an option, the smallest number that it may be; what it must be below.
     """
 
     name: ClassVar[str] = ""
@@ -123,26 +132,26 @@ class Metric(KnownOptions):
     units: ClassVar[str] = "0 to 1"
     better: ClassVar[Better] = "more"
     needs_object: ClassVar[bool] = False
-    minimums: ClassVar[Mapping[str, float]] = {}
-    percentages: ClassVar[tuple[str, ...]] = ()
+    error = MetricError
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cited = PAPER.search(" ".join((cls.__doc__ or "").split()))
+        known = {"name": cls.__name__.lower(), "paper": ", ".join(cited.groups()) if cited else cls.paper}
+        for name in known.keys() - vars(cls).keys():
+            setattr(cls, name, known[name])
 
     def __post_init__(self) -> None:
         if hasattr(self, "baseline"):
             object.__setattr__(self, "baseline", get_baseline(self.baseline))
-        try:
-            check_options(self, **self.minimums)
-        except MethodError as error:
-            raise MetricError(str(error)) from None
-        for option in self.percentages:
-            value = getattr(self, option)
-            shares = value if isinstance(value, tuple) else [value]
-            if not shares or not all(0 < share < 100 for share in shares):
-                raise MetricError(
-                    f"{option} of {self.name} must be per cent above 0 and below 100, got {shown(value)}; use 50"
-                )
+        super().__post_init__()
+
+    def describe(self, **words: str) -> None:
+        """Set class attributes, such as the name, where they depend on the options."""
+        for name, value in words.items():
+            object.__setattr__(self, name, value)
 
 
-@dataclass(frozen=True)
 class MapMetric(Metric):
     """A metric of the map alone, and of where the object is."""
 
@@ -154,9 +163,7 @@ class MapMetric(Metric):
 def need_probability(probability: torch.Tensor | None, remedy: str = "choose score='logit'") -> torch.Tensor:
     """The probability of the class; refused where there is none."""
     if probability is None:
-        raise MetricError(
-            f"target must be one of several classes for a metric of its probability, got a target without one; {remedy}"
-        )
+        raise MetricError(f"target must be one of several classes for a metric of its probability, got none; {remedy}")
     return probability
 
 
@@ -168,24 +175,14 @@ _known: dict[str, Metric] = {}
 def register(metric: type[Metric] | None = None, /, **options: Any) -> Any:
     """Make a metric known by its name: ``@register`` with its default options, ``@register(order="lerf")`` with others.
 
+    A class that is no dataclass yet becomes a frozen one.
+
     Raises:
         MetricError: the name is taken by another metric, or cannot be one.
     """
-
-    def add(kind: type[Metric]) -> type[Metric]:
-        made = kind(**options)
-        if not re.fullmatch(r"[a-z0-9+._-]+", made.name):
-            raise MetricError(
-                f"name of a metric must be of lower-case letters, digits and + . _ -, got {made.name!r}; change it"
-            )
-        if _known.setdefault(made.name, made) != made:
-            raise MetricError(
-                f"metric {made.name!r} is already registered by {type(_known[made.name]).__qualname__}; choose another "
-                "name"
-            )
-        return kind
-
-    return add if metric is None else add(metric)
+    if metric is None:
+        return partial(register, **options)
+    return enter(_known, metric, "metric", **options)
 
 
 @keywords()
@@ -220,19 +217,193 @@ def get_metric(metric: MetricLike) -> Metric:
     return metric
 
 
-def by_name(metrics: MetricLike | Iterable[MetricLike]) -> dict[str, Metric]:
-    """Return the metrics by their names, in order.
+UNCHANGED = "unchanged"
+"""The key of a perturbed photo that equals the original."""
 
-    Raises:
-        MetricError: there is none, or two different ones have one name.
+Covers = Callable[[Baseline], Cover]
+Build = Callable[[torch.Tensor, Covers, torch.Tensor, torch.Tensor], torch.Tensor]
+Keep = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Ranks = Sequence[int] | torch.Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreRequest:
+    """A request for the scores of K perturbed photos of each of N images.
+
+    ``keys`` has a list of K keys for each image; photos of an image with equal keys are equal, and run once.
+    ``build(images, covers, owners, numbers)`` makes the photos ``numbers`` ``(b,)`` of the images ``owners`` ``(b,)``:
+    ``(b, C, H, W)``. ``covers`` prepares a baseline for the images.
     """
-    given = [metrics] if isinstance(metrics, str) or not isinstance(metrics, Iterable) else metrics
-    chosen: dict[str, Metric] = {}
-    for metric in map(get_metric, given):
-        if chosen.setdefault(metric.name, metric) != metric:
-            raise MetricError(
-                f"metrics must have different names, got two of {metric.name!r}; evaluate them in two calls"
-            )
-    if not chosen:
-        raise MetricError("metrics must name at least one metric, got none; see explain.list_metrics()")
-    return chosen
+
+    keys: Sequence[Sequence[Hashable]]
+    build: Build
+    score: ScoreKind
+
+
+class ScoreMetric(Metric):
+    """A metric of the model's scores for perturbed photos."""
+
+    def requests(self, data: MetricInput) -> Sequence[ScoreRequest]:
+        """The perturbed photos to score."""
+        raise NotImplementedError
+
+    def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
+        """Return a figure for each image, from the scores ``(N, K)`` of each request."""
+        raise NotImplementedError
+
+
+def cover(keys: Sequence[Sequence[Hashable]], keep: Keep, baseline: Baseline, score: ScoreKind) -> ScoreRequest:
+    """Request photos of which a baseline covers a part.
+
+    Args:
+        keys: as for `ScoreRequest`.
+        keep: from ``owners`` and ``numbers`` to the share of each pixel that stays, ``(b, H, W)``.
+        baseline: what replaces the other pixels.
+        score: which score counts.
+    """
+
+    def build(images: torch.Tensor, covers: Covers, owners: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        return covers(baseline)(owners, keep(owners, numbers)[:, None].to(images))
+
+    return ScoreRequest(keys, build, score)
+
+
+def cover_ranks(ranks: torch.Tensor, start: Ranks, end: Ranks, baseline: Baseline, score: ScoreKind) -> ScoreRequest:
+    """Request photos of which the pixels with ``start <= rank < end`` are covered.
+
+    Args:
+        ranks: the rank of each pixel, ``(N, H, W)`` whole numbers from 0.
+        start, end: K ranks for all images, or for each ``(N, K)``.
+        baseline, score: as for `cover`.
+    """
+    first, stop = (torch.as_tensor(each, device=ranks.device).expand(len(ranks), -1) for each in (start, end))
+
+    def keep(owners: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        own = ranks if len(ranks) == 1 else ranks[owners]
+        low, high = (each[owners, numbers].reshape(-1, 1, 1) for each in (first, stop))
+        return (own < low).logical_or_(own >= high)
+
+    def key(digest: bytes, low: int, high: int, count: int) -> Hashable:
+        if low >= high:
+            return UNCHANGED
+        return (baseline,) if low == 0 and high >= count else (baseline, digest, low, min(high, count))
+
+    keys: list[list[Hashable]] = []
+    for own, lows, highs in zip(ranks, first.clamp(min=0).tolist(), stop.tolist(), strict=True):
+        count, digest = int(own.max()) + 1, digest_of(own)
+        keys.append([key(digest, low, high, count) for low, high in zip(lows, highs, strict=True)])
+    return cover(keys, keep, baseline, score)
+
+
+def cover_softly(mask: torch.Tensor, baseline: Baseline, score: ScoreKind) -> ScoreRequest:
+    """Request one photo of each image, mixed with a baseline by a mask ``(N, H, W)`` in [0, 1]."""
+    keys: list[list[Hashable]] = []
+    for own in mask:
+        soft = UNCHANGED if bool((own == 1).all()) else (baseline, "soft", digest_of(own))
+        keys.append([soft if own.any() else (baseline,)])
+    return cover(keys, lambda owners, numbers: mask[owners], baseline, score)
+
+
+class PerturbedPhotoPool(Perturbation):
+    """The requested photos of N images ``(N, C, H, W)``, each distinct one once, as a `Perturbation` of the engine."""
+
+    words = "photos perturbed for metrics"
+
+    def __init__(self, images: torch.Tensor) -> None:
+        self._images = images
+        self._known: dict[tuple[int, Hashable], int] = {}  # the row for each image and key
+        self._sources: list[tuple[int, int, int]] = []  # of each row: the image, the request, the photo's number in it
+        self._requests: list[ScoreRequest] = []
+
+    def __len__(self) -> int:
+        return len(self._sources)
+
+    def add(self, request: ScoreRequest) -> torch.Tensor:
+        """Add photos; return the number of each one's row ``(N, K)``, or -1 where nothing is changed."""
+        found = []
+        for image, keys in enumerate(request.keys):
+            for number, key in enumerate(keys):
+                if key is not UNCHANGED and (image, key) not in self._known:
+                    self._known[image, key] = len(self)
+                    self._sources.append((image, len(self._requests), number))
+            found.append([self._known.get((image, key), -1) for key in keys])
+        self._requests.append(request)
+        return torch.tensor(found, dtype=torch.long, device=self._images.device)
+
+    def recognised(self, photos: torch.Tensor, scores: torch.Tensor, classes: int) -> Iterator[str]:
+        """Notes on photos that keep their class although a baseline covers them entirely: their curves say little.
+
+        A photo keeps it if nine tenths of its probability are left, and this is more than half of the way from chance,
+        1 / K, to 1.
+
+        Args:
+            photos: the probability of the unperturbed photos ``(N,)``.
+            scores: that of all rows ``(P,)``.
+            classes: K.
+        """
+        least = (0.9 * photos).clamp(min=(1 + 1 / classes) / 2)
+        keys = dict.fromkeys(key for _, key in self._known)
+        for baseline in [key[0] for key in keys if isinstance(key, tuple) and len(key) == 1]:
+            rows = [self._known.get((image, (baseline,))) for image in range(len(photos))]
+            found = torch.stack([scores.new_zeros(()) if row is None else scores[row] for row in rows])
+            if (kept := found > least).any():
+                where = f"{found[kept].min():.2f} or more where the baseline {baseline.name!r} covers all of it"
+                keeps = f"image {image_names(kept)} keeps its class with a probability of {where}"
+                yield f"{keeps}, so that figures by this baseline say little; choose another baseline"
+
+    def rows(self, evidence: Evidence) -> PerturbedRows:
+        """All rows; each is built when it is run."""
+        images = self._images
+        sources = torch.tensor(self._sources, dtype=torch.long).reshape(-1, 3)
+        owners = sources[:, 0].to(images.device)
+        covers: Any = cache(lambda baseline: baseline.covering(images))
+
+        def make(rows: torch.Tensor) -> torch.Tensor:
+            _, requests, numbers = sources[rows.cpu()].unbind(1)
+            found = images.new_empty(len(rows), *images.shape[1:])
+            for request in sorted(set(requests.tolist())):
+                own = (requests == request).nonzero().flatten()
+                at = own.to(images.device)
+                build = self._requests[request].build
+                built: torch.Tensor = build(images, covers, owners[rows[at]], numbers[own].to(images.device))
+                if len(own) == len(rows):
+                    return built
+                found[at] = built
+            return found
+
+        return PerturbedRows(owners, make)
+
+
+def digest_of(tensor: torch.Tensor) -> bytes:
+    """A hash of a tensor's values."""
+    return hashlib.blake2b(tensor.cpu().contiguous().numpy().tobytes(), digest_size=16).digest()
+
+
+@dataclass(frozen=True)
+class ClassScore(Target):
+    """Another score of each image's class than its logit: its ``probability``, or its ``margin`` over all others.
+
+    >>> ClassScore("margin", (1,)).pick(torch.tensor([[1.0, 5.0, 3.0]]), 1)[0]
+    tensor([2.])
+    """
+
+    of: Literal["probability", "margin"]
+    classes: tuple[int, ...]
+    outputs: Outputs = field(default_factory=Outputs)
+
+    @property
+    def name(self) -> str:
+        return f"{self.of} of {self.classes}"
+
+    def pick(self, output: Any, count: int) -> tuple[torch.Tensor, None]:
+        logits = find_logits(output, count)
+        if logits.shape[1] < 2:
+            raise TargetError("model must have two classes for probabilities, got one; choose score='logit'")
+        logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
+        chosen = torch.tensor(self.classes, device=logits.device)[:, None]
+        if self.of == "probability":
+            return self.outputs.of_classes(logits, chosen[:, 0]), None
+        return logits.gather(1, chosen)[:, 0] - logits.scatter(1, chosen, -torch.inf).amax(1), None
+
+    def rows(self, images: torch.Tensor) -> Target:
+        return replace(self, classes=tuple(self.classes[image] for image in images.tolist()))

@@ -2,54 +2,156 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, TypeAlias, Unpack
+import csv
+import io
+import json
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias, TypeVar, Unpack
 
 import numpy as np
 import torch
 from torch import nn
 
-from explain._utils.errors import MetricError, keywords, shown
-from explain.attribution.api import attribute
-from explain.attribution.options import Options, Settings
+from explain._utils.errors import MetricError, did_you_mean, keywords
+from explain._utils.html import lines_html, table_html
+from explain._utils.options import by_name
+from explain.attribution.api import Options, Settings, attribute
 from explain.attribution.result import Attribution
 from explain.data.inputs import Inputs, InputsLike
 from explain.engine.execution import gather
-from explain.engine.needs import asks_of
-from explain.engine.output_activation import outputs_of
+from explain.engine.needs import needs_at
 from explain.engine.perturbations import Scores, Unperturbed
 from explain.engine.plan import Plan
 from explain.engine.validation import check_inputs
+from explain.hooks.interventions import intervene
 from explain.hooks.preserve import calculating
 from explain.hooks.unwrap import unwrapped
-from explain.methods import Method
-from explain.methods.registry import MethodLike, get_method
-from explain.metrics.base import MapMetric, Metric, MetricInput, MetricLike, MetricResult, ScoreKind, by_name
-from explain.metrics.ground_truth import Boxes, as_boxes, as_regions
+from explain.methods.base import Method, MethodLike, get_method
+from explain.metrics import base
+from explain.metrics.base import MapMetric, Metric, MetricInput, MetricLike, MetricResult, ScoreKind, ScoreMetric
+from explain.metrics.localisation import Boxes, as_boxes, as_regions
 from explain.metrics.maps import Maps, MapsLike
-from explain.metrics.perturbed_inputs import ClassScore, PerturbedPhotoPool, ScoreMetric, recognised_when_covered
-from explain.metrics.table import Table
-from explain.metrics.variants import EvaluatedMethod, ModelContext, ReattributionMetric, reattribute
+from explain.metrics.variants import EvaluatedMethod, ModelContext, ReattributionMetric, Results, reattribute
 from explain.targets import ClassTarget, Target, as_target
-from explain.targets.outputs import Outputs
 from explain.targets.resolve import TargetLike
+from explain.targets.texts import with_texts
+
+ARROWS = {"more": "↑", "less": "↓"}
+
+
+class NotEvaluatedError(MetricError, KeyError):
+    """A method is not in a table; a ``KeyError`` too, as of any mapping."""
+
+
+@dataclass(frozen=True, eq=False)
+class Table(Mapping[str, Mapping[str, torch.Tensor]]):
+    """A figure for each method, metric and image: ``table[method][metric]`` is a tensor ``(N,)``.
+
+    It prints the means over the images; an arrow says whether more (↑) or less (↓) is better. NaN, shown as –, marks
+    figures that are not defined for an image; means leave it out. Below stand ``notes``: remarks on all
+    figures, such as a baseline that the model takes for the class.
+    """
+
+    metrics: Mapping[str, Metric]
+    results: Mapping[str, Mapping[str, MetricResult]]
+    notes: tuple[str, ...] = ()
+
+    def __getitem__(self, method: str) -> Mapping[str, torch.Tensor]:
+        if method not in self.results:
+            raise NotEvaluatedError(f"method {method!r} was not evaluated here; {did_you_mean(method, self.results)}")
+        return {name: each.value for name, each in self.results[method].items()}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.results)
+
+    def __len__(self) -> int:
+        return len(self.results)
+
+    def curve(self, method: str, metric: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """The shares ``(K,)`` and the curves ``(N, K)`` behind a figure.
+
+        Raises:
+            MetricError: the metric has no curve, or was not evaluated.
+        """
+        found = self._one(method, metric)
+        if found.curve is None or found.at is None:
+            raise MetricError(f"metric must have a curve, but {metric!r} has none; table[{method!r}] has its figures")
+        return found.at, found.curve
+
+    def parts(self, method: str, metric: str) -> Mapping[str, torch.Tensor]:
+        """What else a metric found for each image, by name."""
+        return self._one(method, metric).parts
+
+    def mean(self, method: str, metric: str) -> float:
+        """The mean over the images for which the figure is defined; NaN without any."""
+        return float(self._one(method, metric).value.double().nanmean())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values: what each metric is, and its figures by method, metric and image; None where not defined."""
+        keys = ("about", "units", "better", "paper")
+        about = {name: {k: getattr(m, k) for k in keys} | {"options": repr(m)} for name, m in self.metrics.items()}
+        values = {
+            method: {name: [None if math.isnan(v) else v for v in each.tolist()] for name, each in row.items()}
+            for method, row in self.items()
+        }
+        return {"metrics": about, "values": values, "notes": list(self.notes)}
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=1, ensure_ascii=False)
+
+    def to_csv(self) -> str:
+        """A line for each method and image, a column for each metric."""
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow(["method", "image", *self.metrics])
+        for method, row in self.items():
+            for image, values in enumerate(zip(*(row[name].tolist() for name in self.metrics), strict=True)):
+                writer.writerow([method, image, *("" if math.isnan(value) else repr(float(value)) for value in values)])
+        return out.getvalue()
+
+    @property
+    def _rows(self) -> list[list[str]]:
+        head = ["", *(f"{name} {ARROWS[metric.better]}" for name, metric in self.metrics.items())]
+        return [head, *([each, *(_shown(self.mean(each, name)) for name in self.metrics)] for each in self.results)]
+
+    def _repr_html_(self) -> str:
+        head, *rows = self._rows
+        return table_html(head, rows) + lines_html(f"note: {note}" for note in self.notes)
+
+    def __str__(self) -> str:
+        head, *rows = self._rows
+        widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
+        lines = []
+        for row in (head, *rows):
+            figures = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+            lines.append("  ".join([row[0].ljust(widths[0]), *figures]).rstrip())
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _one(self, method: str, metric: str) -> MetricResult:
+        if metric not in self[method]:
+            raise MetricError(f"metric {metric!r} was not evaluated here; {did_you_mean(metric, self[method])}")
+        return self.results[method][metric]
+
+
+def _shown(value: float) -> str:
+    return "–" if math.isnan(value) else f"{value:.4g}" if abs(value) < 1e-3 and value else f"{value:.3f}"
+
 
 MapSource: TypeAlias = "MethodLike | MapsLike"
+M = TypeVar("M", bound=Metric)
 
 
 @keywords(Options)
 def evaluate(
-    model: nn.Module,
-    x: InputsLike,
-    methods: MapSource | Iterable[MethodLike | Attribution] | Mapping[str, MapSource],
-    metrics: MetricLike | Iterable[MetricLike],
-    *,
-    target: TargetLike = None,
-    boxes: Boxes | None = None,
-    masks: torch.Tensor | np.ndarray[Any, Any] | None = None,
-    **options: Unpack[Options],
-) -> Table:
+    model: nn.Module, x: InputsLike, methods: MapSource | Iterable[MethodLike | Attribution] | Mapping[str, MapSource],
+    metrics: MetricLike | Iterable[MetricLike], *, target: TargetLike = None, boxes: Boxes | None = None,
+    masks: torch.Tensor | np.ndarray[Any, Any] | None = None, **options: Unpack[Options],
+) -> Table:  # fmt: skip
     """Evaluate methods, or maps, by metrics; all perturbed photos of one call run together, each distinct one once.
 
     Args:
@@ -77,10 +179,14 @@ def evaluate(
     (torch.Size([2]), ['gradcam', 'saliency'])
     """
     model = unwrapped(model)
-    inputs = check_inputs(model, x)
+    wanted = as_target(target, options.get("categories"))
+    model, inputs, _ = with_texts(model, check_inputs(model, x), [wanted])
     if inputs.x.ndim != 4:
         raise MetricError(f"x must be photos (N, C, H, W) for metrics, got shape {tuple(inputs.x.shape)}; give frames")
-    return _Evaluation(model, inputs, by_name(metrics), target, options).table(_named(methods), boxes, masks)
+    named = by_name(metrics, base.get_metric, MetricError, "metric", "take two calls")
+    evaluation = _Evaluation(model, inputs, named, target, options)
+    with intervene(model, evaluation.settings.interventions):
+        return evaluation.table(_named(methods), boxes, masks)
 
 
 class _Evaluation:
@@ -91,41 +197,43 @@ class _Evaluation:
     ) -> None:
         self.model, self.inputs, self.metrics, self.options = model, inputs, metrics, options
         self.settings, self.target = Settings(**options), target
-        self.images = inputs.x if inputs.x.dtype in (torch.float32, torch.float64) else inputs.x.float()
-        self.results: dict[str, dict[str, MetricResult]] = {}
         self.notes: list[str] = []
 
     def table(self, methods: Mapping[str, MapSource], boxes: Boxes | None, masks: Any) -> Table:
-        count, size = len(self.images), (int(self.images.shape[2]), int(self.images.shape[3]))
+        count, size = len(self.inputs), (int(self.inputs.x.shape[2]), int(self.inputs.x.shape[3]))
         known_boxes = None if boxes is None else as_boxes(boxes, count, size)
-        regions = as_regions(masks, known_boxes, count, size)
+        truth = {"boxes": known_boxes, "regions": as_regions(masks, known_boxes, count, size)}
         maps = self._maps(methods)
-        score, classes, logits = self._original_scores(methods, maps)
-        self.resolved = as_target(self.target, self.settings.categories)
+        self.resolved = as_target(self.target, self.settings.categories).sized(size)
+        made = [each for name, each in maps.items() if isinstance(each, Attribution) and each is not methods[name]]
+        if made:  # by this call
+            score, target, logits = made[0].score, made[0].target, made[0].logits
+            classes = None if isinstance(target, str) else target
+        else:
+            unperturbed = gather(self.model, self.inputs, Plan({}), [self.resolved], self.settings)[0](None)
+            score, classes, logits = unperturbed.score, unperturbed.classes, unperturbed.logits
         if classes is not None:
             self.resolved = ClassTarget(tuple(classes.tolist()))
-        self.outputs = (
-            Outputs() if logits is None else outputs_of(self.model, self.inputs, logits, self.settings.activation)
-        )
-        probability = probability_of(self.outputs, classes, logits)
-        known = (self.images, score, probability, classes, known_boxes, regions, self.outputs)
-        with calculating(self.images.device.type):
-            data = {name: MetricInput(Maps.of(name, each, self.images), *known) for name, each in maps.items()}
-            for name, each in data.items():
-                of_map = {m.name: m(each) for m in self.metrics.values() if isinstance(m, MapMetric)}
-                self.results[name] = of_map
-        context = ModelContext(self.model, self.images, self.inputs, classes, logits)
-        self._by_scores(data, context)
-        self._by_reattribution(data, context, methods, maps)
-        ordered = {name: {metric: row[metric] for metric in self.metrics} for name, row in self.results.items()}
+        self.context = ModelContext(self.model, self.inputs, classes, logits, self.settings.activation)
+        results: Results = {}
+        with calculating(self.inputs.x.device.type):
+            data = {name: self.context.data(name, each, score, **truth) for name, each in maps.items()}
+            for metric in self._of_kind(MapMetric):
+                results |= {(name, metric.name): metric(each) for name, each in data.items()}
+        results |= self._by_scores(data)
+        results |= self._by_reattribution(data, methods, maps)
+        ordered = {name: {metric: results[name, metric] for metric in self.metrics} for name in data}
         return Table(dict(self.metrics), ordered, tuple(self.notes))
+
+    def _of_kind(self, kind: type[M]) -> list[M]:
+        return [metric for metric in self.metrics.values() if isinstance(metric, kind)]
 
     def _maps(self, methods: Mapping[str, MapSource]) -> dict[str, MapsLike]:
         """The maps of the methods, which run together, and the other maps as they are."""
         waiting = {name: get_method(each) for name, each in methods.items() if isinstance(each, (str, Method))}
         maps: dict[str, Any] = {name: each for name, each in methods.items() if name not in waiting}
         for name, each in maps.items():
-            Maps.of(name, each, self.images)  # refused before anything is run
+            Maps.of(name, each, self.inputs.x)  # refused before anything is run
         attributions = [each for each in maps.values() if isinstance(each, Attribution)]
         if self.target is None and attributions:
             self.target = _common_target(attributions)
@@ -136,92 +244,69 @@ class _Evaluation:
             maps |= {turn[name]: each for name, each in found.items()}
         return {name: maps[name] for name in methods}
 
-    def _original_scores(
-        self, methods: Mapping[str, MapSource], maps: Mapping[str, MapsLike]
-    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """Score ``(N,)``, class ``(N,)`` and class scores ``(N, K)`` of the unperturbed photos."""
-        for name, each in maps.items():
-            if isinstance(each, Attribution) and each is not methods[name]:  # made by this call
-                return each.score, None if isinstance(each.target, str) else each.target, each.logits
-        target = as_target(self.target, self.settings.categories)
-        evidence = gather(self.model, self.inputs, Plan({}), [target], self.settings.work)[0](None)
-        return evidence.score, evidence.classes, evidence.logits
-
     def _by_reattribution(
-        self,
-        data: Mapping[str, MetricInput],
-        context: ModelContext,
-        methods: Mapping[str, MapSource],
-        maps: Mapping[str, MapsLike],
-    ) -> None:
+        self, data: Mapping[str, MetricInput], methods: Mapping[str, MapSource], maps: Mapping[str, MapsLike]
+    ) -> Results:
         """Run the methods again on other photos, classes and models."""
-        metrics = [metric for metric in self.metrics.values() if isinstance(metric, ReattributionMetric)]
-        if not metrics:
-            return
+        metrics = self._of_kind(ReattributionMetric)
         evaluated: dict[str, EvaluatedMethod] = {}
-        for name, each in data.items():
+        for name, each in data.items() if metrics else ():
             method, attribution = methods[name], maps[name]
             if not isinstance(method, (str, Method)) or not isinstance(attribution, Attribution):
-                raise MetricError(
-                    f"metric {metrics[0].name!r} runs the method again, so it needs a method, got the map {name!r}; "
-                    "give the method instead of its map"
-                )
+                raise MetricError(f"metric {metrics[0].name!r} needs a method, got the map {name!r}; give its method")
             evaluated[name] = EvaluatedMethod(get_method(method), attribution, each)
-        options: Options = {**self.options, "activation": self.outputs.activation}
-        for (name, metric), result in reattribute(metrics, evaluated, context, self.resolved, options).items():
-            self.results[name][metric] = result
+        options: Options = {**self.options, "activation": self.context.outputs.activation}
+        return reattribute(metrics, evaluated, self.context, self.resolved, options) if metrics else {}
 
-    def _by_scores(self, data: Mapping[str, MetricInput], context: ModelContext) -> None:
+    def _by_scores(self, data: Mapping[str, MetricInput]) -> Results:
         """Run the perturbed photos that metrics request, each distinct one once."""
-        pool = PerturbedPhotoPool(self.images)
+        pool, context = base.PerturbedPhotoPool(self.context.images), self.context
         requested: list[tuple[str, ScoreMetric, list[tuple[ScoreKind, torch.Tensor]]]] = []
-        with calculating(self.images.device.type):
+        with calculating(context.images.device.type):
             for name, each in data.items():
-                for metric in self.metrics.values():
-                    if isinstance(metric, ScoreMetric):
-                        rows = [(request.score, pool.add(request)) for request in metric.requests(each)]
-                        requested.append((name, metric, rows))
-        scores = self._scores(pool, {kind for _, _, rows in requested for kind, _ in rows}, context.classes)
+                for metric in self._of_kind(ScoreMetric):
+                    rows = [(request.score, pool.add(request)) for request in metric.requests(each)]
+                    requested.append((name, metric, rows))
+        scores = self._scores(pool, {kind for _, _, rows in requested for kind, _ in rows})
         if "probability" in scores and context.count is not None:
-            count = context.count if self.outputs.exclusive else 2  # each class is true or not
-            self.notes += recognised_when_covered(pool.fully_covered(), *scores["probability"], count)
+            classes = context.count if context.outputs.exclusive else 2  # each class is true or not
+            self.notes += pool.recognised(*scores["probability"], classes)
         # The original scores in the same precision as those of the perturbed photos:
         names: dict[ScoreKind, str] = {"logit": "target_score", "probability": "probability"}
         exact: dict[str, Any] = {field: scores[kind][0] for kind, field in names.items() if kind in scores}
+        results: Results = {}
         for name, metric, rows in requested:
             found = []
             for kind, numbers in rows:
                 original, perturbed = scores[kind]
                 padded = torch.cat([perturbed, original.new_zeros(1)])
                 found.append(torch.where(numbers < 0, original[:, None], padded[numbers]))
-            with calculating(self.images.device.type):
-                self.results[name][metric.name] = metric(replace(data[name], **exact), found)
+            with calculating(context.images.device.type):
+                results[name, metric.name] = metric(replace(data[name], **exact), found)
+        return results
 
     def _scores(
-        self, pool: PerturbedPhotoPool, kinds: Collection[ScoreKind], classes: torch.Tensor | None
+        self, pool: base.PerturbedPhotoPool, kinds: Collection[ScoreKind]
     ) -> dict[ScoreKind, tuple[torch.Tensor, torch.Tensor]]:
         """The scores of the unperturbed photos ``(N,)``, and of all perturbed ones ``(P,)``."""
         targets: dict[ScoreKind, Target] = {}
+        classes = self.context.classes
         for kind in sorted(kinds):
-            if kind == "logit":
-                targets[kind] = self.resolved
-            elif classes is None:
-                raise MetricError(
-                    f"target must be a class for a metric of its {kind}, got {self.resolved.name}; choose score='logit'"
-                )
-            else:
-                targets[kind] = ClassScore(kind, tuple(classes.tolist()), self.outputs)
+            targets[kind] = self.resolved
+            if kind != "logit" and classes is not None:
+                targets[kind] = base.ClassScore(kind, tuple(classes.tolist()), self.context.outputs)
+            elif kind != "logit" and not (kind == "probability" and self.resolved.gives_probability):
+                got = self.resolved.name
+                raise MetricError(f"target must be a class for a metric of its {kind}, got {got}; choose score='logit'")
         if not targets:
             return {}
         original, perturbed = Scores(Unperturbed()), Scores(pool)
-        needs = {"metrics": asks_of([original, *([perturbed] if len(pool) else [])], [])}
-        plan = Plan(needs, len(targets), len(self.images))
-        gathered = gather(self.model, self.inputs, plan, list(targets.values()), self.settings.work)
-        scores = {}
-        for kind, evidence_of in zip(targets, gathered, strict=True):
-            evidence = evidence_of(None)
-            scores[kind] = evidence[original], evidence[perturbed] if len(pool) else evidence.score[:0]
-        return scores
+        needs = {"metrics": needs_at([original, *([perturbed] if len(pool) else [])], [])}
+        plan = Plan(needs, len(targets), len(self.inputs))
+        gathered = gather(self.model, self.inputs, plan, list(targets.values()), self.settings)
+        found = {kind: evidence_of(None) for kind, evidence_of in zip(targets, gathered, strict=True)}
+        rest = {kind: each[perturbed] if len(pool) else each.score[:0] for kind, each in found.items()}
+        return {kind: (each[original], rest[kind]) for kind, each in found.items()}
 
 
 def _named(methods: Any) -> dict[str, MapSource]:
@@ -232,9 +317,8 @@ def _named(methods: Any) -> dict[str, MapSource]:
         named = {"map": methods}
     else:
         single = isinstance(methods, (str, Attribution, Method)) or not isinstance(methods, Iterable)
-        given = [methods] if single else list(methods)
         named = {}
-        for each in given:
+        for each in [methods] if single else methods:
             if isinstance(each, (torch.Tensor, np.ndarray)):
                 raise MetricError("maps must have names, got several arrays without; give a mapping from names to maps")
             name = each.method if isinstance(each, Attribution) else get_method(each).name
@@ -242,10 +326,6 @@ def _named(methods: Any) -> dict[str, MapSource]:
                 raise MetricError(f"methods must have different names, got two of {name!r}; give a mapping from names")
     if not named:
         raise MetricError("methods must name at least one method or map, got none; see explain.list_methods()")
-    for name, each in named.items():
-        if not isinstance(each, (str, Method, Attribution, torch.Tensor, np.ndarray)):
-            raise MetricError(f"method {name!r} must be a name, method, Attribution or array, got {shown(each)}; see "
-                              "explain.list_methods()")  # fmt: skip
     return named
 
 
@@ -257,14 +337,5 @@ def _common_target(attributions: Sequence[Attribution]) -> TargetLike:
             raise MetricError(f"target must be given for attributions of {each.target}, which is no class; add target=")
         found.append(f"classes {each.target.tolist()}")
         if found[-1] != found[0]:
-            raise MetricError(
-                f"attributions must be of one target, got {found[0]} and {found[-1]}; evaluate them in turn"
-            )
+            raise MetricError(f"attributions must be of one target, got {found[0]} and {found[-1]}; take them in turn")
     return attributions[0].target
-
-
-def probability_of(outputs: Outputs, classes: torch.Tensor | None, logits: torch.Tensor | None) -> torch.Tensor | None:
-    """The probability of the class; None where there is none, or where it is the only one."""
-    if classes is None or logits is None or logits.shape[1] < 2 or outputs.probabilities(logits) is None:
-        return None
-    return outputs.of_classes(logits, classes)

@@ -1,4 +1,4 @@
-"""Faithfulness by curves: how the score changes while pixels are removed, or shown, in the order of the map."""
+"""Faithfulness: curves of the score while pixels, squares or superpixels are covered; average drop."""
 
 from __future__ import annotations
 
@@ -8,17 +8,24 @@ from typing import ClassVar, Literal
 
 import torch
 
-from explain.baselines import Blur, Mean, Neighbours, Zero
+from explain.baselines import Blur, Mean, Neighbours, Noise, Zero
 from explain.baselines.base import Baseline
-from explain.metrics.base import Better, Metric, MetricInput, MetricResult, Score, ScoreKind, register
-from explain.metrics.maps import Sign
-from explain.metrics.perturbed_inputs import ScoreMetric, ScoreRequest, cover_ranks, cover_softly
-from explain.metrics.rankings import area, steps_of
+from explain.metrics import base
+from explain.metrics.base import MetricInput, MetricResult, Score, ScoreKind, ScoreMetric, ScoreRequest, register
+from explain.metrics.maps import Sign, area, grid_regions, region_ranks, steps_of
 
 PROBABILITY = "mean probability"
 
 SMALL = 1e-6
 """Figures by the original score are not defined where its share of the largest one is smaller than this."""
+
+
+def intervals(counts: Sequence[int], total: int) -> dict[str, tuple[list[int], list[int]]]:
+    """The first and last ranks of the "largest" values, so many of ``total`` at each step, of the "smallest", and of
+    the "rest", which is all but the largest."""
+    none, everything = [0] * len(counts), [total] * len(counts)
+    smallest = [total - count for count in counts]
+    return {"largest": (none, list(counts)), "smallest": (smallest, everything), "rest": (list(counts), everything)}
 
 
 class _RankedCurve(ScoreMetric):
@@ -31,25 +38,45 @@ class _RankedCurve(ScoreMetric):
     seed: int
 
     units = PROBABILITY
-    minimums: ClassVar = {"steps": 1}
+    covers: ClassVar[str] = "largest"
 
-    def interval(self, counts: list[int], pixels: int) -> tuple[list[int], list[int]]:
-        """The ranks from which and to which pixels are covered at each step."""
-        return largest(counts, pixels)
+    def ranks(self, data: MetricInput) -> torch.Tensor:
+        """The rank of each pixel, ``(N, H, W)``."""
+        return data.ranks(self.sign, self.seed)
+
+    def total(self, data: MetricInput) -> int:
+        """How many ranks there are."""
+        return data.pixels
+
+    def counts(self, data: MetricInput) -> list[int]:
+        """How many of them are covered at each step."""
+        return steps_of(self.total(data), self.steps)
 
     def requests(self, data: MetricInput) -> Sequence[ScoreRequest]:
-        start, end = self.interval(steps_of(data.pixels, self.steps), data.pixels)
-        return [cover_ranks(data.ranks(self.sign, self.seed), start, end, self.baseline, self.score)]
+        start, end = intervals(self.counts(data), self.total(data))[self.covers]
+        return [base.cover_ranks(self.ranks(data), start, end, self.baseline, self.score)]
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
-        counts = steps_of(data.pixels, self.steps)
+        counts = self.counts(data)
         return MetricResult(area(scores[0], counts), scores[0], torch.tensor(counts) / counts[-1])
 
 
-@register
 @dataclass(frozen=True)
-class Deletion(_RankedCurve):
-    r"""The area under the probability's curve while the pixels are covered, the map's largest first.
+class _StepCurve(_RankedCurve):
+    """Such a curve in equal steps."""
+
+    steps: int = 64
+    baseline: Baseline = field(default_factory=Zero)
+    score: Score = "probability"
+    sign: Sign = "own"
+    seed: int = 0
+
+    minimums: ClassVar = {"steps": 1}
+
+
+@register
+class Deletion(_StepCurve):
+    r"""Area under the probability while the map's pixels are covered, largest first.
 
     :math:`\mathrm{AUC} = \sum_{k=1}^{n} (s_k - s_{k-1}) \frac{p_{k-1} + p_k}{2}`, where :math:`p_k` is the probability
     with the share :math:`s_k` of the pixels covered: :math:`k/n`, to the nearest pixel. Less is better.
@@ -70,22 +97,14 @@ class Deletion(_RankedCurve):
     tensor([0.0000, 0.2500, 0.5000, 0.7500, 1.0000])
     """
 
-    steps: int = 64
-    baseline: Baseline = field(default_factory=Zero)
-    score: Score = "probability"
-    sign: Sign = "own"
-    seed: int = 0
-
-    name = "deletion"
-    about = "area under the probability while the map's pixels are covered, largest first"
-    paper = "Petsiuk et al., BMVC 2018"
-    better: ClassVar[Better] = "less"
+    better: ClassVar[base.Better] = "less"
 
 
 @register
-@dataclass(frozen=True)
-class Insertion(Deletion):
-    """The area under the probability's curve while the pixels are shown, the map's largest first, on a covered photo.
+class Insertion(_StepCurve):
+    """Area under the probability while the map's pixels are shown, largest first.
+
+    They are shown on a covered photo.
 
     The formula is that of `Deletion`; more is better.
 
@@ -103,17 +122,11 @@ class Insertion(Deletion):
 
     baseline: Baseline = field(default_factory=Blur)
 
-    name = "insertion"
-    about = "area under the probability while the map's pixels are shown, largest first"
-    better = "more"
-
-    def interval(self, counts: list[int], pixels: int) -> tuple[list[int], list[int]]:
-        return all_but_largest(counts, pixels)
+    covers = "rest"
 
 
 @register(order="lerf")
 @register
-@dataclass(frozen=True)
 class PixelFlipping(_RankedCurve):
     """The area under the curve while pixels are covered: the most relevant first (MoRF), or the least (LeRF).
 
@@ -137,29 +150,36 @@ class PixelFlipping(_RankedCurve):
     sign: Sign = "own"
     seed: int = 0
 
-    paper = "Bach et al., PLOS ONE 2015"
+    minimums: ClassVar = {"steps": 1}
 
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        return self.order
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        covers, which, better = ("largest", "most", "less") if self.order == "morf" else ("smallest", "least", "more")
+        about = f"area under the probability while pixels are flipped, the {which} relevant first"
+        self.describe(name=self.order, about=about, better=better, covers=covers)
 
-    @property
-    def about(self) -> str:  # type: ignore[override]
-        which = "most" if self.order == "morf" else "least"
-        return f"area under the probability while pixels are flipped, the {which} relevant first"
 
-    @property
-    def better(self) -> Better:  # type: ignore[override]
-        return "less" if self.order == "morf" else "more"
+@dataclass(frozen=True)
+class _ShareCurve(_RankedCurve):
+    """Such a curve at some shares of the pixels."""
 
-    def interval(self, counts: list[int], pixels: int) -> tuple[list[int], list[int]]:
-        return largest(counts, pixels) if self.order == "morf" else smallest(counts, pixels)
+    percentiles: tuple[float, ...] = (1, 5, 10, 20, 50)
+    baseline: Baseline = field(default_factory=Zero)
+    score: Score = "probability"
+    sign: Sign = "own"
+    seed: int = 0
+
+    below = {"percentiles": 100}
+
+    def counts(self, data: MetricInput) -> list[int]:
+        return share_counts(data, self.percentiles)
 
 
 @register
-@dataclass(frozen=True)
-class ROAD(ScoreMetric):
-    r"""Remove and debias: the score without the least relevant pixels, less that without the most relevant ones.
+class ROAD(_ShareCurve):
+    r"""Half of LeRF minus MoRF, with pixels interpolated from their neighbours.
+
+    Remove and debias: the score without the least relevant pixels, less that without the most relevant ones.
 
     :math:`\frac{1}{|Q|}\sum_{q \in Q} \frac{p^{\mathrm{LeRF}}_q - p^{\mathrm{MoRF}}_q}{2}`, where the share q of the
     pixels is interpolated from those around it, so that the mask's shape is not recognised. In the paper, the figure of
@@ -179,21 +199,12 @@ class ROAD(ScoreMetric):
 
     percentiles: tuple[float, ...] = (10, 20, 30, 40, 50, 60, 70, 80, 90)
     baseline: Baseline = field(default_factory=Neighbours)
-    score: Score = "probability"
-    sign: Sign = "own"
-    seed: int = 0
-
-    name = "road"
-    about = "half of LeRF minus MoRF, with pixels interpolated from their neighbours"
-    paper = "Rong et al., ICML 2022"
-    units = PROBABILITY
-    percentages = ("percentiles",)
 
     def requests(self, data: MetricInput) -> Sequence[ScoreRequest]:
-        ranks, counts = data.ranks(self.sign, self.seed), share_counts(data, self.percentiles)
-        intervals = [largest(counts, data.pixels), smallest(counts, data.pixels)]
+        ranks, known = self.ranks(data), intervals(self.counts(data), data.pixels)
+        both = (known["largest"], known["smallest"])
         kinds: list[ScoreKind] = [self.score] if data.probability is None else [self.score, "margin"]
-        return [cover_ranks(ranks, *each, self.baseline, kind) for kind in kinds for each in intervals]
+        return [base.cover_ranks(ranks, *each, self.baseline, kind) for kind in kinds for each in both]
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
         curve = (scores[1] - scores[0]) / 2
@@ -204,9 +215,10 @@ class ROAD(ScoreMetric):
 
 
 @register
-@dataclass(frozen=True)
-class Comprehensiveness(ScoreMetric):
-    r"""The loss of score without the most relevant pixels, on average over several shares of them.
+class Comprehensiveness(_ShareCurve):
+    r"""Drop of the probability without the most relevant pixels.
+
+    It is the mean over several shares of the pixels.
 
     :math:`\frac{1}{|Q|}\sum_q \bigl(p(x) - p(x \setminus \mathrm{top}_q)\bigr)`. More is better.
 
@@ -220,35 +232,16 @@ class Comprehensiveness(ScoreMetric):
     'more'
     """
 
-    percentiles: tuple[float, ...] = (1, 5, 10, 20, 50)
-    baseline: Baseline = field(default_factory=Zero)
-    score: Score = "probability"
-    sign: Sign = "own"
-    seed: int = 0
-
-    name = "comprehensiveness"
-    about = "drop of the probability without the most relevant pixels"
-    paper = "DeYoung et al., ACL 2020"
-    units = PROBABILITY
-    percentages = ("percentiles",)
-
-    def interval(self, counts: list[int], pixels: int) -> tuple[list[int], list[int]]:
-        """The ranks from which and to which pixels are covered for each share."""
-        return largest(counts, pixels)
-
-    def requests(self, data: MetricInput) -> Sequence[ScoreRequest]:
-        start, end = self.interval(share_counts(data, self.percentiles), data.pixels)
-        return [cover_ranks(data.ranks(self.sign, self.seed), start, end, self.baseline, self.score)]
-
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
         curve = data.original(self.score)[:, None] - scores[0]
         return MetricResult(curve.mean(1), curve, torch.tensor(self.percentiles) / 100)
 
 
 @register
-@dataclass(frozen=True)
 class Sufficiency(Comprehensiveness):
-    r"""The loss of score when only the most relevant pixels are left, on average over several shares.
+    r"""Drop of the probability with the most relevant pixels only.
+
+    It is the mean over several shares of the pixels.
 
     :math:`\frac{1}{|Q|}\sum_q \bigl(p(x) - p(\mathrm{top}_q)\bigr)`. Less is better.
 
@@ -262,18 +255,13 @@ class Sufficiency(Comprehensiveness):
     'less'
     """
 
-    name = "sufficiency"
-    about = "drop of the probability with the most relevant pixels only"
-    better = "less"
-
-    def interval(self, counts: list[int], pixels: int) -> tuple[list[int], list[int]]:
-        return all_but_largest(counts, pixels)
+    better: ClassVar[base.Better] = "less"
+    covers = "rest"
 
 
 @register
-@dataclass(frozen=True)
 class AverageDrop(ScoreMetric):
-    r"""The share of the probability that is lost when the photo is multiplied by its heatmap.
+    r"""Share of the probability that is lost when the photo is masked by its heatmap.
 
     :math:`\max(0, y - o) / y`, where o is the probability of the photo masked by its heatmap, which is divided by its
     largest value. Less is better. Not defined where y is next to nothing. A map without a positive value covers
@@ -292,14 +280,11 @@ class AverageDrop(ScoreMetric):
     baseline: Baseline = field(default_factory=Zero)
     score: Score = "probability"
 
-    name = "averagedrop"
-    about = "share of the probability that is lost when the photo is masked by its heatmap"
-    paper = "Chattopadhay et al., WACV 2018"
     units = "share of the probability"
-    better: ClassVar[Better] = "less"
+    better: ClassVar[base.Better] = "less"
 
     def requests(self, data: MetricInput) -> Sequence[ScoreRequest]:
-        return [cover_softly(data.maps.heatmap, self.baseline, self.score)]
+        return [base.cover_softly(data.maps.heatmap, self.baseline, self.score)]
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
         original, seen = data.original(self.score), scores[0][:, 0]
@@ -308,9 +293,10 @@ class AverageDrop(ScoreMetric):
 
 
 @register
-@dataclass(frozen=True)
 class IncreaseInConfidence(AverageDrop):
-    """Whether the probability rises when the photo is multiplied by its heatmap: 1 or 0. More is better.
+    """Whether the probability rises when the photo is masked by its heatmap.
+
+    It is 1 or 0. More is better.
 
     A map without a positive value covers everything.
 
@@ -324,7 +310,6 @@ class IncreaseInConfidence(AverageDrop):
     """
 
     name = "increase"
-    about = "whether the probability rises when the photo is masked by its heatmap"
     units = "0 or 1"
     better = "more"
 
@@ -333,28 +318,13 @@ class IncreaseInConfidence(AverageDrop):
         return MetricResult((seen > data.original(self.score)).to(seen), parts={"seen": seen})
 
 
-def largest(counts: list[int], pixels: int) -> tuple[list[int], list[int]]:
-    """The first and last rank of the so many largest values of a map."""
-    return [0] * len(counts), counts
-
-
-def smallest(counts: list[int], pixels: int) -> tuple[list[int], list[int]]:
-    """The first and last rank of the so many smallest values of a map."""
-    return [pixels - count for count in counts], [pixels] * len(counts)
-
-
-def all_but_largest(counts: list[int], pixels: int) -> tuple[list[int], list[int]]:
-    """The first and last rank of all but the so many largest values of a map."""
-    return counts, [pixels] * len(counts)
-
-
 def share_counts(data: MetricInput, percentiles: Sequence[float]) -> list[int]:
     """How many pixels shares in per cent are: at least one, and never all."""
     return [min(max(1, round(data.pixels * share / 100)), max(1, data.pixels - 1)) for share in percentiles]
 
 
 def by_original(
-    metric: Metric, kind: Score, data: MetricInput, value: torch.Tensor, original: torch.Tensor, seen: torch.Tensor
+    metric: base.Metric, kind: Score, data: MetricInput, value: torch.Tensor, original: torch.Tensor, seen: torch.Tensor
 ) -> torch.Tensor:
     """Put NaN where a figure is a share of an original score that is negative or tiny compared with those seen."""
     why = f"the original score is below {SMALL:g}" + ("" if kind == "probability" else " of those seen")
@@ -366,3 +336,191 @@ def least(kind: Score, *scores: torch.Tensor) -> torch.Tensor | float:
     if kind == "probability":
         return SMALL
     return SMALL * torch.cat([each.reshape(len(each), -1).abs() for each in scores], 1).amax(1)
+
+
+@dataclass(frozen=True)
+class _GridCurve(_RankedCurve):
+    """The area under the curve of the scores while squares are covered in the order of the map's sums."""
+
+    side: int = 8
+    steps: int = 64
+    baseline: Baseline = field(default_factory=Zero)
+    score: Score = "probability"
+    sign: Sign = "own"
+    seed: int = 0
+
+    minimums: ClassVar = {"side": 1, "steps": 1}
+
+    def ranks(self, data: MetricInput) -> torch.Tensor:
+        squares = grid_regions(data.size, self.side, data.images)
+        return region_ranks(data.maps.per_pixel(self.sign), squares, self.seed)
+
+    def total(self, data: MetricInput) -> int:
+        return -(-data.size[0] // self.side) * -(-data.size[1] // self.side)
+
+
+@register
+class RegionPerturbation(_GridCurve):
+    r"""Mean drop of the probability while squares are covered, largest first (AOPC).
+
+    :math:`\mathrm{AOPC} = \frac{1}{L+1}\sum_{k=0}^{L} \bigl(f(x^{(0)}) - f(x^{(k)})\bigr)`, the square with the largest
+    sum of the map first. More is better.
+
+    Args:
+        side: of the squares in pixels; the paper's are 9 × 9 at 224 pixels.
+        steps: L, or as many as there are squares.
+        baseline: noise as in the paper, which is here normal with the photo's own mean and deviation.
+        score, sign, seed: as for `explain.metrics.Deletion`.
+
+    Samek et al., "Evaluating the Visualization of What a Deep Neural Network Has Learned", TNNLS 2017.
+
+    >>> RegionPerturbation(side=4).steps
+    100
+    """
+
+    side: int = 9
+    steps: int = 100
+    baseline: Baseline = field(default_factory=Noise)
+
+    def counts(self, data: MetricInput) -> list[int]:
+        return list(range(min(self.steps, self.total(data)) + 1))
+
+    def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
+        curve, at = scores[0][:, :1] - scores[0], torch.tensor(self.counts(data)) / self.total(data)
+        return MetricResult(curve.mean(1), scores[0], at)
+
+
+@register
+class Selectivity(_GridCurve):
+    """Area under the probability while squares are covered, largest first.
+
+    The formula is that of `explain.metrics.Deletion`, over the share of the squares. Less is better.
+
+    Args:
+        side: of the squares in pixels.
+        steps: in how many steps all of them are covered, or as many as there are squares.
+        baseline, score, sign, seed: as for `explain.metrics.Deletion`.
+
+    Montavon et al., "Methods for interpreting and understanding deep neural networks", DSP 2018.
+
+    >>> Selectivity(side=4).better
+    'less'
+    """
+
+    better: ClassVar[base.Better] = "less"
+
+
+@register
+class IROF(ScoreMetric):
+    r"""Area over the curve of the probability while superpixels are covered.
+
+    Iterative removal of features.
+
+    :math:`1 - \mathrm{AUC}\bigl(p_k / p_0\bigr)`, where the first k superpixels by the mean of the map in each are
+    covered. More is better. Not defined where :math:`p_0` is next to nothing.
+
+    Args:
+        segments: about how many superpixels there are, see `explain.metrics.superpixels`.
+        baseline: the photo's mean colour, as in the paper.
+        score, sign, seed: as for `explain.metrics.Deletion`.
+
+    Rieger and Hansen, "IROF: a low resource evaluation metric for explanation methods", 2020 (arXiv:2003.08747).
+
+    >>> IROF().better
+    'more'
+    """
+
+    segments: int = 100
+    baseline: Baseline = field(default_factory=Mean)
+    score: Score = "probability"
+    sign: Sign = "own"
+    seed: int = 0
+
+    units = "mean share of the probability"
+    minimums: ClassVar = {"segments": 2}
+
+    def requests(self, data: MetricInput) -> Sequence[ScoreRequest]:
+        regions = superpixels(data.images, self.segments)
+        ranks = region_ranks(data.maps.per_pixel(self.sign), regions, self.seed, mean=True)
+        most = regions.flatten(1).amax(1) + 1
+        # Photos have different numbers of superpixels; the curves of those with fewer stay at their end.
+        counts = torch.arange(int(most.max()) + 1, device=regions.device).expand(len(regions), -1)
+        ends = torch.minimum(counts, most[:, None])
+        return [base.cover_ranks(ranks, torch.zeros_like(ends), ends, self.baseline, self.score)]
+
+    def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
+        first = scores[0][:, :1]
+        curve = scores[0] / torch.where(first == 0, 1, first)
+        most = superpixels(data.images, self.segments).flatten(1).amax(1).tolist()
+        areas = [area(row[None, : last + 2], range(last + 2)) for row, last in zip(curve, most, strict=True)]
+        return MetricResult(by_original(self, self.score, data, 1 - torch.cat(areas), first[:, 0], scores[0]), curve)
+
+
+def superpixels(images: torch.Tensor, count: int, compactness: float = 1.0, rounds: int = 5) -> torch.Tensor:
+    """Cut photos into about ``count`` pieces of like colour: ``(N, H, W)`` whole numbers from 0, without gaps.
+
+    Every pixel goes to the nearest of the nine centres around it, in colour and position together; then each centre
+    moves to the mean of its pixels, ``rounds`` times. Colours are measured in each photo's own deviation, and
+    positions in widths of a piece times ``compactness``. A piece need not hang together.
+
+    Achanta et al., "SLIC Superpixels Compared to State-of-the-Art Superpixel Methods", TPAMI 2012; the colours here are
+    those of the model's input.
+
+    >>> two = torch.zeros(1, 3, 4, 8)
+    >>> two[..., 4:] = 1.0
+    >>> superpixels(two, 2)[0, 0]
+    tensor([0, 0, 0, 0, 1, 1, 1, 1])
+    """
+    return torch.stack([_of_photo(image.float(), count, compactness, rounds) for image in images])
+
+
+def _of_photo(photo: torch.Tensor, count: int, compactness: float, rounds: int) -> torch.Tensor:
+    height, width = photo.shape[1:]
+    side = max(1.0, (height * width / count) ** 0.5)
+    down, across = max(1, round(height / side)), max(1, round(width / side))
+    rows, columns = (torch.arange(length, device=photo.device) for length in (height, width))
+    row, column = (rows * down // height)[:, None], (columns * across // width)[None]
+    around = [
+        ((row + below).clamp(0, down - 1) * across + (column + right).clamp(0, across - 1)).flatten()
+        for below in (-1, 0, 1)
+        for right in (-1, 0, 1)
+    ]  # the pieces that each pixel may belong to
+    centred = photo - photo.mean((1, 2), keepdim=True)
+    colours = centred / centred.pow(2).mean().sqrt().clamp(min=torch.finfo(photo.dtype).tiny)
+    positions = torch.stack(torch.meshgrid(rows, columns, indexing="ij")).to(photo) * (compactness / side)
+    features = torch.cat([colours, positions]).flatten(1)  # (F, H * W)
+    labels = (row * across + column).flatten()
+    for _ in range(rounds):
+        sizes = torch.bincount(labels, minlength=down * across)
+        sums = features.new_zeros(len(features), len(sizes)).index_add_(1, labels, features)
+        centres = torch.where(sizes > 0, sums / sizes.clamp(min=1), 1e6)  # one without pixels is out of reach
+        apart = torch.stack([(features - centres[:, piece]).pow(2).sum(0) for piece in around])
+        labels = torch.stack(around).gather(0, apart.argmin(0, keepdim=True))[0]
+    return torch.unique(labels, return_inverse=True)[1].reshape(height, width)  # type: ignore[no-any-return]
+
+
+@register
+class Monotonicity(_StepCurve):
+    """Whether the probability never falls while pixels are shown, the least relevant first.
+
+    1 where it never falls, else 0; ``parts`` has the "share" of the steps in which it does not. More is better.
+
+    Args:
+        steps: in how many steps all pixels are shown.
+        baseline, score, sign, seed: as for `explain.metrics.Deletion`.
+
+    Arya et al., "One Explanation Does Not Fit All", 2019 (arXiv:1909.03012).
+
+    >>> Monotonicity(steps=8).better
+    'more'
+    """
+
+    units = "0 or 1"
+
+    def counts(self, data: MetricInput) -> list[int]:
+        return super().counts(data)[::-1]
+
+    def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
+        kept = (scores[0].diff(dim=1) >= 0).to(scores[0])
+        shares = 1 - torch.tensor(self.counts(data)) / data.pixels
+        return MetricResult(kept.amin(1), scores[0], shares, {"share": kept.mean(1)})

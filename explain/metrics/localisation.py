@@ -1,26 +1,26 @@
-"""Localisation: does the map lie where the object is, by its boxes or its mask?"""
+"""Localisation: does the map lie where the object is, by its boxes or its mask? And how these are given."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from explain._utils.errors import MetricError
+from explain._utils.errors import MetricError, image_name, shown
 from explain.metrics.base import ZERO, MapMetric, MetricInput, MetricResult, register
 from explain.metrics.faithfulness import share_counts
-from explain.metrics.maps import Sign
-from explain.metrics.rankings import mid_ranks, ranks_of
+from explain.metrics.maps import Sign, as_tensor, mid_ranks, ranks_of, to_unit
+
+Boxes: TypeAlias = "torch.Tensor | np.ndarray[Any, Any] | Sequence[Any]"
 
 NOTHING = "its map has no positive value"
 SHARE = "share"
 
 
-@dataclass(frozen=True)
 class LocalisationMetric(MapMetric):
     """A metric of the map and of where the object is."""
 
@@ -29,16 +29,20 @@ class LocalisationMetric(MapMetric):
     def region(self, data: MetricInput) -> torch.Tensor:
         """Where the object is ``(N, H, W)``; refused if it is not known."""
         if data.regions is None:
-            raise MetricError(
-                f"metric {self.name!r} needs to know where the object is; give boxes= or masks= to evaluate"
-            )
+            raise MetricError(f"metric {self.name!r} needs to know where the object is; give boxes= or masks=")
         return data.regions.to(data.images.device)
+
+    def inside(self, data: MetricInput, values: torch.Tensor, why: str = NOTHING) -> torch.Tensor:
+        """The share of values from 0 that lies on the object ``(N,)``; NaN, with a warning, where there are none."""
+        wide = values.double()  # squares and sums of any size fit into it
+        total, on_object = (each.flatten(1).sum(1) for each in (wide, wide * self.region(data)))
+        share = (on_object / torch.where(total > 0, total, 1)).to(data.maps.values)
+        return data.undefined(self, share, total == 0, why)
 
 
 @register
-@dataclass(frozen=True)
 class MaxBoxAccV2(LocalisationMetric):
-    r"""Whether boxes around the parts of the map meet the object's boxes, at three degrees of overlap.
+    r"""Whether boxes around the map's parts match the object's boxes, at three degrees of overlap.
 
     The map is brought to [0, 1]. For each threshold :math:`\tau`, every connected part of the pixels at or above it
     gets its tightest box, and the best overlap (IoU) with any of the object's boxes counts. The published figure is of
@@ -64,60 +68,45 @@ class MaxBoxAccV2(LocalisationMetric):
     overlaps: tuple[float, ...] = (30, 50, 70)
     sign: Sign = "own"
 
-    name = "maxboxaccv2"
-    about = "whether boxes around the map's parts match the object's boxes; see its docstring"
-    paper = "Choe et al., TPAMI 2022"
     units = "share of degrees of overlap"
     minimums: ClassVar = {"thresholds": 1}
-    percentages = ("overlaps",)
+    below = {"overlaps": 100}
 
     def __call__(self, data: MetricInput) -> MetricResult:
         if data.boxes is None:
             raise MetricError("metric 'maxboxaccv2' needs the boxes of the object; give boxes= to evaluate")
         maps = data.maps.per_pixel(self.sign).double()
-        least, most = (ends.reshape(-1, 1, 1) for ends in maps.flatten(1).aminmax(dim=1))
-        levels = torch.where(most > least, (maps - least) / torch.where(most > least, most - least, 1), 1).cpu().numpy()
-        found = [self._overlaps(level, boxes.double().numpy()) for level, boxes in zip(levels, data.boxes, strict=True)]
-        overlaps = torch.from_numpy(np.stack(found)).to(data.maps.values)
+        varies = maps.flatten(1).amin(1) < maps.flatten(1).amax(1)
+        levels = torch.where(varies[:, None, None], to_unit(maps), 1).cpu().numpy()
+        found = [self._overlaps(level, boxes.double()) for level, boxes in zip(levels, data.boxes, strict=True)]
+        overlaps = torch.stack(found).to(data.maps.values)
         value = overlaps.new_tensor([self.of_data_set(row[None]) for row in overlaps])
-        return MetricResult(value, overlaps, torch.from_numpy(self._at), {"overlaps": overlaps})
+        at = torch.arange(self.thresholds, dtype=torch.float64) / self.thresholds
+        return MetricResult(value, overlaps, at, {"overlaps": overlaps})
 
     def of_data_set(self, overlaps: torch.Tensor) -> float:
         """The published figure, from the best overlaps ``(N, T)`` of all photos of a data set."""
         shares = [(overlaps >= degree / 100).double().mean(0).amax() for degree in self.overlaps]
         return float(torch.stack(shares).mean())
 
-    @property
-    def _at(self) -> NDArray[np.float64]:
-        return np.arange(self.thresholds) / self.thresholds
-
-    def _overlaps(self, levels: NDArray[np.float64], boxes: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _overlaps(self, levels: NDArray[np.float64], boxes: torch.Tensor) -> torch.Tensor:
         """The best overlap at each threshold."""
         import cv2
+        from torchvision.ops import box_iou
 
-        found = np.zeros(self.thresholds)
-        for i, threshold in enumerate(self._at):
+        found = []
+        for threshold in np.arange(self.thresholds) / self.thresholds:
             above = (levels >= threshold).astype(np.uint8)
-            parts = cv2.connectedComponentsWithStats(above, connectivity=8)[2][1:].astype(np.float64)
-            x0, y0, width, height = parts[:, 0], parts[:, 1], parts[:, 2], parts[:, 3]
-            around = np.stack([x0, y0, x0 + width, y0 + height], 1)
-            found[i] = overlap(around[:, None], boxes[None]).max()
-        return found
-
-
-def overlap(one: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The intersection over union of boxes ``(..., 4)``, ends exclusive."""
-    sides = np.minimum(one[..., 2:], other[..., 2:]) - np.maximum(one[..., :2], other[..., :2])
-    common = np.prod(sides.clip(min=0), -1)
-    areas = [np.prod(each[..., 2:] - each[..., :2], -1) for each in (one, other)]
-    found: NDArray[np.float64] = common / (areas[0] + areas[1] - common)
-    return found
+            parts = torch.from_numpy(cv2.connectedComponentsWithStats(above, connectivity=8)[2][1:, :4]).double()
+            found.append(box_iou(torch.cat([parts[:, :2], parts[:, :2] + parts[:, 2:]], 1), boxes).max())
+        return torch.stack(found)
 
 
 @register
-@dataclass(frozen=True)
 class PointingGame(LocalisationMetric):
-    """Whether the largest value of the map lies on the object, or near it: 1 or 0. More is better.
+    """Whether the map's largest value lies on the object, or near it.
+
+    It is 1 or 0. More is better.
 
     Where several pixels share the largest value, their share that hits; so a constant map scores
     as a random point. ``parts`` has that of a "random" point and that of the photo's "centre".
@@ -141,19 +130,9 @@ class PointingGame(LocalisationMetric):
     tolerance: float = 0.03
     sign: Sign = "own"
 
-    name = "pointinggame"
-    about = "whether the map's largest value lies on the object, or near it"
-    paper = "Zhang et al., IJCV 2018"
     units = "0 or 1"
     minimums: ClassVar = {"tolerance": 0}
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.tolerance > 1:
-            raise MetricError(
-                f"tolerance of pointinggame must be a share of the photo's longer side, got {self.tolerance:g}; "
-                "15 pixels of 500 are 0.03"
-            )
+    maximums: ClassVar = {"tolerance": 1}
 
     def __call__(self, data: MetricInput) -> MetricResult:
         maps = data.maps.per_pixel(self.sign)
@@ -167,9 +146,10 @@ class PointingGame(LocalisationMetric):
 
 
 @register
-@dataclass(frozen=True)
 class EnergyPointingGame(LocalisationMetric):
-    r"""The share of the map's positive values that lies on the object (relevance mass accuracy). More is better.
+    r"""Share of the map's positive values that lies on the object.
+
+    More is better.
 
     :math:`\sum_{i \in R} a_i^+ / \sum_i a_i^+`. ``parts`` has the share of a constant map,
     "random". Not defined for a map without a positive value.
@@ -185,22 +165,18 @@ class EnergyPointingGame(LocalisationMetric):
 
     sign: Sign = "own"
 
-    name = "energypointinggame"
-    about = "share of the map's positive values that lies on the object"
-    paper = "Wang et al., CVPR Workshops 2020"
     units = SHARE
 
     def __call__(self, data: MetricInput) -> MetricResult:
-        region = self.region(data)
-        value, nothing = _inside(data, data.maps.per_pixel(self.sign).clamp(min=0), region)
-        value = data.undefined(self, value, nothing, NOTHING)
-        return MetricResult(value, parts={"random": region.flatten(1).to(value).mean(1)})
+        value = self.inside(data, data.maps.per_pixel(self.sign).clamp(min=0))
+        return MetricResult(value, parts={"random": self.region(data).flatten(1).to(value).mean(1)})
 
 
 @register
-@dataclass(frozen=True)
 class RelevanceMass(LocalisationMetric):
-    r"""The share of the map's energy that lies on the object, the channels pooled by their squares. More is better.
+    r"""Share of the map's squared values that lies on the object.
+
+    More is better.
 
     :math:`\sum_{i \in R} r_i / \sum_i r_i` with :math:`r_i = \sum_c a_{ic}^2`; of maps without channels, the square
     of the positive part. Not defined where all of these are zero.
@@ -212,20 +188,18 @@ class RelevanceMass(LocalisationMetric):
     'more'
     """
 
-    name = "relevancemass"
-    about = "share of the map's squared values that lies on the object"
-    paper = "Arras et al., Information Fusion 2022"
     units = SHARE
 
     def __call__(self, data: MetricInput) -> MetricResult:
-        value, nothing = _inside(data, _pooled(data), self.region(data))
-        return MetricResult(data.undefined(self, value, nothing, ZERO if data.maps.values.ndim == 4 else NOTHING))
+        why = ZERO if data.maps.values.ndim == 4 else NOTHING
+        return MetricResult(self.inside(data, _pooled(data), why))
 
 
 @register
-@dataclass(frozen=True)
 class RelevanceRank(LocalisationMetric):
-    r"""The share of the K pixels with the largest values that lie on the object, which has K pixels. More is better.
+    r"""Share of the top pixels, as many as the object has, that lie on it.
+
+    More is better.
 
     :math:`|\mathrm{top}_K \cap R| / K`, :math:`K = |R|`, the channels pooled by their squares. Equal values are
     shuffled with a seed, so that a constant map scores about as a random one.
@@ -241,9 +215,6 @@ class RelevanceRank(LocalisationMetric):
 
     seed: int = 0
 
-    name = "relevancerank"
-    about = "share of the top pixels, as many as the object has, that lie on it"
-    paper = "Arras et al., Information Fusion 2022"
     units = SHARE
 
     def __call__(self, data: MetricInput) -> MetricResult:
@@ -254,9 +225,8 @@ class RelevanceRank(LocalisationMetric):
 
 
 @register
-@dataclass(frozen=True)
 class AttributionLocalisation(LocalisationMetric):
-    r"""The share of the positive values that lies on the object, by the share of the photo that the object takes.
+    r"""Share of the positive values on the object, divided by the object's share of the photo.
 
     :math:`\mu = R_\mathrm{in}^+ / R_\mathrm{tot}^+`, and weighted
     :math:`\mu_w = \mu \cdot S_\mathrm{tot} / S_\mathrm{in}`: above 1 where the map prefers the object. More is better.
@@ -275,23 +245,19 @@ class AttributionLocalisation(LocalisationMetric):
     weighted: bool = True
     sign: Sign = "own"
 
-    name = "attributionlocalisation"
-    about = "share of the positive values on the object, divided by the object's share of the photo"
-    paper = "Kohlbrenner et al., IJCNN 2020"
     units = "ratio"
 
     def __call__(self, data: MetricInput) -> MetricResult:
-        region = self.region(data)
-        value, nothing = _inside(data, data.maps.per_pixel(self.sign).clamp(min=0), region)
-        taken = region.flatten(1).to(value).mean(1)
-        found = value / taken if self.weighted else value
-        return MetricResult(data.undefined(self, found, nothing, NOTHING), parts={"share": value})
+        value = self.inside(data, data.maps.per_pixel(self.sign).clamp(min=0))
+        taken = self.region(data).flatten(1).to(value).mean(1)
+        return MetricResult(value / taken if self.weighted else value, parts={"share": value.nan_to_num(0)})
 
 
 @register
-@dataclass(frozen=True)
 class TopKIntersection(LocalisationMetric):
-    """The share of the top pixels that lie on the object. More is better.
+    """Share of the top pixels that lie on the object.
+
+    More is better.
 
     Equal values are shuffled with a seed, so that a constant map scores about as a random one.
 
@@ -309,23 +275,18 @@ class TopKIntersection(LocalisationMetric):
     sign: Sign = "own"
     seed: int = 0
 
-    name = "topkintersection"
-    about = "share of the top pixels that lie on the object"
-    paper = "Theiner et al., WACV 2022"
     units = SHARE
-    percentages = ("share",)
+    below = {"share": 100}
 
     def __call__(self, data: MetricInput) -> MetricResult:
         count = share_counts(data, [self.share])[0]
-        top = data.ranks(self.sign, self.seed) < count
-        hits = (top & self.region(data)).flatten(1).sum(1)
+        hits = ((data.ranks(self.sign, self.seed) < count) & self.region(data)).flatten(1).sum(1)
         return MetricResult((hits / count).to(data.maps.values.dtype))
 
 
 @register
-@dataclass(frozen=True)
 class AUC(LocalisationMetric):
-    """The area under the receiver operating characteristic: the chance that a pixel of the object outranks another.
+    """Probability that a pixel of the object has a larger value than one outside it.
 
     Equal values count a half, so that a constant map has 1/2. More is better. Not defined where
     the object takes the whole photo.
@@ -341,10 +302,6 @@ class AUC(LocalisationMetric):
 
     sign: Sign = "own"
 
-    name = "auc"
-    about = "probability that a pixel of the object has a larger value than one outside it"
-    paper = "Fawcett, Pattern Recognition Letters 2006"
-
     def __call__(self, data: MetricInput) -> MetricResult:
         region = self.region(data).flatten(1)
         maps = data.maps.per_pixel(self.sign).flatten(1)
@@ -357,9 +314,8 @@ class AUC(LocalisationMetric):
 
 
 @register
-@dataclass(frozen=True)
 class IoU(LocalisationMetric):
-    """The intersection over union of the object with the pixels above a threshold, at the best threshold of each photo.
+    """Intersection over union with the object at each photo's best threshold.
 
     It is an upper bound: nobody knows that threshold beforehand. More is better. A constant map
     has one threshold, and so the object's share of the photo.
@@ -374,10 +330,6 @@ class IoU(LocalisationMetric):
     """
 
     sign: Sign = "own"
-
-    name = "iou"
-    about = "intersection over union with the object at each photo's best threshold"
-    paper = "Zhou et al., CVPR 2016"
 
     def __call__(self, data: MetricInput) -> MetricResult:
         region = self.region(data).flatten(1)
@@ -397,25 +349,75 @@ def widened(region: torch.Tensor, by: float) -> torch.Tensor:
     >>> widened(torch.tensor([[[True, False, False]]]), 1.0)
     tensor([[[ True,  True, False]]])
     """
-    reach, found = int(by), region.clone()
-    for down in range(-reach, reach + 1):
-        across = int((by**2 - down**2) ** 0.5)
-        wide = F.max_pool2d(region.float()[:, None], (1, 2 * across + 1), 1, (0, across))[:, 0] > 0
-        height = region.shape[1]
-        if abs(down) < height:
-            target, source = slice(max(0, down), height + min(0, down)), slice(max(0, -down), height - max(0, down))
-            found[:, target] |= wide[:, source]
-    return found
+    import cv2
 
-
-def _inside(data: MetricInput, values: torch.Tensor, region: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The share of values from 0 that lies in a region ``(N,)``, and where there are none."""
-    wide = values.double()  # squares and sums of any size fit into it
-    total = wide.flatten(1).sum(1)
-    inside = (wide * region).flatten(1).sum(1)
-    return (inside / torch.where(total > 0, total, 1)).to(data.maps.values), total == 0
+    outside = (~region).byte().cpu().numpy()
+    away = [cv2.distanceTransform(each, cv2.DIST_L2, cv2.DIST_MASK_PRECISE) for each in outside]
+    return torch.from_numpy(np.stack(away) <= by).to(region.device)
 
 
 def _pooled(data: MetricInput) -> torch.Tensor:
     values = data.maps.values.double()
     return values.square().sum(1) if values.ndim == 4 else data.maps.per_pixel().double().clamp(min=0).square()
+
+
+def as_boxes(given: Boxes, count: int, size: tuple[int, int]) -> list[torch.Tensor]:
+    """Take boxes ``(N, 4)``, or a list with ``(k, 4)`` for each photo: x0 y0 x1 y1, x1 and y1 exclusive.
+
+    What lies outside the photo is cut off.
+
+    Raises:
+        MetricError: they are no such numbers, empty, or outside the photo.
+
+    >>> as_boxes([[-2, 0, 4, 3]], 1, (8, 8))
+    [tensor([[0, 0, 4, 3]])]
+    """
+    must = f"boxes must be numbers x0 y0 x1 y1 within the photo of {size[1]} x {size[0]} pixels"
+    if not isinstance(given, (Sequence, torch.Tensor, np.ndarray)) or isinstance(given, str) or len(given) != count:
+        raise MetricError(f"{must}, some for each of the {count} images, got {shown(given)}; see evaluate")
+    found, ends = [], torch.tensor([size[1], size[0]] * 2)
+    for image, own in enumerate(given):
+        boxes = torch.empty(0, 4)
+        with suppress(TypeError, ValueError, RuntimeError):
+            numbers = own if isinstance(own, torch.Tensor) else np.array(own, dtype=np.float64)
+            boxes = torch.as_tensor(numbers).double().reshape(-1, 4)
+        inside = torch.minimum(boxes.nan_to_num().round().clamp(min=0), ends.to(boxes)).long()
+        if not len(boxes) or not boxes.isfinite().all() or not (inside[:, :2] < inside[:, 2:]).all():
+            raise MetricError(f"{must}, got {shown(own)} for image {image_name(image)}; mend them")
+        found.append(inside)
+    return found
+
+
+def as_regions(
+    given: torch.Tensor | np.ndarray[Any, Any] | None, boxes: Sequence[torch.Tensor] | None, count: int,
+    size: tuple[int, int],
+) -> torch.Tensor | None:  # fmt: skip
+    """Take masks ``(N, H, W)``, or draw the boxes: truth values; None where nothing is known.
+
+    Raises:
+        MetricError: the masks have another shape, or are empty for an image.
+    """
+    if given is None:
+        return None if boxes is None else drawn(boxes, size)
+    masks = None
+    with suppress(TypeError, ValueError, RuntimeError):  # a list of lists of other lengths
+        masks = as_tensor(given if isinstance(given, torch.Tensor) else np.asarray(given))
+    fits = masks is not None and tuple(masks.shape) == (count, *size)
+    if masks is None or not fits or (masks.is_floating_point() and not ((masks == 0) | (masks == 1)).all()):
+        raise MetricError(
+            f"masks must be truth values {(count, *size)}, got {shown(given)}; resize, or give masks > 0.5"
+        )
+    empty = ~(masks > 0).flatten(1).any(1)
+    if empty.any():
+        first = image_name(int(empty.nonzero()[0]))
+        raise MetricError(f"masks must have a pixel of the object in every image, got none in image {first}")
+    return masks > 0
+
+
+def drawn(boxes: Sequence[torch.Tensor], size: tuple[int, int]) -> torch.Tensor:
+    """The pixels in any of each photo's boxes ``(N, H, W)``."""
+    found = torch.zeros(len(boxes), *size, dtype=torch.bool)
+    for image, of_image in enumerate(boxes):
+        for x0, y0, x1, y1 in of_image.tolist():
+            found[image, y0:y1, x0:x1] = True
+    return found

@@ -1,17 +1,21 @@
-"""The maps that metrics measure: an attribution, or any array."""
+"""The maps that are evaluated: an attribution, or any array; ranks of pixels and regions; similarity of two maps."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from explain._utils.errors import MetricError, image_name, shown
-from explain.attribution.result import Attribution
-from explain.layers.feature_maps import enlarge
-from explain.methods.base import Style
+from explain._utils.random_numbers import permutation
+from explain.attribution.result import Attribution, by_maximum
+from explain.layers.layouts import enlarge
+from explain.methods.base import Style, over_all
+from explain.methods.cam import ratio
 
 Sign = Literal["own", "signed", "absolute"]
 """How values become one number for each pixel: "own" as the method means it (see `Maps.per_pixel`), "signed" the
@@ -54,26 +58,20 @@ class Maps:
         style = given.style if isinstance(given, Attribution) else None
         values = as_tensor(given.values if isinstance(given, Attribution) else given)
         if values is None:
-            raise MetricError(
-                f"map {name!r} must be an Attribution, or a tensor or array of real numbers, got {shown(given)}"
-            )
+            raise MetricError(f"map {name!r} must be a method, Attribution or array of numbers, got {shown(given)}")
         count, size = len(images), (int(images.shape[-2]), int(images.shape[-1]))
         fits = values.ndim == 3 or (values.ndim == 4 and tuple(values.shape[2:]) == size)
         if not fits or len(values) != count or 0 in values.shape:
-            raise MetricError(
-                f"map {name!r} must have the shape ({count}, h, w), or ({count}, C, {size[0]}, {size[1]}) for each "
-                f"pixel, got {tuple(values.shape)}; give one map for each image"
-            )
+            shapes = f"({count}, h, w), or ({count}, C, {size[0]}, {size[1]}) for each pixel"
+            raise MetricError(f"map {name!r} must have the shape {shapes}, got {tuple(values.shape)}")
         values = values.detach().to(images.device)
         values = values if values.dtype in (torch.float32, torch.float64) else values.float()
         if values.ndim == 4 and not bool(torch.isfinite(values.abs().sum(1)).all()):
             values = values.double()  # sums over the channels are beyond single precision
         wrong = (~torch.isfinite(values)).flatten(1).any(1)
         if wrong.any():
-            raise MetricError(
-                f"map {name!r} must hold finite values, got NaN or infinity for image "
-                f"{image_name(int(wrong.nonzero()[0]))}; explain it again, or leave it out"
-            )
+            image = image_name(int(wrong.nonzero()[0]))
+            raise MetricError(f"map {name!r} must hold finite values, got NaN or infinity for image {image}")
         return cls(name, values, size, style)
 
     def per_pixel(self, sign: Sign = "own") -> torch.Tensor:
@@ -100,12 +98,205 @@ class Maps:
     @property
     def heatmap(self) -> torch.Tensor:
         """``(N, H, W)`` in [0, 1]: the positive part of the own map, divided by its largest value."""
-        positive = self.per_pixel("own").clamp(min=0)
-        peak = positive.flatten(1).amax(1).reshape(-1, 1, 1)
-        return positive / torch.where(peak > 0, peak, 1)
+        return by_maximum(self.per_pixel("own").clamp(min=0))
 
     @property
     def constant(self) -> torch.Tensor:
         """Which maps ``(N,)`` have the same value everywhere."""
         least, most = self.per_pixel("own").flatten(1).aminmax(dim=1)
         return least == most
+
+
+Similarity = Literal["spearman", "pearson", "ssim", "hog"]
+
+
+def ranks_of(maps: torch.Tensor, seed: int = 0) -> torch.Tensor:
+    """Rank the pixels of each map ``(N, H, W)``, 0 for the largest value: ``(N, H, W)`` whole numbers.
+
+    Equal values are ordered by a shuffle with a seed, the same for every image: ordered by their index, they would be
+    taken from the top of the photo. The ranks of a constant map are that shuffle.
+
+    >>> ranks_of(torch.tensor([[[1.0, 3.0, 2.0]]]))
+    tensor([[[2, 0, 1]]])
+    """
+    flat = maps.flatten(1)
+    shuffle = permutation(flat.shape[1], seed).to(flat.device)
+    order = shuffle[torch.argsort(flat[:, shuffle], dim=1, descending=True, stable=True)]
+    ranks = torch.arange(flat.shape[1], device=flat.device).expand_as(order)
+    return torch.empty_like(order).scatter_(1, order, ranks).reshape(maps.shape)
+
+
+def region_ranks(maps: torch.Tensor, regions: torch.Tensor, seed: int = 0, *, mean: bool = False) -> torch.Tensor:
+    """Rank regions by the sum of the map in each, or its mean; every pixel gets the rank of its region.
+
+    Args:
+        maps: ``(N, H, W)``.
+        regions: ``(N, H, W)`` whole numbers from 0 without gaps.
+    """
+    sums = by_region(maps, regions) / (by_region(torch.ones_like(maps), regions) if mean else 1)
+    pairs = zip(sums, regions, strict=True)
+    return torch.stack([ranks_of(row[None, None, : region.max() + 1], seed)[0, 0][region] for row, region in pairs])
+
+
+def by_region(maps: torch.Tensor, regions: torch.Tensor) -> torch.Tensor:
+    """Add up maps ``(N, H, W)`` over regions ``(N, H, W)``: ``(N, R)``."""
+    return maps.new_zeros(len(maps), int(regions.max()) + 1).scatter_add_(1, regions.flatten(1), maps.flatten(1))
+
+
+def grid_regions(size: tuple[int, int], side: int, like: torch.Tensor) -> torch.Tensor:
+    """Cut photos into squares, those at the right and the bottom as large as is left: ``(N, H, W)``.
+
+    >>> grid_regions((2, 3), 2, torch.zeros(1))
+    tensor([[[0, 0, 1],
+             [0, 0, 1]]])
+    """
+    rows, columns = (torch.arange(length, device=like.device) // side for length in size)
+    return (rows[:, None] * -(-size[1] // side) + columns).expand(len(like), *size).contiguous()
+
+
+def steps_of(count: int, steps: int) -> list[int]:
+    """Go from 0 to ``count`` in equal steps, but not in more than there are.
+
+    >>> steps_of(10, 4), steps_of(2, 4)
+    ([0, 2, 5, 8, 10], [0, 1, 2])
+    """
+    steps = min(steps, count)
+    return [round(count * step / steps) for step in range(steps + 1)]
+
+
+def area(curve: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+    """The area under curves ``(N, n)`` over the share of what is covered: ``counts`` of it at each step.
+
+    By trapezia, since steps are not equal where they do not divide the number of pixels.
+
+    >>> area(torch.tensor([[1.0, 0.0, 1.0]]), [0, 1, 2]), area(torch.tensor([[1.0, 0.0, 1.0]]), [0, 1, 4])
+    (tensor([0.5000]), tensor([0.5000]))
+    """
+    at = torch.tensor(counts, dtype=torch.float64, device=curve.device) / counts[-1]
+    return torch.trapezoid(curve.double(), at, dim=1).to(curve)
+
+
+def gini(values: torch.Tensor) -> torch.Tensor:
+    """The Gini coefficient of the magnitudes of each image ``(N, ...)``: 0 if all are equal, near 1 if one has all.
+
+    >>> gini(torch.tensor([[1.0, 1.0, 1.0, 1.0], [0.0, 0.0, 0.0, -3.0]]))
+    tensor([0.0000, 0.7500])
+    """
+    sizes = values.flatten(1).abs().sort(1).values
+    count = sizes.shape[1]
+    ranks = 2 * torch.arange(1, count + 1, device=sizes.device, dtype=sizes.dtype) - count - 1
+    return ratio((ranks * sizes).sum(1), count * sizes.sum(1))
+
+
+def to_unit(maps: torch.Tensor) -> torch.Tensor:
+    """Bring maps ``(N, ...)`` to [0, 1]; those that are constant become 0."""
+    least, most = (over_all(ends, maps) for ends in maps.flatten(1).aminmax(dim=1))
+    return (maps - least) / torch.where(most > least, most - least, 1)
+
+
+def correlation(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Pearson's correlation of each row ``(N, K)``; NaN where one of them does not vary."""
+    a, b = (rows - rows.mean(1, keepdim=True) for rows in (one.double(), other.double()))
+    scale = a.norm(dim=1) * b.norm(dim=1)
+    tiny = 1e-12 * one.double().norm(dim=1) * other.double().norm(dim=1)
+    return torch.where(scale > tiny, (a * b).sum(1) / torch.where(scale > tiny, scale, 1), torch.nan)
+
+
+def mid_ranks(rows: torch.Tensor) -> torch.Tensor:
+    """The ranks of each row's values ``(N, K)``, equal ones share the mean of theirs.
+
+    >>> mid_ranks(torch.tensor([[3.0, 1.0, 3.0]]))
+    tensor([[1.5000, 0.0000, 1.5000]], dtype=torch.float64)
+    """
+    ordered, order = rows.sort(dim=1)
+    ranks = torch.arange(rows.shape[1], device=rows.device).expand_as(order)
+    changes = ordered[:, 1:] != ordered[:, :-1]
+    edge = changes.new_ones(len(rows), 1)
+    first = torch.where(torch.cat([edge, changes], 1), ranks, 0).cummax(1).values
+    last = torch.where(torch.cat([changes, edge], 1), ranks, rows.shape[1]).flip(1).cummin(1).values.flip(1)
+    return torch.empty_like(ordered, dtype=torch.float64).scatter_(1, order, (first + last).double() / 2)
+
+
+def spearman(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Spearman's rank correlation of maps ``(N, H, W)``: ``(N,)``; NaN where one of them does not vary.
+
+    >>> round(spearman(torch.tensor([[[1.0, 2.0, 3.0]]]), torch.tensor([[[1.0, 4.0, 9.0]]])).item(), 9)
+    1.0
+    """
+    return correlation(mid_ranks(one.flatten(1)), mid_ranks(other.flatten(1)))
+
+
+def pearson(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Pearson's correlation of maps ``(N, H, W)``: ``(N,)``; NaN where one of them does not vary."""
+    return correlation(one.flatten(1), other.flatten(1))
+
+
+def ssim(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """The mean structural similarity of maps ``(N, H, W)``, each brought to [0, 1]: ``(N,)``.
+
+    Windows are Gaussian, 11 × 11 with σ 1.5; at the edges, the weights of what lies outside are left out.
+
+    Wang et al., "Image Quality Assessment", TIP 2004.
+
+    >>> ssim(torch.rand(1, 16, 16), torch.rand(1, 16, 16)).shape
+    torch.Size([1])
+    """
+    x, y = (to_unit(maps.double()) for maps in (one, other))
+    mean_x, mean_y = _windowed(x), _windowed(y)
+    var_x, var_y = _windowed(x * x) - mean_x**2, _windowed(y * y) - mean_y**2
+    both = _windowed(x * y) - mean_x * mean_y
+    c1, c2 = 0.01**2, 0.03**2
+    found = (2 * mean_x * mean_y + c1) * (2 * both + c2) / ((mean_x**2 + mean_y**2 + c1) * (var_x + var_y + c2))
+    return found.mean((1, 2))
+
+
+def hog(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Pearson's correlation of two maps' histograms of oriented gradients: ``(N,)``; NaN where one has no gradient."""
+    return correlation(gradient_histograms(one), gradient_histograms(other))
+
+
+def gradient_histograms(maps: torch.Tensor, cell: int = 16) -> torch.Tensor:
+    """Histograms of oriented gradients ``(N, D)`` of maps ``(N, H, W)``: nine directions in cells of 16 × 16 pixels,
+    normalised in blocks of 3 × 3 cells (L2, clipped at 0.2, L2 again). Small maps have smaller cells, four across.
+
+    Dalal and Triggs, "Histograms of Oriented Gradients for Human Detection", CVPR 2005.
+
+    >>> gradient_histograms(torch.rand(1, 64, 64)).shape
+    torch.Size([1, 324])
+    """
+    maps = maps.double()
+    largest = maps.abs().amax((1, 2), keepdim=True)
+    maps = maps / torch.where(largest == 0, 1, largest)  # so that what blocks are divided by fits any unit
+    cell = max(1, min(cell, min(maps.shape[1:]) // 4))
+    down, across = torch.zeros_like(maps), torch.zeros_like(maps)
+    down[:, 1:-1] = maps[:, 2:] - maps[:, :-2]
+    across[:, :, 1:-1] = maps[:, :, 2:] - maps[:, :, :-2]
+    strength = torch.hypot(down, across)
+    directions = (torch.rad2deg(torch.atan2(down, across)) % 180 / 20).long().clamp(max=8)
+    split = F.one_hot(directions, 9).movedim(-1, 1) * strength[:, None]
+    cells = F.avg_pool2d(split, cell)  # (N, 9, cells down, cells across)
+    side = min(3, *cells.shape[2:])
+    blocks = cells.unfold(2, side, 1).unfold(3, side, 1).movedim(1, -1).flatten(3)  # (N, y, x, side * side * 9)
+    return _to_length_one(_to_length_one(blocks).clamp(max=0.2)).flatten(1)
+
+
+def _to_length_one(blocks: torch.Tensor) -> torch.Tensor:
+    return blocks / (blocks.square().sum(-1, keepdim=True) + 1e-10).sqrt()
+
+
+def _windowed(maps: torch.Tensor) -> torch.Tensor:
+    places = torch.arange(-5, 6, dtype=maps.dtype, device=maps.device)
+    weights = torch.exp(-(places**2) / (2 * 1.5**2))
+
+    def summed(maps: torch.Tensor) -> torch.Tensor:
+        rows = F.conv2d(maps[:, None], weights.view(1, 1, -1, 1), padding=(5, 0))
+        return F.conv2d(rows, weights.view(1, 1, 1, -1), padding=(0, 5))[:, 0]
+
+    return summed(maps) / summed(torch.ones_like(maps[:1]))
+
+
+def similarity(how: Similarity, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """How similar maps ``(N, H, W)`` are: ``(N,)``; 0 where one of them is constant."""
+    found = {"spearman": spearman, "pearson": pearson, "ssim": ssim, "hog": hog}[how](one, other)
+    first, second = (maps.flatten(1).amax(1) == maps.flatten(1).amin(1) for maps in (one, other))
+    return torch.where(first | second | found.isnan(), 0, found)

@@ -10,13 +10,13 @@ from typing import ClassVar, Literal
 
 import torch
 
-from explain._utils.errors import MetricError, image_name, warn
-from explain.methods import Method, Smooth
+from explain._utils.errors import MetricError, warn
+from explain._utils.random_numbers import permutation
+from explain.attribution.diagnostics import image_names
+from explain.methods import Smooth
 from explain.metrics.base import CONSTANT, MetricInput, MetricResult, register
-from explain.metrics.maps import Sign
-from explain.metrics.randomised import grouped
-from explain.metrics.similarity import Similarity, similarity
-from explain.metrics.variants import ModelContext, ReattributionMetric, Variant, VariantResult
+from explain.metrics.maps import Sign, Similarity, similarity, to_unit
+from explain.metrics.variants import ModelContext, ReattributionMetric, Variant, VariantResult, grouped
 
 Order = Literal["top", "bottom", "independent"]
 
@@ -51,19 +51,15 @@ def zero_everywhere(found: VariantResult) -> torch.Tensor:
 
 def warn_of_zeros(metric: str, data: MetricInput, zeros: torch.Tensor) -> None:
     """Warn of maps that became zero everywhere, which counts as a change."""
-    images = [image_name(i) for i in (zeros & ~data.maps.constant).nonzero().flatten().tolist()]
+    images, where = image_names(zeros & ~data.maps.constant), f"in a variant of {metric}"
     if images:
-        warn(
-            f"{data.maps.name} is zero everywhere in a variant of {metric} for image {', '.join(images)}: that counts "
-            "as a map that has changed"
-        )
+        warn(f"{data.maps.name} is zero everywhere {where} for image {images}: that counts as a map that has changed")
 
 
 @register(samples=8)
 @register(order="independent")
 @register(order="bottom")
 @register
-@dataclass(frozen=True)
 class MPRT(_MapSimilarity):
     """How similar the map stays while the model's layers are reinitialised: the parameter randomisation test.
 
@@ -75,7 +71,7 @@ class MPRT(_MapSimilarity):
     with a warning. Not defined for a constant map.
 
     Args:
-        similarity: "spearman", "pearson", "ssim" or "hog", see `explain.metrics.similarity`.
+        similarity: "spearman", "pearson", "ssim" or "hog", see `explain.metrics.maps`.
         sign: how values become one number for each pixel; the papers compare "absolute" ones as well.
         seed: of the initialisation, and of the noise.
         order: see above.
@@ -97,36 +93,26 @@ class MPRT(_MapSimilarity):
 
     minimums: ClassVar = {"steps": 1, "samples": 0, "sigma": 0}
 
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        return ("smprt" if self.samples else "mprt") + ("" if self.order == "top" else f"-{self.order}")
-
-    @property
-    def about(self) -> str:  # type: ignore[override]
+    def __post_init__(self) -> None:
+        super().__post_init__()
         which = {"top": "from the output on", "bottom": "from the input on", "independent": "one group at a time"}
         smooth = " averaged over noise" if self.samples else ""
-        return f"similarity of the map{smooth} while layers are randomised, {which[self.order]}"
-
-    @property
-    def paper(self) -> str:  # type: ignore[override]
-        return "Hedström et al., 2024" if self.samples else "Adebayo et al., NeurIPS 2018"
+        about = f"similarity of the map{smooth} while layers are randomised, {which[self.order]}"
+        name = ("smprt" if self.samples else "mprt") + ("" if self.order == "top" else f"-{self.order}")
+        self.describe(name=name, about=about, paper="Hedström et al., 2024" if self.samples else self.paper)
 
     def variants(self, context: ModelContext, data: MetricInput) -> Iterator[Variant]:
+        smooth: tuple[float, ...] = ()
+        wrap = None
         if self.samples:
-            yield Variant(("model", frozenset[str](), self._smooth), wrap=self._wrap)
+            smooth = (self.samples, self.sigma, self.seed)
+            wrap = partial(Smooth, samples=self.samples, sigma=self.sigma, seed=self.seed)
+            yield Variant(("model", frozenset[str](), smooth), wrap=wrap)
         groups = grouped(layers_of(self.name, context), self.steps)
         groups = groups[::-1] if self.order == "top" else groups
         for layers in groups if self.order == "independent" else accumulate(groups):
-            key = ("model", frozenset(layers), self.seed, self._smooth)
             make = partial(context.randomised.of, layers, self.seed)
-            yield Variant(key, model=make, wrap=self._wrap if self.samples else None)
-
-    @property
-    def _smooth(self) -> tuple[float, ...]:
-        return (self.samples, self.sigma, self.seed) if self.samples else ()
-
-    def _wrap(self, method: Method) -> Method:
-        return Smooth(method, samples=self.samples, sigma=self.sigma, seed=self.seed)
+            yield Variant(("model", frozenset(layers), self.seed, smooth), model=make, wrap=wrap)
 
     def compare(self, data: MetricInput, found: VariantResult) -> torch.Tensor:
         if not self.samples:
@@ -141,15 +127,13 @@ class MPRT(_MapSimilarity):
             curve = torch.stack([similarity(self.similarity, maps[:, 0], each) for each in maps[:, 1:].unbind(1)], 1)
             zeros = zeros[:, 1:]
         result = self.result(data, curve, zeros)
-        assert result.curve is not None
-        last = {} if self.order == "independent" else {"last": result.curve[:, -1]}
-        return replace(result, parts={**last, "zeros": zeros})
+        parts = {"last": curve[:, -1].to(result.value)} if self.order != "independent" else {}
+        return replace(result, parts={**parts, "zeros": zeros})
 
 
 @register
-@dataclass(frozen=True)
 class EfficientMPRT(ReattributionMetric):
-    r"""By how much the map's entropy rises when all of the model's layers are initialised once more.
+    r"""Relative rise of the map's entropy when the whole model is randomised.
 
     :math:`(H_\mathrm{random} - H) / H`, H being the entropy of the map's values in a histogram of 100 bins between
     its smallest and its largest. More is better. It needs one other model only. Not defined for a constant map,
@@ -171,8 +155,6 @@ class EfficientMPRT(ReattributionMetric):
     seed: int = 0
 
     name = "emprt"
-    about = "relative rise of the map's entropy when the whole model is randomised"
-    paper = "Hedström et al., 2024"
     units = "relative entropy"
     minimums: ClassVar = {"bins": 2}
 
@@ -187,15 +169,15 @@ class EfficientMPRT(ReattributionMetric):
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
         warn_of_zeros(self.name, data, numbers[:, 0] == 0)
         own, other = entropy(data.maps.per_pixel(self.sign), self.bins), numbers[:, 0]
-        value = ((other - own) / torch.where(own > 0, own, 1)).to(data.maps.values.dtype)
-        value = data.undefined(self, value, own == 0, CONSTANT)
-        return MetricResult(value, parts={"before": own, "after": other})
+        value = data.undefined(self, (other - own) / torch.where(own > 0, own, 1), own == 0, CONSTANT)
+        return MetricResult(value.to(data.maps.values.dtype), parts={"before": own, "after": other})
 
 
 @register
-@dataclass(frozen=True)
 class RandomLogit(_MapSimilarity):
-    """How alike the map is to those of other classes, drawn at random. Less is better.
+    """Similarity of the map to those of random other classes.
+
+    Less is better.
 
     Not defined for a constant map.
 
@@ -212,17 +194,12 @@ class RandomLogit(_MapSimilarity):
 
     samples: int = 3
 
-    name = "randomlogit"
-    about = "similarity of the map to those of random other classes"
-    paper = "Sixt et al., ICML 2020"
     minimums: ClassVar = {"samples": 1}
 
     def variants(self, context: ModelContext, data: MetricInput) -> Iterator[Variant]:
         if context.classes is None or context.count is None or context.count < 2:
             raise MetricError("target must be one of several classes for randomlogit, got no other class; use mprt")
-        generator = torch.Generator("cpu").manual_seed(self.seed % 2**63)
-        drawn = torch.randperm(context.count - 1, generator=generator, device="cpu")[: self.samples] + 1
-        for offset in drawn.tolist():
+        for offset in (permutation(context.count - 1, self.seed)[: self.samples] + 1).tolist():
             yield Variant(("class", offset), classes=(context.classes + offset) % context.count)
 
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
@@ -243,8 +220,7 @@ def entropy(maps: torch.Tensor, bins: int) -> torch.Tensor:
     tensor([0.6931], dtype=torch.float64)
     """
     flat = maps.flatten(1).double()
-    least, most = (ends[:, None] for ends in flat.aminmax(dim=1))
-    bin_of = ((flat - least) / torch.where(most > least, most - least, 1) * bins).long().clamp(max=bins - 1)
+    bin_of = (to_unit(flat) * bins).long().clamp(max=bins - 1)
     counts = torch.zeros(len(flat), bins, dtype=torch.float64, device=flat.device)
     shares = counts.scatter_add_(1, bin_of, torch.ones_like(flat)) / flat.shape[1]
     return torch.special.entr(shares).sum(1)  # type: ignore[no-any-return]

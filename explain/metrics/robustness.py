@@ -10,12 +10,11 @@ from typing import ClassVar, Literal
 import torch
 
 from explain._utils.errors import MetricError
-from explain._utils.random_numbers import uniform
+from explain._utils.random_numbers import seeded, uniform
 from explain.methods.base import over_all
 from explain.metrics.base import CONSTANT, ZERO, MetricInput, MetricResult, register
-from explain.metrics.maps import Sign
-from explain.metrics.rankings import correlation
-from explain.metrics.variants import ModelContext, ReattributionMetric, Variant, VariantResult
+from explain.metrics.maps import Sign, correlation
+from explain.metrics.variants import ModelContext, ReattributionMetric, Variant, VariantResult, norm
 
 
 @dataclass(frozen=True)
@@ -31,19 +30,16 @@ class _NoisyCopies(ReattributionMetric):
     minimums: ClassVar = {"radius": 1e-12, "samples": 1}
 
     def variants(self, context: ModelContext, data: MetricInput) -> Iterator[Variant]:
-        for sample in range(self.samples):
-            key = ("noisy", self.radius, self.seed, sample)
-            yield Variant(key, partial(self._noisy, sample, context.images))
+        def noisy(sample: int) -> torch.Tensor:
+            drawn = uniform(context.images.shape[1:], seeded(self.seed, sample))
+            return context.images + self.radius * (2 * drawn - 1).to(context.images)
 
-    def _noisy(self, sample: int, images: torch.Tensor) -> torch.Tensor:
-        generator = torch.Generator("cpu").manual_seed((self.seed * 1_000_003 + sample) % 2**63)
-        drawn = uniform(images.shape[1:], generator)
-        return images + self.radius * (2 * drawn - 1).to(images)
+        for sample in range(self.samples):
+            yield Variant(("noisy", self.radius, self.seed, sample), partial(noisy, sample))
 
 
 @register(of="mean")
 @register
-@dataclass(frozen=True)
 class Sensitivity(_NoisyCopies):
     r"""By how much the map changes, relative to its length, at most or on average over noisy copies of the photo.
 
@@ -64,31 +60,25 @@ class Sensitivity(_NoisyCopies):
 
     of: Literal["max", "mean"] = "max"
 
-    paper = "Yeh et al., NeurIPS 2019"
     units = "relative change"
     better = "less"
 
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        return "avgsensitivity" if self.of == "mean" else "maxsensitivity"
-
-    @property
-    def about(self) -> str:  # type: ignore[override]
-        which = "mean" if self.of == "mean" else "largest"
-        return f"{which} change of the map, relative to its norm, over noisy copies of the photo"
-
-    def compare(self, data: MetricInput, found: VariantResult) -> torch.Tensor:
-        return relative_change(data, found)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        name, which = ("avgsensitivity", "mean") if self.of == "mean" else ("maxsensitivity", "largest")
+        about = f"{which} change of the map, relative to its norm, over noisy copies of the photo"
+        self.describe(name=name, about=about)
 
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
         value = numbers.amax(1) if self.of == "max" else numbers.mean(1)
-        return MetricResult(data.undefined(self, value, _norm(data.maps.values) == 0, ZERO))
+        return MetricResult(data.undefined(self, value, norm(data.maps.values) == 0, ZERO))
 
 
 @register
-@dataclass(frozen=True)
 class LocalLipschitz(_NoisyCopies):
-    r"""The largest change of the map by the change of the photo, over noisy copies: a local Lipschitz estimate.
+    r"""Largest change of the map divided by the change of the photo, over noisy copies.
+
+    It is a local Lipschitz estimate.
 
     :math:`\max_{x'} \|\Phi(x) - \Phi(x')\|_2 / \|x - x'\|_2`, of the raw values. Less is better. Not defined for a
     map of zeros.
@@ -102,22 +92,18 @@ class LocalLipschitz(_NoisyCopies):
     'less'
     """
 
-    name = "locallipschitz"
-    about = "largest change of the map divided by the change of the photo, over noisy copies"
-    paper = "Alvarez-Melis and Jaakkola, 2018"
     units = "map by input"
     better = "less"
 
     def compare(self, data: MetricInput, found: VariantResult) -> torch.Tensor:
-        return _norm(found.maps.values - data.maps.values) / _norm(found.images - data.images)
+        return norm(found.maps.values - data.maps.values) / norm(found.images - data.images)
 
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
-        return MetricResult(data.undefined(self, numbers.amax(1), _norm(data.maps.values) == 0, ZERO))
+        return MetricResult(data.undefined(self, numbers.amax(1), norm(data.maps.values) == 0, ZERO))
 
 
 @register(by="output")
 @register
-@dataclass(frozen=True)
 class RelativeStability(_NoisyCopies):
     r"""The largest relative change of the map by that of the input (RIS) or of the class scores (ROS).
 
@@ -141,19 +127,15 @@ class RelativeStability(_NoisyCopies):
     by: Literal["input", "output"] = "input"
     floor: float = 1e-2
 
-    paper = "Agarwal et al., 2022"
     units = "relative change by relative change"
     better = "less"
     minimums: ClassVar = {"radius": 1e-12, "samples": 1, "floor": 1e-12}
 
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        return f"relative{self.by}stability"
-
-    @property
-    def about(self) -> str:  # type: ignore[override]
+    def __post_init__(self) -> None:
+        super().__post_init__()
         what = "photo" if self.by == "input" else "class scores"
-        return f"largest relative change of the map divided by that of the {what}, over noisy copies"
+        about = f"largest relative change of the map divided by that of the {what}, over noisy copies"
+        self.describe(name=f"relative{self.by}stability", about=about)
 
     def variants(self, context: ModelContext, data: MetricInput) -> Iterator[Variant]:
         yield Variant("unchanged")
@@ -162,9 +144,8 @@ class RelativeStability(_NoisyCopies):
     def compare(self, data: MetricInput, found: VariantResult) -> torch.Tensor:
         if found.logits is None:
             raise MetricError(f"model must give class scores for {self.name}, got none; use maxsensitivity")
-        change = _norm(self._relative(data.maps.values, found.maps.values))
-        photo = _norm(self._relative(data.images, found.images))
-        return torch.cat([change[:, None], photo[:, None], found.logits], 1)
+        pairs = ((data.maps.values, found.maps.values), (data.images, found.images))
+        return torch.cat([*(norm(self._relative(*pair))[:, None] for pair in pairs), found.logits], 1)
 
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
         logits, noisy = numbers[:, 0, 2:], numbers[:, 1:]
@@ -173,7 +154,7 @@ class RelativeStability(_NoisyCopies):
         unit = 1 if self.by == "input" else logits.norm(dim=1, keepdim=True)  # changes of the input are relative
         floor = torch.as_tensor(1e-6 * unit).to(below).clamp(min=torch.finfo(below.dtype).tiny)
         ratios = torch.where(same, noisy[..., 0] / torch.maximum(below, floor), -torch.inf)
-        value = data.undefined(self, ratios.amax(1), _norm(data.maps.values) == 0, ZERO)
+        value = data.undefined(self, ratios.amax(1), norm(data.maps.values) == 0, ZERO)
         return MetricResult(data.undefined(self, value, ~same.any(1), "no noisy copy keeps its class"))
 
     def _relative(self, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
@@ -183,9 +164,10 @@ class RelativeStability(_NoisyCopies):
 
 
 @register
-@dataclass(frozen=True)
 class Continuity(ReattributionMetric):
-    """How well the map follows the photo when it is shifted: the mean correlation over shifts to all four sides.
+    """Correlation of the map with that of the shifted photo, shifted back.
+
+    It is the mean over shifts to all four sides.
 
     The photo is shifted by a few pixels, its edge repeated, and the map shifted back; Pearson's correlation with the
     original map is taken over the pixels that both have. More is better. Not defined for a
@@ -205,9 +187,6 @@ class Continuity(ReattributionMetric):
     pixels: tuple[int, ...] = (2, 4)
     sign: Sign = "own"
 
-    name = "continuity"
-    about = "correlation of the map with that of the shifted photo, shifted back"
-    paper = "Montavon et al., DSP 2018"
     units = "correlation"
     minimums: ClassVar = {"pixels": 1}
 
@@ -218,12 +197,10 @@ class Continuity(ReattributionMetric):
 
     def variants(self, context: ModelContext, data: MetricInput) -> Iterator[Variant]:
         if max(self.pixels) * 2 >= min(data.size):
-            raise MetricError(
-                f"pixels of continuity must be less than half of the photo, got {self.pixels} for {data.size}; "
-                f"{'take Continuity(pixels=(1,))' if min(data.size) > 2 else 'leave it out'}"
-            )
-        for down, across in self._shifts:
-            yield Variant(("shifted", down, across), partial(shifted, context.images, down, across))
+            got = f"{self.pixels} for {data.size}"
+            raise MetricError(f"pixels of continuity must be less than half of the photo, got {got}; take fewer")
+        for shift in self._shifts:
+            yield Variant(("shifted", *shift), partial(shifted, context.images, *shift))
 
     @property
     def _shifts(self) -> list[tuple[int, int]]:
@@ -236,15 +213,8 @@ class Continuity(ReattributionMetric):
 
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
         each = numbers.diagonal(dim1=1, dim2=2).nan_to_num(0)
-        value = each.mean(1).to(data.maps.values.dtype)
-        value = data.undefined(self, value, data.maps.constant, CONSTANT)
-        return MetricResult(value, parts={"shifts": each})
-
-
-def relative_change(data: MetricInput, found: VariantResult) -> torch.Tensor:
-    """The length of the map's change relative to the map's own length, ``(N,)``."""
-    length = _norm(data.maps.values)
-    return _norm(found.maps.values - data.maps.values) / torch.where(length > 0, length, 1)
+        value = data.undefined(self, each.mean(1), data.maps.constant, CONSTANT)
+        return MetricResult(value.to(data.maps.values.dtype), parts={"shifts": each})
 
 
 def shifted(images: torch.Tensor, down: int, across: int) -> torch.Tensor:
@@ -253,9 +223,9 @@ def shifted(images: torch.Tensor, down: int, across: int) -> torch.Tensor:
     >>> shifted(torch.tensor([[[[1.0, 2.0, 3.0]]]]), 0, 1)
     tensor([[[[1., 1., 2.]]]])
     """
-    rows = (torch.arange(images.shape[-2], device=images.device) - down).clamp(0, images.shape[-2] - 1)
-    columns = (torch.arange(images.shape[-1], device=images.device) - across).clamp(0, images.shape[-1] - 1)
-    return images[..., rows[:, None], columns]
+    height, width = images.shape[-2:]
+    rows = (torch.arange(height, device=images.device) - down).clamp(0, height - 1)
+    return images[..., rows[:, None], (torch.arange(width, device=images.device) - across).clamp(0, width - 1)]
 
 
 def overlapping(maps: torch.Tensor, moved: torch.Tensor, down: int, across: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -264,7 +234,3 @@ def overlapping(maps: torch.Tensor, moved: torch.Tensor, down: int, across: int)
     here = maps[:, max(0, -down) : height - max(0, down), max(0, -across) : width - max(0, across)]
     there = moved[:, max(0, down) : height - max(0, -down), max(0, across) : width - max(0, -across)]
     return here.flatten(1), there.flatten(1)
-
-
-def _norm(values: torch.Tensor) -> torch.Tensor:
-    return values.flatten(1).norm(dim=1)  # type: ignore[no-any-return]

@@ -1,45 +1,315 @@
-"""Metrics that run the method again on variants: other photos, another class, or a randomised copy of the model."""
+"""`ReattributionMetric`: metrics that run the method again, on each distinct variant once; copies of a model with
+reinitialised layers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import InitVar, dataclass, field
 from functools import cached_property
+from itertools import groupby, islice, pairwise, product
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
+from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from explain._utils.errors import muted
-from explain.attribution.api import attribute
-from explain.attribution.options import Options
+from explain._utils import nested
+from explain._utils.errors import MetricError, muted, raised
+from explain.attribution.api import Options, attribute
 from explain.attribution.result import Attribution
 from explain.data.inputs import Inputs
-from explain.hooks import untouched
-from explain.hooks.preserve import calculating
+from explain.engine.forward import outputs_of
+from explain.hooks import HookGroup, copied
+from explain.hooks.interventions import active_interventions, intervene
+from explain.hooks.preserve import calculating, untouched
+from explain.hooks.unwrap import modules_of
 from explain.layers.calls import summary_of
 from explain.methods import Method
 from explain.metrics.base import Metric, MetricInput, MetricResult
-from explain.metrics.maps import Maps
-from explain.metrics.randomised import Randomised
+from explain.metrics.maps import Maps, MapsLike
 from explain.targets import ClassTarget, Target
+from explain.targets.outputs import Activation, Outputs
+
+POWER_ITERATIONS = 15
+"""Of spectral normalisation after new weights: as many as torch makes when it is registered."""
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """A module that is initialised as one, with its own parameters in the order of their first use.
+
+    The parametrizations of a module belong to it. A parameter in no module makes a layer of its own.
+    """
+
+    name: str
+    module: nn.Module
+    parameters: tuple[torch.Tensor, ...]
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The layer's own parameters and buffers."""
+        parts = _own_parts(self.module)
+        return [each for part in parts for each in (*part.parameters(recurse=False), *part.buffers(recurse=False))]
+
+    def write(self, values: Sequence[torch.Tensor]) -> None:
+        for own, value in zip(self.tensors, values, strict=True):
+            own.copy_(value)
+
+
+def layers_with_weights(model: nn.Module, inputs: Inputs) -> list[Layer]:
+    """The layers with trained values that a forward pass uses, in the order in which it first uses these.
+
+    It is independent of the order in which modules were registered. Modules in plain lists, which are not registered
+    at all, are found when they run. Of shared parameters, the module that comes first counts.
+
+    >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 5))
+    >>> [layer.name for layer in layers_with_weights(model, Inputs((torch.ones(1, 3, 4, 4),)))]
+    ['0', '3']
+    """
+    uses, called = _Uses(), dict[nn.Module, None]()
+    with untouched(model), HookGroup() as group, uses:
+        group.every_forward_pre(lambda module, args: called.setdefault(module))
+        inputs.detached().call(model)
+    found: dict[tuple[int, ...], Layer] = {}
+
+    def add(name: str, module: nn.Module) -> None:
+        """Add a layer by the numbers of the tensors that it uses, unless another one uses the same."""
+        tensors = {uses.order[key]: each for each in _trained(module) if (key := _memory(each)) in uses.order}
+        numbers = tuple(sorted(tensors))
+        if numbers:
+            found.setdefault(numbers, Layer(name, module, tuple(tensors[number] for number in numbers)))
+
+    names = modules_of(model)
+    parts = dict.fromkeys(part for module in called for part in module.modules() if part not in names)
+    names |= {part: f"unregistered {type(part).__name__} {number}" for number, part in enumerate(parts)}
+    inside = {part for module in names for part in _own_parts(module)[1:]}
+    for module, name in names.items():
+        if module not in inside:
+            add(name, module)
+    known = {number for numbers in found for number in numbers}
+    loose = [each for each in uses.parameters.values() if uses.order[_memory(each)] not in known]
+    for number, parameter in enumerate(loose):
+        add(f"parameter {number} of no module", nn.ParameterList([parameter]))
+    return [found[numbers] for numbers in sorted(found)]
+
+
+def _trained(module: nn.Module) -> list[torch.Tensor]:
+    """Parameters, and the statistics of normalisations, that a module holds itself."""
+    parameters = [each for part in _own_parts(module) for each in part.parameters(recurse=False)]
+    return [*parameters, *(module.buffers(recurse=False) if hasattr(module, "reset_running_stats") else ())]
+
+
+def _own_parts(module: nn.Module) -> list[nn.Module]:
+    """The module, and all that parametrizes its tensors."""
+    return [module, *(_parametrizations(module).modules() if parametrize.is_parametrized(module) else ())]
+
+
+def _parametrizations(module: nn.Module) -> nn.ModuleDict:
+    return module.parametrizations if parametrize.is_parametrized(module) else nn.ModuleDict()  # type: ignore[return-value]
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    """The address of a tensor, which its views from the first value on share (``.data``, ``.T``)."""
+    return (tensor.data_ptr() if tensor.layout == torch.strided else 0) or id(tensor)
+
+
+class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records the order in which this thread's operations first use tensors, and which of these are parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.order: dict[int, int] = {}
+        self.parameters: dict[int, nn.Parameter] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for _, tensor in nested.paths((args, kwargs or {})):
+            self.order.setdefault(_memory(tensor), len(self.order))
+            if isinstance(tensor, nn.Parameter):
+                self.parameters[id(tensor)] = tensor
+        return func(*args, **(kwargs or {}))
+
+
+def grouped(layers: Sequence[str], steps: int | None) -> list[list[str]]:
+    """Cut layers into so many groups of neighbours, of one size but for rounding; None makes each one of its own.
+
+    >>> grouped(["a", "b", "c"], 2)
+    [['a', 'b'], ['c']]
+    """
+    count = len(layers) if steps is None else min(steps, len(layers))
+    ends = [-(-len(layers) * k // count) for k in range(count + 1)]
+    return [list(layers[start:end]) for start, end in pairwise(ends)]
+
+
+class Randomised:
+    """One copy of a model, some layers of which are initialised once more: `of` says which.
+
+    A layer is initialised as its class does it (``reset_parameters``), normalisations with their statistics. Under
+    weight or spectral normalisation, a parametrization or pruning, the plain weight is initialised, and what it is
+    computed from follows. Parameters that this leaves unchanged, such as class tokens, are shuffled. The values of a
+    layer depend on the seed and its position in the forward pass only, whichever other layers are initialised.
+
+    Each layer is initialised once for a seed, and its values are stored for the next states. The copy is the same
+    object all the time, so a state ends when `of` is called again.
+
+    Raises:
+        MetricError: the model cannot be copied, or the copy uses weights of the model itself.
+
+    >>> model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    >>> other = Randomised(model, Inputs((torch.ones(1, 3),))).of(["1"])
+    >>> torch.equal(other[0].weight, model[0].weight), torch.equal(other[1].weight, model[1].weight)
+    (True, False)
+    """
+
+    def __init__(self, model: nn.Module, inputs: Inputs) -> None:
+        here = {_memory(each) for layer in layers_with_weights(model, inputs) for each in layer.parameters}
+        try:
+            self._copy = copied(model)
+        except Exception as error:
+            raise MetricError(f"model must be one that copy.deepcopy can copy, but {raised(error)}") from error
+        self._layers = {layer.name: layer for layer in layers_with_weights(self._copy, inputs)}
+        self._seed: int | None = None
+        self._trained: dict[str, list[torch.Tensor]] = {}
+        self._initial: dict[str, list[torch.Tensor]] = {}
+        for layer in self._layers.values():
+            if any(_memory(each) in here for each in layer.parameters):
+                raise MetricError(f"model must hold its weights in attributes, but {layer.name!r} is a global variable")
+        self.layers = list(self._layers)  # their names, in the order in which a forward pass uses them
+
+    def of(self, layers: Collection[str], seed: int = 0) -> nn.Module:
+        """Return the copy with these layers initialised, and all others as they were.
+
+        Raises:
+            MetricError: a layer cannot be initialised.
+        """
+        if seed != self._seed:
+            self._seed, self._initial = seed, {}
+        with torch.inference_mode(False), torch.no_grad():
+            for name, values in self._trained.items():
+                self._layers[name].write(values)
+            chosen = [(number, layer) for number, layer in enumerate(self._layers.values()) if layer.name in layers]
+            for _, layer in chosen:  # before any is initialised, since layers may share their weights
+                self._trained.setdefault(layer.name, _values(layer.tensors))
+            for number, layer in chosen:
+                if layer.name not in self._initial:
+                    self._initial[layer.name] = self._initialised(layer, (seed * 1_000_003 + number) % 2**63)
+            for _, layer in chosen:
+                layer.write(self._initial[layer.name])
+        return self._copy
+
+    def _initialised(self, layer: Layer, seed: int) -> list[torch.Tensor]:
+        """Initialise a layer, return its new values, and restore all that this changed."""
+        module, changed = layer.module, [*layer.module.parameters(), *layer.module.buffers()]
+        before, own = _values(changed), _values(layer.parameters)
+        devices = sorted({each.device.index or 0 for each in layer.tensors if each.device.type == "cuda"})
+        reset = "reset_parameters" if hasattr(module, "reset_parameters") else "_reset_parameters"
+        try:
+            with torch.random.fork_rng(devices=devices):
+                torch.manual_seed(seed)
+                try:
+                    if callable(getattr(module, reset, None)):
+                        _reset(module, reset)
+                except Exception as error:
+                    wrong = f"layer {layer.name!r} must have a working {reset}, but it {raised(error)}"
+                    raise MetricError(wrong) from error
+                for parameter, value in zip(layer.parameters, own, strict=True):
+                    if isinstance(parameter, nn.Parameter) and torch.equal(parameter, value):
+                        order = torch.randperm(parameter.numel(), device="cpu").to(parameter.device)
+                        parameter.copy_(value.flatten()[order].reshape(parameter.shape))
+                _iterate(module)
+            return _values(layer.tensors)
+        finally:
+            for tensor, value in zip(changed, before, strict=True):
+                tensor.copy_(value)
+            layer.write(self._trained[layer.name])
+
+
+def _values(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [each.detach().clone() for each in tensors]
+
+
+def _reset(module: nn.Module, reset: str) -> None:
+    """Let a module initialise its weights where they are plain ones, and bring them back to what they come from."""
+    weights = {name: nn.Parameter(getattr(module, name).detach().clone()) for name in _parametrizations(module)}
+    plain: Any = module
+    if weights:
+        plain = object.__new__(parametrize.type_before_parametrizations(module))
+        plain.__dict__ |= {**vars(module), "_parameters": {**module._parameters, **weights}}
+    getattr(plain, reset)()
+    for name, weight in weights.items():
+        with suppress(RuntimeError):  # a parametrization without an inverse: what it comes from is shuffled
+            setattr(module, name, weight.detach())
+    for hook in module._forward_pre_hooks.values():  # those of torch.nn.utils before parametrizations
+        if isinstance(hook, WeightNorm):
+            weight = getattr(module, hook.name).detach()
+            getattr(module, f"{hook.name}_v").copy_(weight)
+            getattr(module, f"{hook.name}_g").copy_(torch.norm_except_dim(weight, 2, hook.dim))
+        elif isinstance(hook, (SpectralNorm, BasePruningMethod)):
+            name = hook.name if isinstance(hook, SpectralNorm) else hook._tensor_name
+            getattr(module, f"{name}_orig").copy_(getattr(module, name).detach())
+
+
+def _iterate(module: nn.Module) -> None:
+    """Let spectral normalisation, which goes on with every step of training, find the norm of new weights."""
+    parts = {part: part.training for part in _own_parts(module)[1:]}
+    for part in parts:
+        part.training = True
+    for _ in range(POWER_ITERATIONS):
+        for name in _parametrizations(module):
+            getattr(module, name)
+        for hook in module._forward_pre_hooks.values():
+            if isinstance(hook, SpectralNorm):
+                hook.compute_weight(module, do_power_iteration=True)
+    for part, training in parts.items():
+        part.training = training
+
 
 AT_ONCE = 16
 """How many perturbed photos are explained in one batch."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class ModelContext:
     """What a metric may change: the ``model``, N ``images``, and the ``classes`` ``(N,)`` and their number ``K``.
 
-    ``logits`` ``(N, K)`` are the scores of all classes, ``inputs`` are the model's arguments, which contain the photos.
+    ``logits`` ``(N, K)`` are the scores of all classes, ``outputs`` says how they become probabilities, and ``inputs``
+    are the model's arguments, which contain the photos. ``ranking`` has the scores of all classes, and the classes that
+    are explained, also where these belong to a region or a box.
     """
 
     model: nn.Module
-    images: torch.Tensor
     inputs: Inputs
-    classes: torch.Tensor | None = None
-    logits: torch.Tensor | None = None
+    classes: torch.Tensor | None
+    logits: torch.Tensor | None
+    activation: InitVar[Activation | None]
+    images: torch.Tensor = field(init=False)
+    outputs: Outputs = field(init=False)
+    ranking: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def __post_init__(self, activation: Activation | None) -> None:
+        x = self.inputs.x
+        self.images = x if x.dtype in (torch.float32, torch.float64) else x.float()
+        self.classes, self.logits = (t if t is None else t.to(x.device) for t in (self.classes, self.logits))
+        self.outputs = Outputs()
+        if self.logits is not None:
+            self.outputs = outputs_of(self.model, self.inputs, self.logits, activation)
+        if self.ranking is None and self.logits is not None and self.classes is not None:
+            self.ranking = self.logits, self.classes
+
+    def data(self, name: str, given: MapsLike, score: torch.Tensor, **truth: Any) -> MetricInput:
+        """What metrics see of some maps, with the ``boxes`` and ``regions`` of the object where these are known.
+
+        There is no probability of a class that is the only one.
+        """
+        classes, logits, outputs, probability = self.classes, self.logits, self.outputs, None
+        if classes is not None and logits is not None and logits.shape[1] > 1:
+            probability = None if outputs.probabilities(logits) is None else outputs.of_classes(logits, classes)
+        maps, score = Maps.of(name, given, self.images), score.to(self.images.device)
+        return MetricInput(maps, self.images, score, probability, classes, outputs=outputs, **truth)
 
     @property
     def count(self) -> int | None:
@@ -78,7 +348,11 @@ class VariantResult:
     logits: torch.Tensor | None
 
 
-@dataclass(frozen=True)
+def norm(values: torch.Tensor) -> torch.Tensor:
+    """The Euclidean norm of each image's values ``(N,)``."""
+    return values.flatten(1).norm(dim=1)  # type: ignore[no-any-return]
+
+
 class ReattributionMetric(Metric):
     """A metric that runs the method again: it needs a method, and not only its map."""
 
@@ -87,8 +361,12 @@ class ReattributionMetric(Metric):
         raise NotImplementedError
 
     def compare(self, data: MetricInput, found: VariantResult) -> torch.Tensor:
-        """One number for each image ``(N,)``, or several ``(N, k)``, from the maps of a variant."""
-        raise NotImplementedError
+        """One number for each image ``(N,)``, or several ``(N, k)``, from the maps of a variant.
+
+        It is the length of the map's change relative to the map's own length, unless a metric says otherwise.
+        """
+        length = norm(data.maps.values)
+        return norm(found.maps.values - data.maps.values) / torch.where(length > 0, length, 1)
 
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
         """Return a figure for each image, from the numbers ``(N, V)`` or ``(N, V, k)`` of V variants."""
@@ -104,17 +382,17 @@ class EvaluatedMethod:
     data: MetricInput
 
 
+Results = dict[tuple[str, str], MetricResult]
+"""By method and metric."""
+
 Users = dict[str, list[ReattributionMetric]]
 """The metrics that compare the maps of a variant, by method."""
 
 
 def reattribute(
-    metrics: Sequence[ReattributionMetric],
-    methods: Mapping[str, EvaluatedMethod],
-    context: ModelContext,
-    target: Target,
-    options: Options,
-) -> dict[tuple[str, str], MetricResult]:
+    metrics: Sequence[ReattributionMetric], methods: Mapping[str, EvaluatedMethod], context: ModelContext,
+    target: Target, options: Options,
+) -> Results:  # fmt: skip
     """Run methods again in all variants that metrics need, each distinct variant once for all of them.
 
     What the target reads from the output, such as a region, is settled on the unperturbed photos, for all variants.
@@ -124,64 +402,45 @@ def reattribute(
             target = target.settled(context.inputs.detached().call(context.model), len(context.inputs))
     variants: dict[Hashable, tuple[Variant, Users]] = {}
     keys: dict[tuple[str, str], list[Hashable]] = {}
-    for metric in metrics:
-        for name, each in methods.items():
-            for variant in metric.variants(context, each.data):
-                keys.setdefault((name, metric.name), []).append(variant.key)
-                variants.setdefault(variant.key, (variant, {}))[1].setdefault(name, []).append(metric)
+    for metric, (name, each) in product(metrics, methods.items()):
+        for variant in metric.variants(context, each.data):
+            keys.setdefault((name, metric.name), []).append(variant.key)
+            variants.setdefault(variant.key, (variant, {}))[1].setdefault(name, []).append(metric)
     numbers: dict[tuple[str, str, Hashable], torch.Tensor] = {}
     for batch in _batches(list(variants.values()), len(context.images)):
         used = {name: methods[name] for _, users in batch for name in users}
         results = _run([variant for variant, _ in batch], used, context, target, options)
-        for (variant, users), found in zip(batch, results, strict=True):
-            for name, its_metrics in users.items():
-                for metric in its_metrics:
-                    with calculating(context.images.device.type):
-                        numbers[name, metric.name, variant.key] = metric.compare(methods[name].data, found[name])
-    return {
-        (name, metric.name): metric(
-            each.data, torch.stack([numbers[name, metric.name, key] for key in keys[name, metric.name]], 1)
-        )
-        for metric in metrics
-        for name, each in methods.items()
-    }
+        with calculating(context.images.device.type):
+            for (variant, users), maps in zip(batch, results, strict=True):
+                for name, metric in ((name, metric) for name, own in users.items() for metric in own):
+                    numbers[name, metric.name, variant.key] = metric.compare(methods[name].data, maps[name])
+    found = {pair: torch.stack([numbers[*pair, key] for key in own], 1) for pair, own in keys.items()}
+    return {(name, m.name): m(methods[name].data, found[name, m.name]) for m, name in product(metrics, methods)}
 
 
 def _batches(variants: Sequence[tuple[Variant, Users]], images: int) -> Iterator[list[tuple[Variant, Users]]]:
     """Variants of the same methods that only change the photos, or only the class, run together."""
-    batch: list[tuple[Variant, Users]] = []
-    kind: Any = None
-    for variant, users in variants:
-        own = (_changes(variant), list(users))
-        if batch and (own != kind or not own[0] or len(batch) >= max(1, AT_ONCE // images)):
+
+    def kind(each: tuple[Variant, Users]) -> tuple[Any, ...]:
+        variant, users = each
+        alone = variant.model or variant.wrap or (variant.classes is not None and variant.images is not None)
+        return variant.key if alone else None, variant.classes is None, *users
+
+    for _, group in groupby(variants, kind):
+        while batch := list(islice(group, max(1, AT_ONCE // images))):
             yield batch
-            batch = []
-        kind = own
-        batch.append((variant, users))
-    if batch:
-        yield batch
-
-
-def _changes(variant: Variant) -> str:
-    """What alone the variant changes, "photos" or "classes"; empty if it changes something else, or both."""
-    if variant.model is not None or variant.wrap is not None:
-        return ""
-    if variant.classes is None:
-        return "photos"
-    return "classes" if variant.images is None else ""
 
 
 def _run(
-    variants: Sequence[Variant],
-    methods: Mapping[str, EvaluatedMethod],
-    context: ModelContext,
-    target: Target,
+    variants: Sequence[Variant], methods: Mapping[str, EvaluatedMethod], context: ModelContext, target: Target,
     options: Options,
-) -> list[dict[str, VariantResult]]:
+) -> list[dict[str, VariantResult]]:  # fmt: skip
     """The maps of the methods in each variant; the variants run as one batch, or as classes of one."""
     first, count = variants[0], len(context.images)
     model = context.model if first.model is None else first.model()
-    classes: list[Target] = [ClassTarget(tuple(v.classes.tolist())) for v in variants if v.classes is not None]
+    altered = () if first.model is None or first.prefix else active_interventions(context.model)  # a copy has none
+    of = target.of_classes if context.classes is None else ClassTarget  # a class of a region or box, or of the photo
+    classes: list[Target] = [of(tuple(v.classes.tolist())) for v in variants if v.classes is not None]
     changed = variants[:1] if classes else variants
     images = torch.cat([context.images if each.images is None else each.images() for each in changed])
     inputs = context.inputs
@@ -191,17 +450,16 @@ def _run(
         target = target.rows(owners) if len(changed) > 1 else target
     results: list[dict[str, VariantResult]] = [{} for _ in variants]
     for layers, names in _by_layers(methods).items():
-        objects = [methods[name].method for name in names]
-        objects = objects if first.wrap is None else [first.wrap(method) for method in objects]
+        objects = [first.wrap(methods[name].method) if first.wrap else methods[name].method for name in names]
         where = None if layers is None else [first.prefix + layer for layer in layers]
         settings: Any = {**options, "layer": where, "progress": None}
-        with muted():
+        with muted(), intervene(model, altered):
             found = attribute(model, inputs, objects, targets=classes or [target], **settings)
         for name, method in zip(names, objects, strict=True):
             for i, result in enumerate(results):
-                of_target, start = (found[i], 0) if classes else (found[0], i * count)
+                target_number, start = (i, 0) if classes else (0, i * count)
                 rows = slice(start, start + count)
-                own = of_target[method.name][rows]
+                own = found[target_number][method.name][rows]
                 result[name] = VariantResult(Maps.of(name, own, images[rows]), images[rows], own.score, own.logits)
     return results
 

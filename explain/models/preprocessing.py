@@ -1,21 +1,68 @@
-"""Which part of a photo a model sees, and a preprocessing with another mean, standard deviation or interpolation."""
+"""How a photo becomes a model's input: which part of it the model sees, at which size and in which colours."""
 
-from __future__ import annotations
-
-import math
-from collections.abc import Collection, Sequence
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
+from statistics import fmean
 from typing import Any, Literal, TypeAlias, get_args
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
 from torch import nn
 
-from explain._utils.errors import ModelError, either, option, shown, warn
-from explain._utils.spelling import close_to
+from explain._utils.errors import ModelError, did_you_mean, either, option, shown
 from explain.data.images import Box, Preprocess
-from explain.models.classifier import CenterCrop, Classifier, Interpolation, normalised
+
+Interpolation: TypeAlias = Literal["bilinear", "bicubic"]
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def check_size(size: object) -> None:
+    """Refuse what cannot be the side of an input in pixels.
+
+    Raises:
+        ModelError: it is no whole number from 1.
+    """
+    if isinstance(size, bool) or not isinstance(size, Integral) or size < 1:
+        raise ModelError(f"{option('size')} must be a whole number of pixels from 1, got {shown(size)}; leave it out")
+
+
+@dataclass(frozen=True)
+class CenterCrop:
+    """Cut out the central square of a photo, scale it to ``side`` pixels and normalise each channel.
+
+    ``crop`` is the square's share of the photo's shorter side. Cutting and scaling are one antialiased operation, with
+    "bilinear" or "bicubic" ``interpolation``. With one mean and one standard deviation, the photo is in grey.
+
+    >>> CenterCrop(side=8)(Image.new("RGB", (40, 30))).shape
+    torch.Size([3, 8, 8])
+    """
+
+    side: int = 224
+    crop: float = 0.875
+    mean: tuple[float, ...] = IMAGENET_MEAN
+    std: tuple[float, ...] = IMAGENET_STD
+    interpolation: Interpolation = "bilinear"
+
+    def __post_init__(self) -> None:
+        check_size(self.side)
+
+    def box(self, size: tuple[int, int]) -> Box:
+        """Return the square that is cut out of a photo of ``size`` (width, height)."""
+        half = min(size) * self.crop / 2
+        x, y = size[0] / 2, size[1] / 2
+        return Box(x - half, y - half, x + half, y + half)
+
+    def __call__(self, image: Image.Image) -> torch.Tensor:
+        return self.cut(image, self.box(image.size))
+
+    def cut(self, image: Image.Image, box: Box) -> torch.Tensor:
+        """Cut a square out of a photo, scale and normalise it: ``(C, side, side)``."""
+        return _scaled(self, image, (self.side, self.side), (box.left, box.top, box.right, box.bottom))
+
 
 Crop: TypeAlias = Literal["center", "whole", "five"]
 CropLike: TypeAlias = Crop | float
@@ -37,32 +84,54 @@ class WholePhoto:
     side: int = 224
     mean: tuple[float, ...] = CenterCrop.mean
     std: tuple[float, ...] = CenterCrop.std
-    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
+    interpolation: Interpolation = "bilinear"
     pad: bool = True
 
     def box(self, size: tuple[int, int]) -> Box:
         """Return what the input shows of a photo of ``size`` (width, height); padding lies outside of the photo."""
         if not self.pad:
             return Box(0.0, 0.0, float(size[0]), float(size[1]))
-        edges = []
-        for length, scaled in zip(size, self._scaled(size), strict=True):
-            before = (self.side - scaled) // 2
-            edges.append((-before * length / scaled, (self.side - before) * length / scaled))
-        (left, right), (top, bottom) = edges
+        scaled = self._scaled_size(size)
+        before = [(self.side - each) // 2 for each in scaled]
+        left, top = (-b * length / each for b, length, each in zip(before, size, scaled, strict=True))
+        right, bottom = ((self.side - b) * length / each for b, length, each in zip(before, size, scaled, strict=True))
         return Box(left, top, right, bottom)
 
     def __call__(self, image: Image.Image) -> torch.Tensor:
-        width, height = self._scaled(image.size)
-        small = image.convert("RGB").resize((width, height), Image.Resampling[self.interpolation.upper()])
-        x = normalised(small, self.mean, self.std)
+        width, height = self._scaled_size(image.size)
+        x = _scaled(self, image, (width, height))
         if not self.pad:
             return x
         left, top = (self.side - width) // 2, (self.side - height) // 2
         return F.pad(x, (left, self.side - width - left, top, self.side - height - top))
 
-    def _scaled(self, size: tuple[int, int]) -> tuple[int, int]:
+    def _scaled_size(self, size: tuple[int, int]) -> tuple[int, int]:
         scale = self.side / max(size) if self.pad else min(self.side / min(size), LONGEST * self.side / max(size))
         return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
+
+
+@dataclass(frozen=True)
+class StretchedPhoto(WholePhoto):
+    """Show the model the whole photo, stretched to a square.
+
+    >>> StretchedPhoto(8)(Image.new("RGB", (30, 20))).shape, StretchedPhoto(8).box((30, 20)).width
+    (torch.Size([3, 8, 8]), 30.0)
+    """
+
+    def _scaled_size(self, size: tuple[int, int]) -> tuple[int, int]:
+        return self.side, self.side
+
+
+def _scaled(how: CenterCrop | WholePhoto, image: Image.Image, size: tuple[int, int], part: Any = None) -> torch.Tensor:
+    """Return a part of a photo at ``size`` (width, height), each channel less its mean and divided by its deviation.
+
+    It is in grey where there is one mean, and in colour where there are three.
+    """
+    colors = image.convert("L" if len(how.mean) == 1 else "RGB")
+    small = colors.resize(size, Image.Resampling[how.interpolation.upper()], box=part)
+    pixels = torch.from_numpy(np.atleast_3d(np.array(small))).permute(2, 0, 1).float() / 255
+    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (how.mean, how.std))
+    return (pixels - mean) / std
 
 
 @dataclass(frozen=True)
@@ -84,9 +153,8 @@ class FiveCrops:
     def boxes(self, size: tuple[int, int]) -> list[Box]:
         """Return the squares in a photo of ``size`` (width, height): corners from left to right, then the centre."""
         middle = self.center.box(size)
-        right, bottom = size[0] - middle.width, size[1] - middle.height
-        corners = [(x, y) for y in (0.0, bottom) for x in (0.0, right)]
         width, height = middle.width, middle.height
+        corners = [(x, y) for y in (0.0, size[1] - height) for x in (0.0, size[0] - width)]
         return [*(Box(x, y, min(x + width, size[0]), min(y + height, size[1])) for x, y in corners), middle]
 
     def parts(self, image: Image.Image) -> torch.Tensor:
@@ -103,25 +171,14 @@ def cropped(preprocess: Preprocess, crop: CropLike, model: nn.Module) -> Preproc
     Raises:
         ModelError: there is no such crop, or the preprocessing is one that cannot be changed.
     """
+    names = get_args(Crop)
     share = isinstance(crop, (int, float)) and not isinstance(crop, bool) and 0 < crop <= 1
-    if not share and crop not in get_args(Crop):
-        names = ", ".join(map(repr, get_args(Crop)))
-        close = close_to(crop, get_args(Crop), 1) if isinstance(crop, str) else []
-        remedy = f"did you mean {close[0]!r}?" if close else "use 'center'"
-        raise ModelError(
-            f"{option('crop')} must be one of {names}, or a share above 0 and up to 1, got {shown(crop)}; {remedy}"
-        )
-    if crop == "center":
+    if not share and crop not in names:
+        known = f"one of {', '.join(map(repr, names))}, or a share above 0 and up to 1"
+        raise ModelError(f"{option('crop')} must be {known}, got {shown(crop)}; {did_you_mean(str(crop), names)}")
+    if crop == "center" or (crop == "whole" and isinstance(preprocess, WholePhoto)):
         return preprocess
-    center = as_center(preprocess)
-    if center is None:
-        remedy = either(
-            "pass preprocess=explain.models.CenterCrop(...) with the model's size, mean and standard deviation",
-            "use --crop center",
-        )
-        raise ModelError(
-            f"crop {crop!r} needs a preprocessing that cuts out the centre, got {type(preprocess).__name__}; {remedy}"
-        )
+    center = _center_of(preprocess, f"{option('crop')} {crop!r}")
     if isinstance(crop, (int, float)):
         return replace(center, crop=float(crop))
     if crop == "five":
@@ -131,37 +188,37 @@ def cropped(preprocess: Preprocess, crop: CropLike, model: nn.Module) -> Preproc
 
 def takes_any_size(model: nn.Module) -> bool:
     """Whether a network averages its last maps and has nothing that belongs to a fixed size."""
-    averages = any(
-        isinstance(module, nn.AdaptiveAvgPool2d) and module.output_size in (1, (1, 1)) for module in model.modules()
-    )
+    pools = [module.output_size for module in model.modules() if isinstance(module, nn.AdaptiveAvgPool2d)]
     fixed = any("pos" in name.split(".")[-1].split("_") or "position" in name for name, _ in model.named_parameters())
-    return averages and not fixed
+    return (1 in pools or (1, 1) in pools) and not fixed
 
 
-def as_center(preprocess: Any) -> CenterCrop | None:
-    """Return the centre crop that a preprocessing is, or torchvision's published transforms amount to; else None."""
+def _center_of(preprocess: Any, wanted: str) -> CenterCrop:
+    """Return the centre crop that a preprocessing is, or torchvision's published transforms amount to."""
     if isinstance(preprocess, CenterCrop):
         return preprocess
     names = ("crop_size", "resize_size", "mean", "std", "interpolation")
-    if not all(hasattr(preprocess, name) for name in names):
-        return None
-    side, shorter = preprocess.crop_size[0], preprocess.resize_size[0]
-    how: Any = preprocess.interpolation.value
-    if how not in ("bilinear", "bicubic"):
-        return None
-    return CenterCrop(side, side / max(side, shorter), tuple(preprocess.mean), tuple(preprocess.std), how)
+    if all(hasattr(preprocess, name) for name in names) and preprocess.interpolation.value in get_args(Interpolation):
+        side, shorter = preprocess.crop_size[0], preprocess.resize_size[0]
+        colors = tuple(preprocess.mean), tuple(preprocess.std)
+        return CenterCrop(side, side / max(side, shorter), *colors, preprocess.interpolation.value)
+    remedy = either("pass preprocess=explain.models.CenterCrop(...) with the model's values", "leave it out")
+    got = type(preprocess).__name__
+    raise ModelError(f"{wanted} needs a preprocessing that cuts out the centre, got {got}; {remedy}")
 
 
 Values = float | Sequence[float] | None
 
 
 def adjusted(
-    preprocess: Preprocess, *, mean: Values = None, std: Values = None, interpolation: Interpolation | None = None
-) -> Preprocess:
+    preprocess: Preprocess, *, channels: int | None = None, mean: Values = None, std: Values = None,
+    interpolation: Interpolation | None = None,
+) -> Preprocess:  # fmt: skip
     """Return a preprocessing with other values; None leaves one as it is.
 
     Args:
         preprocess: one that cuts out the centre.
+        channels: 1 for photos in grey, 3 for photos in colour. By default as many as there are values in ``mean``.
         mean: of each channel of the training data, of pixels from 0 to 1; a number stands for all channels.
         std: its standard deviation.
         interpolation: "bilinear" or "bicubic".
@@ -171,90 +228,40 @@ def adjusted(
 
     >>> adjusted(CenterCrop(8), mean=0.5, std=(0.2, 0.3, 0.4))
     CenterCrop(side=8, crop=0.875, mean=(0.5, 0.5, 0.5), std=(0.2, 0.3, 0.4), interpolation='bilinear')
+    >>> len(adjusted(CenterCrop(8), channels=1).mean)
+    1
     """
-    if mean is None and std is None and interpolation is None:
+    if channels is None and mean is None and std is None and interpolation is None:
         return preprocess
+    if channels not in (None, 1, 3):
+        got = f"{shown(channels)}; pass preprocess= with a function that makes other channels"
+        raise ModelError(f"channels must be 1 for photos in grey or 3 for photos in colour, got {got}")
     if interpolation is not None and interpolation not in get_args(Interpolation):
         known = " or ".join(map(repr, get_args(Interpolation)))
         raise ModelError(f"{option('interpolation')} must be {known}, got {shown(interpolation)}; use 'bilinear'")
-    center = as_center(preprocess)
-    if center is None:
-        raise ModelError(
-            f"{option('mean')}, {option('std')} and {option('interpolation')} cannot be changed for "
-            f"{type(preprocess).__name__}; "
-            f"{either('pass preprocess=', 'leave them out, and set them there')}"
-        )
+    center = _center_of(preprocess, f"{option('mean')}, {option('std')} or {option('interpolation')}")
     given: dict[str, Any] = {} if interpolation is None else {"interpolation": interpolation}
-    if mean is not None:
-        given["mean"] = _three(mean, "mean", 0.0, 1.0)
-    if std is not None:
-        given["std"] = _three(std, "std", 1e-6, math.inf)
+    lengths = [len(values) for values in (mean, std) if isinstance(values, (list, tuple))]
+    channels = channels or (1 if lengths[:1] == [1] else len(center.mean))
+    if channels != len(center.mean):
+        given |= {name: (fmean(values),) * channels for name, values in (("mean", center.mean), ("std", center.std))}
+    for name, values in (("mean", mean), ("std", std)):
+        if values is not None:
+            given[name] = of_channels(values, name, channels)
     return replace(center, **given)
 
 
-def _three(values: Any, name: str, least: float, most: float) -> tuple[float, ...]:
-    """A number for each channel."""
-    several = list(values) if isinstance(values, Sequence) and not isinstance(values, str) else [values] * 3
-    numbers = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in several)
-    if len(several) != 3 or not numbers or not all(math.isfinite(value) for value in several):
-        raise ModelError(f"{option(name)} must be a number, or one for each of the three channels, got {shown(values)}")
-    if not all(least <= value <= most for value in several):
-        wanted = "from 0 to 1" if most == 1 else "above 0"
-        raise ModelError(
-            f"{option(name)} must be {wanted} for pixels from 0 to 1, got {shown(values)}; divide by 255 what was "
-            "measured on pixels from 0 to 255"
-        )
-    return tuple(map(float, several))
-
-
-def seen(
-    found: Classifier,
-    own: Preprocess | None = None,
-    *,
-    size: int | None = None,
-    crop: CropLike = "center",
-    mean: Values = None,
-    std: Values = None,
-    interpolation: Interpolation | None = None,
-) -> Preprocess:
-    """Return how a classifier's photos become its inputs, with the caller's ``own`` preprocessing or values.
-
-    What is assumed, since neither the model nor the caller says it, is warned of.
+def of_channels(values: Any, name: str, channels: int = 3) -> tuple[float, ...]:
+    """A number for each channel: its "mean", from 0 to 1, or its "std", above 0.
 
     Raises:
-        ModelError: the preprocessing is one that cannot be changed in this way.
+        ModelError: they are more or fewer, or out of the range.
     """
-    preprocess = found.preprocess if own is None else own
-    if own is None and found.assumed is not None:
-        values = {"size": size, "mean": mean, "std": std}
-        known = [name for name, value in values.items() if value is not None]
-        told: str | None = found.assumed
-        if isinstance(preprocess, CenterCrop) and (mean is not None or std is not None):
-            told = what_is_assumed(found.name, preprocess, known)
-        if told is not None:
-            warn(told)
-    preprocess = adjusted(preprocess, mean=mean, std=std, interpolation=interpolation)
-    return cropped(preprocess, crop, found.model)
-
-
-def what_is_assumed(name: str, center: CenterCrop, known: Collection[str] = ()) -> str | None:
-    """Say what is assumed of the preprocessing of a model that says nothing, but for what is ``known``.
-
-    >>> what_is_assumed("Net", CenterCrop(32), {"mean"}).split("; ")[1]
-    "assumed: a centre crop of 32 pixels, ImageNet's standard deviation"
-    >>> what_is_assumed("Net", CenterCrop(32), {"size", "mean", "std"})
-    """
-    words = [word for option, word in (("mean", "mean"), ("std", "standard deviation")) if option not in known]
-    if not words and "size" in known:
-        return None
-    assumed = [f"a centre crop of {center.side} pixels", *([f"ImageNet's {' and '.join(words)}"] if words else [])]
-    return not_known(name, ", ".join(assumed))
-
-
-def not_known(name: str, assumed: str) -> str:
-    """Say that a model says nothing of its preprocessing, what is assumed, and how to tell it."""
-    remedy = either(
-        "pass preprocess=, or give the model an attribute preprocess",
-        "give --size, --mean and --std, or give the model an attribute preprocess",
-    )
-    return f"preprocess is not known for model {name!r}; assumed: {assumed}; {remedy}"
+    least, most, wanted = (0.0, 1.0, "from 0 to 1") if name == "mean" else (1e-6, sys.float_info.max, "above 0")
+    several = list(values) if isinstance(values, Sequence) and not isinstance(values, str) else [values] * channels
+    numbers = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in several)
+    if len(several) != channels or not numbers or not all(least <= value <= most for value in several):
+        each = "" if channels == 1 else ", or one for each of the three channels"
+        got = f"{shown(values)}; divide by 255 what was computed from pixels from 0 to 255"
+        raise ModelError(f"{option(name)} must be a number {wanted}{each}, got {got}")
+    return tuple(map(float, several))

@@ -1,98 +1,19 @@
-"""Weights from a file: tensors only, never code; safetensors is read here."""
-
-from __future__ import annotations
+"""Weights from a file: tensors only, never code."""
 
 import hashlib
-import json
-import math
 import os
 import pickle
 import re
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
-from explain._utils.errors import ModelError, quiet
-from explain._utils.spelling import did_you_mean
-
-MAX_HEADER = 100_000_000  # bytes, as the format has it
-
-DTYPES = {
-    **{"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16},
-    **{"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2},
-    **{"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8},
-    **{"U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8, "BOOL": torch.bool},
-}
-
-
-def read_safetensors(path: str | Path) -> dict[str, torch.Tensor]:
-    """Return the tensors of a file of safetensors, by name, in the order of their bytes.
-
-    Raises:
-        ModelError: the file is not what its header says.
-        OSError: it cannot be read.
-    """
-    try:
-        return _parsed(Path(path))
-    except _DamagedError as error:
-        raise ModelError(
-            f"weights {str(path)!r} cannot be read ({error}); save them again with safetensors.torch.save_file"
-        ) from None
-
-
-class _DamagedError(ModelError):
-    """What is wrong with a file, in a few words."""
-
-
-def _parsed(path: Path) -> dict[str, torch.Tensor]:
-    content = bytearray(path.read_bytes())  # writable, so that torch may share its memory
-    length = int.from_bytes(content[:8], "little")
-    if len(content) < 8 or not 2 <= length <= min(MAX_HEADER, len(content) - 8):
-        raise _DamagedError("its header is cut off or too long")
-    try:
-        header = json.loads(content[8 : 8 + length].decode())
-    except (ValueError, RecursionError):
-        raise _DamagedError("its header is no JSON") from None
-    if not isinstance(header, dict):
-        raise _DamagedError("its header is no table of tensors")
-    header.pop("__metadata__", None)
-    data = memoryview(content)[8 + length :]
-    places = {name: _place(name, entry) for name, entry in header.items()}
-    found, at = {}, 0
-    for name, (dtype, shape, start, end) in sorted(places.items(), key=lambda item: item[1][2:]):
-        if start != at or end > len(data):
-            raise _DamagedError(f"the bytes of {name!r} overlap, leave a gap or are cut off")
-        found[name] = _tensor(data[start:end], dtype).reshape(shape)
-        at = end
-    if at != len(data):
-        raise _DamagedError("it has more bytes than its header says")
-    return found
-
-
-def _place(name: str, entry: Any) -> tuple[torch.dtype, tuple[int, ...], int, int]:
-    """Return a tensor's type, shape, and where its bytes start and end."""
-    try:
-        dtype, shape, (start, end) = DTYPES[entry["dtype"]], tuple(entry["shape"]), entry["data_offsets"]
-    except (TypeError, KeyError, ValueError):
-        raise _DamagedError(f"the entry of {name!r} is not understood") from None
-    numbers = (*shape, start, end)
-    if not all(type(number) is int and number >= 0 for number in numbers):
-        raise _DamagedError(f"the entry of {name!r} is not understood")
-    if end - start != math.prod(shape) * dtype.itemsize:
-        raise _DamagedError(f"{name!r} has {end - start} bytes, which do not fit its shape")
-    return dtype, shape, start, end
-
-
-def _tensor(data: memoryview, dtype: torch.dtype) -> torch.Tensor:
-    if not len(data):  # which torch.frombuffer refuses
-        return torch.empty(0, dtype=dtype)
-    raw = torch.frombuffer(data, dtype=torch.uint8)
-    aligned = raw.data_ptr() % dtype.itemsize == 0
-    return (raw if aligned else raw.clone()).view(dtype)
+from explain._utils.errors import ModelError, did_you_mean, quiet
 
 
 def read_weights(path: str | Path) -> dict[str, torch.Tensor]:
@@ -108,36 +29,25 @@ def read_weights(path: str | Path) -> dict[str, torch.Tensor]:
     try:
         with quiet():  # of old formats: what cannot be read is refused below
             content: Any = _read(path)
-    except ModelError:
-        raise
     except pickle.UnpicklingError:
-        raise ModelError(
-            f"weights {str(path)!r} must be a PyTorch file with nothing but tensors, but it is of another kind, or has "
-            "to run code to load; save model.state_dict() and use that"
-        ) from None
+        told = "a PyTorch file with nothing but tensors, but is another or runs code; save model.state_dict()"
+        raise ModelError(f"weights {str(path)!r} must be {told}") from None
     except Exception as error:  # a damaged file may break the reader anywhere
-        reason = " ".join(str(error).split())[:100]
-        if not re.search("[a-z]{3}", reason):  # a damaged file may break the reader without a clear reason
-            reason = "it is not a file of PyTorch"
-        raise ModelError(f"weights {str(path)!r} cannot be read ({reason}); save them again with torch.save") from None
-    for key in ("state_dict", "model_state_dict", "model"):
-        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
-            content = content[key]
-            break
-    if (
-        not isinstance(content, Mapping)
-        or not content
-        or not all(isinstance(v, torch.Tensor) for v in content.values())
-    ):
-        raise ModelError(
-            f"weights {str(path)!r} must hold a state dict of tensors; save model.state_dict() and use that"
-        )
+        told = " ".join(str(error).split())[:100]  # which may be no more than a number
+        reason = told if re.search("[a-z]{3}", told) else "it is not a file of PyTorch"
+        raise ModelError(f"weights {str(path)!r} cannot be read ({reason}); save them again") from None
+    if isinstance(content, Mapping):
+        inside = (content.get(key) for key in ("state_dict", "model_state_dict", "model"))
+        content = next((each for each in inside if isinstance(each, Mapping)), content)
+    is_state = isinstance(content, Mapping) and all(isinstance(value, torch.Tensor) for value in content.values())
+    if not is_state or not content:
+        raise ModelError(f"weights {str(path)!r} must hold a state dict of tensors; save model.state_dict()")
     return {str(name).removeprefix("module."): tensor for name, tensor in content.items()}
 
 
 def _read(path: Path) -> Any:
     if path.suffix.lower() == ".safetensors":
-        return read_safetensors(path)
+        return load_file(path)
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             if sum(each.file_size for each in archive.infolist()) > path.stat().st_size:  # torch.save compresses none
@@ -155,33 +65,43 @@ def fit_weights(model: nn.Module, state: Mapping[str, torch.Tensor], path: str |
     missing = [name for name in own if name not in state]
     extra = [name for name in state if name not in own]
     wrong = [name for name in own if name in state and own[name].shape != state[name].shape]
-    if missing or extra or wrong:
-        if wrong:
-            first = f"{wrong[0]} is {tuple(state[wrong[0]].shape)} instead of {tuple(own[wrong[0]].shape)}"
-        elif missing:
-            first = f"{missing[0]} is missing"
-        else:
-            first = f"{extra[0]} is not in the model; {did_you_mean(extra[0], own)}"
-        raise ModelError(
-            f"weights {str(path)!r} must fit the model, but {_told(missing, extra, wrong)} ({first}); take those of "
-            "this very network"
-        )
-    model.load_state_dict(state)
+    if wrong:
+        first = f"{wrong[0]} is {tuple(state[wrong[0]].shape)} instead of {tuple(own[wrong[0]].shape)}"
+    elif missing:
+        first = f"{missing[0]} is missing"
+    elif extra:
+        first = f"{extra[0]} is not in the model; {did_you_mean(extra[0], own)}"
+    else:
+        model.load_state_dict(state)
+        return
+    kinds = {"missing": missing, "unknown": extra, "of another shape": wrong}
+    counts = ", ".join(f"{len(names)} {kind}" for kind, names in kinds.items() if names)
+    told = f"of their tensors {counts} ({first}); take those of this very network"
+    raise ModelError(f"weights {str(path)!r} must fit the model, but {told}")
 
 
-def _told(missing: list[str], extra: list[str], wrong: list[str]) -> str:
-    """Say how many tensors do not fit, and why.
+def filled(make: Callable[[], nn.Module], state: Mapping[str, torch.Tensor]) -> nn.Module:
+    """Make a network with these weights, in full precision, for inference."""
+    with torch.device("meta"):  # no time spent on initial values that are replaced at once
+        model = make()
+    floats = {name: each.float() if each.is_floating_point() else each for name, each in state.items()}
+    model.load_state_dict(floats, assign=True)
+    return model.eval()
 
-    >>> _told(["a"], [], ["b", "c"])
-    '1 tensor is missing and 2 tensors have another shape'
+
+def read_published(path: Path, sha256: str, name: str) -> bytes:
+    """Return the bytes of the weights of a model that comes along.
+
+    Raises:
+        ModelError: the file is missing, or is not the published one to the bit.
     """
-    kinds = [(missing, "is missing", "are missing"), (extra, "is unknown", "are unknown")]
-    kinds.append((wrong, "has another shape", "have another shape"))
-    return " and ".join(
-        f"1 tensor {one}" if len(names) == 1 else f"{len(names)} tensors {several}"
-        for names, one, several in kinds
-        if names
-    )
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        told = f"its weights at {str(path)!r} ({error.strerror}); install explain-hooks again"
+        raise ModelError(f"model {name!r} needs {told}") from None
+    check_published(content, sha256, name, path, "explain-hooks")
+    return content
 
 
 def check_published(content: bytes, sha256: str, name: str, path: Path, package: str) -> None:
@@ -192,10 +112,8 @@ def check_published(content: bytes, sha256: str, name: str, path: Path, package:
     """
     digest = hashlib.sha256(content).hexdigest()
     if digest != sha256:
-        raise ModelError(
-            f"model {name!r} must have the published weights (sha256 {sha256[:12]}…), got {digest[:12]}… in "
-            f"{str(path)!r}; install {package} again"
-        )
+        got = f"{digest[:12]}… in {str(path)!r}; install {package} again"
+        raise ModelError(f"model {name!r} must have the published weights (sha256 {sha256[:12]}…), got {got}")
 
 
 def describe_weights(path: str | Path) -> str:

@@ -3,35 +3,24 @@
 Those of the literature are here by name, as functions of their numbers. `automatic` takes the one that suits a network.
 """
 
-from __future__ import annotations
-
 import fnmatch
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from types import NoneType
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.autograd.graph import Node
 
 from explain._utils.errors import MethodError, shown
 from explain._utils.spelling import did_you_mean
 from explain.hooks import HookGroup
+from explain.relevance import nonlinear_rules as nonlinear
 from explain.relevance.gradient_rules import Coverage
-from explain.relevance.linear_rules import AlphaBeta, Epsilon, Flat, Gamma, Gradient, WSquare, ZBox, ZPlus
-from explain.relevance.nonlinear_rules import (
-    ConstantDeviation,
-    ConstantTerms,
-    ConstantWeights,
-    Identity,
-    NoRule,
-    Taylor,
-    Uniform,
-)
-from explain.relevance.pass_through import Balanced, Pass
-from explain.relevance.propagation import LinearNode, RelevanceFlow, consumers, maps_in
-from explain.relevance.rule import RelevanceRule
+from explain.relevance.linear_rules import AlphaBeta, Epsilon, Flat, Gamma, Gradient, ZBox, ZPlus
+from explain.relevance.propagation import LinearNode, RelevanceFlow, RelevanceRule, consumers, maps_in
 from explain.tracing.operations import Operations
 from explain.tracing.steps import Step
 from explain.tracing.table import KINDS, LINEAR
@@ -69,12 +58,13 @@ class When:
 Rules = tuple[tuple[When, RelevanceRule], ...]
 _FACTORS = When(("product", "quotient", *LINEAR))
 _OTHERS: Rules = (
-    (When(("activation",)), Identity()),
-    (When(("deviation", "batchnorm")), ConstantDeviation()),
-    (When(("sum", "join", "choice")), ConstantTerms()),
+    (When(("activation",)), nonlinear.ActivationPassThrough()),
+    (When(("deviation", "batchnorm")), nonlinear.ConstantDeviation()),
+    (When(("sum", "join", "choice")), nonlinear.ConstantTerms()),
 )
-_CONSTANT: Rules = ((When(("softmax", "attention")), ConstantWeights()), (_FACTORS, Uniform()), *_OTHERS)
-_TAYLOR: Rules = ((When(("softmax", "attention")), Taylor()), (_FACTORS, Uniform(constant=False)), *_OTHERS)
+_SOFTMAX = When(("softmax", "attention"))
+_CONSTANT: Rules = ((_SOFTMAX, nonlinear.ConstantWeights()), (_FACTORS, nonlinear.Uniform()), *_OTHERS)
+_TAYLOR: Rules = ((_SOFTMAX, nonlinear.Taylor()), (_FACTORS, nonlinear.Uniform(constant=False)), *_OTHERS)
 
 
 @dataclass(frozen=True)
@@ -93,14 +83,9 @@ class Composite:
     def __post_init__(self) -> None:
         rules: Any = self.rules  # of anybody
         for each in rules if isinstance(rules, (tuple, list)) else [rules]:
-            pair = each if isinstance(each, (tuple, list)) and len(each) == 2 else (None, None)
-            is_rule = isinstance(pair[1], RelevanceRule)
-            if not isinstance(pair[0], When) or not is_rule:
-                raise MethodError(
-                    f"rules of composite {self.name!r} must be pairs of a When and a rule, got {shown(each)}; write "
-                    "explain.relevance.Composite('mine', "
-                    "((explain.relevance.When(('dense',)), explain.relevance.Epsilon()),))"
-                )
+            when, rule = each if isinstance(each, (tuple, list)) and len(each) == 2 else (None, None)
+            if not isinstance(when, When) or not isinstance(rule, RelevanceRule):
+                raise MethodError(f"rules of composite {self.name!r} must be pairs (When, rule), got {shown(each)}")
         object.__setattr__(self, "rules", tuple((when, rule) for when, rule in rules))
 
     @property
@@ -108,7 +93,7 @@ class Composite:
         """Whether a rule for the input takes each image's own range."""
         return any(isinstance(rule, ZBox) and rule.low is None for _, rule in self.rules)
 
-    def within(self, low: tuple[float, ...], high: tuple[float, ...]) -> Composite:
+    def within(self, low: tuple[float, ...], high: tuple[float, ...]) -> "Composite":
         """The same, with the range of the input for rules that would take each image's own."""
         rules = [
             (when, replace(rule, low=low, high=high) if isinstance(rule, ZBox) and rule.low is None else rule)
@@ -119,119 +104,66 @@ class Composite:
     @property
     def needs_summands(self) -> bool:
         """Whether a rule needs what sums and softmaxes are given."""
-        return any(isinstance(rule, (Balanced, Pass)) for _, rule in self.rules)
+        return any(isinstance(rule, (nonlinear.Balanced, nonlinear.ElementwisePassThrough)) for _, rule in self.rules)
 
     def rule(self, step: Step | LinearNode) -> RelevanceRule | None:
         """The first rule whose condition a step meets, and that can act on it; None where there is none."""
         first = isinstance(step, LinearNode) and step.first
-        for when, rule in self.rules:
-            if when(step.kind, step.module, first) and isinstance(step, rule.acts_on) and rule.fits(step):
-                return rule
-        return None
+        meeting = (rule for when, rule in self.rules if when(step.kind, step.module, first))
+        return next((rule for rule in meeting if isinstance(step, rule.acts_on) and rule.fits(step)), None)
 
 
-def _composite(name: str, *rules: tuple[When, RelevanceRule], others: Rules = _CONSTANT) -> Composite:
-    return Composite(name, (*rules, *others))
-
-
-def _first(rule: RelevanceRule) -> tuple[When, RelevanceRule]:
-    return When(("convolution", "dense", "matrixproduct"), first=True), rule
-
-
-def epsilon(epsilon: float = 1e-6) -> Composite:
-    """LRP-epsilon at every linear map."""
-    return _composite("Epsilon", (When(LINEAR), Epsilon(epsilon)))
-
-
-def epsilon_plus(epsilon: float = 1e-6, *first: tuple[When, RelevanceRule], name: str = "EpsilonPlus") -> Composite:
-    """z+ at convolutions, epsilon at other maps (Montavon et al., 2019)."""
-    return _composite(name, *first, (When(("convolution",)), ZPlus()), (When(LINEAR), Epsilon(epsilon)))
-
-
-def epsilon_alpha2_beta1(
-    epsilon: float = 1e-6, *first: tuple[When, RelevanceRule], name: str = "EpsilonAlpha2Beta1"
-) -> Composite:
-    """Alpha-beta with 2 and 1 at convolutions, epsilon at other maps."""
-    return _composite(name, *first, (When(("convolution",)), AlphaBeta(2, 1)), (When(LINEAR), Epsilon(epsilon)))
-
-
-def epsilon_gamma_box(
-    epsilon: float = 1e-6,
-    gamma: float = 0.25,
-    low: tuple[float, ...] | None = None,
-    high: tuple[float, ...] | None = None,
-) -> Composite:
-    """z^B at the input, gamma at convolutions, epsilon at other maps (Montavon et al., 2019)."""
-    first = _first(ZBox(low, high))
-    gammas = (When(("convolution",)), Gamma(gamma))
-    return _composite("EpsilonGammaBox", first, gammas, (When(LINEAR), Epsilon(epsilon)))
+_MAPS, _CONVOLUTIONS = When(LINEAR), When(("convolution",))
+_AT_INPUT = When(("convolution", "dense", "matrixproduct"), first=True)
 
 
 def attn_lrp(epsilon: float = 1e-6, gamma: float = 0.0) -> Composite:
     """Epsilon at linear maps, or gamma at all of them; softmax by its derivative (Achtibat et al., ICML 2024)."""
     rule: RelevanceRule = Gamma(gamma, epsilon) if gamma else Epsilon(epsilon)
-    return _composite("AttnLRP", (When(LINEAR), rule), others=_TAYLOR)
-
-
-def cp_lrp(epsilon: float = 1e-6, gamma: float = 0.0) -> Composite:
-    """Epsilon or gamma at linear maps; the weights of attention are constants (Ali et al., ICML 2022)."""
-    rule: RelevanceRule = Gamma(gamma, epsilon) if gamma else Epsilon(epsilon)
-    return _composite("CPLRP", (When(LINEAR), rule))
-
-
-def excitation_backprop() -> Composite:
-    """z+ at every linear map, without biases (Zhang et al., 2016)."""
-    return _composite("ExcitationBackprop", (When(LINEAR), ZPlus(bias=False)))
-
-
-def deep_taylor(low: tuple[float, ...] | None = None, high: tuple[float, ...] | None = None) -> Composite:
-    """z^B at the input and z+ above it, without biases (Montavon et al., 2017)."""
-    return _composite("DeepTaylor", _first(ZBox(low, high)), (When(LINEAR), ZPlus(bias=False)))
+    return Composite("AttnLRP", ((_MAPS, rule), *_TAYLOR))
 
 
 def transformer_attribution() -> Composite:
     """The rules of Chefer et al. (CVPR 2021): z+ without biases, pass-through elsewhere, balanced sums."""
-    passed = When(("activation", "deviation", "softmax", "attention")), Pass()
-    factors = _FACTORS, Uniform(constant=False)
-    rules = ((When(LINEAR), ZPlus(1e-9, bias=False)), passed, (When(("sum",)), Balanced()), factors)
-    return _composite("TransformerAttribution", *rules)
-
-
-def _at_input(name: str) -> tuple[tuple[When, RelevanceRule], ...]:
-    return {"Flat": (_first(Flat()),), "Box": (_first(ZBox()),), "W2": (_first(WSquare()),)}.get(name, ())
+    passed = When(("activation", "deviation", "softmax", "attention")), nonlinear.ElementwisePassThrough()
+    sums, factors = (When(("sum",)), nonlinear.Balanced()), (_FACTORS, nonlinear.Uniform(constant=False))
+    return Composite("TransformerAttribution", ((_MAPS, ZPlus(1e-9, bias=False)), passed, sums, factors, *_CONSTANT))
 
 
 AUTOMATIC = Composite("automatic", ())
+_EPSILON, _FLAT, _BOX = (_MAPS, Epsilon()), (_AT_INPUT, Flat()), (_AT_INPUT, ZBox())
+_PLUS, _ALPHA_BETA = (_CONVOLUTIONS, ZPlus()), (_CONVOLUTIONS, AlphaBeta(2, 1))
+_AT_THE_INPUT: dict[str, Rules] = {"": (), "Flat": (_FLAT,), "Box": (_BOX,)}
+_ABOVE: dict[str, Rules] = {"": (), "Plus": (_PLUS,), "Alpha2Beta1": (_ALPHA_BETA,)}
+_RULES: dict[str, Rules] = {
+    "Gradient": ((_MAPS, Gradient()),),
+    # Montavon et al., 2019: with the flat rule or z^B at the input, and gamma at convolutions
+    **{f"Epsilon{a}{i}": (*_AT_THE_INPUT[i], *_ABOVE[a], _EPSILON) for a in _ABOVE for i in _AT_THE_INPUT},
+    "EpsilonGammaBox": (_BOX, (_CONVOLUTIONS, Gamma(0.25)), _EPSILON),
+    # The weights of attention are constants (Ali et al., ICML 2022).
+    "CPLRP": (_EPSILON,),
+    # Zhang et al., 2016
+    "ExcitationBackprop": ((_MAPS, ZPlus(bias=False)),),
+    # Montavon et al., 2017
+    "DeepTaylor": (_BOX, (_MAPS, ZPlus(bias=False))),
+}
 COMPOSITES: dict[str, Composite] = {
-    each.name: each
-    for each in (
-        AUTOMATIC,
-        _composite("Gradient", (When(LINEAR), Gradient())),
-        epsilon(),
-        _composite("EpsilonFlat", *_at_input("Flat"), (When(LINEAR), Epsilon())),
-        _composite("EpsilonBox", *_at_input("Box"), (When(LINEAR), Epsilon())),
-        *(epsilon_plus(1e-6, *_at_input(end), name=f"EpsilonPlus{end}") for end in ("", "Flat", "Box")),
-        *(epsilon_alpha2_beta1(1e-6, *_at_input(end), name=f"EpsilonAlpha2Beta1{end}") for end in ("", "Flat", "Box")),
-        epsilon_gamma_box(),
-        attn_lrp(),
-        cp_lrp(),
-        excitation_backprop(),
-        deep_taylor(),
-    )
+    "automatic": AUTOMATIC,
+    **{name: Composite(name, (*rules, *_CONSTANT)) for name, rules in _RULES.items()},
+    "AttnLRP": attn_lrp(),
 }
 """The composites that have names, each with its usual numbers."""
 
 
-def suiting(steps: Iterable[Step]) -> Composite:
+def automatic_composite(steps: Sequence[Step]) -> Composite:
     """The composite that suits a network: AttnLRP for attention, EpsilonPlusFlat for convolutions, Epsilon elsewhere.
 
     A softmax or attention on the way means attention; and one convolution that cuts patches out is none.
     """
-    found = list(steps)
-    if any(step.kind in ("softmax", "attention") for step in found):
+    if any(step.kind in ("softmax", "attention") for step in steps):
         return COMPOSITES["AttnLRP"]
     # By their weights: a network that takes its images one by one calls each as often as there are images.
-    convolutions = [step for step in found if step.kind == "convolution"]
+    convolutions = [step for step in steps if step.kind == "convolution"]
     weights = {step.node if step.linear is None else step.linear.weight.data_ptr() for step in convolutions}
     return COMPOSITES["EpsilonPlusFlat" if len(weights) > 1 else "Epsilon"]
 
@@ -247,13 +179,11 @@ class PropagationResult:
 
     @property
     def coverage(self) -> Coverage:
-        by_kind: Counter[str] = Counter()
-        by_rule: dict[str, dict[str, int]] = {}
+        by_kind, by_rule = Counter[str](), dict[str, dict[str, int]]()
         for (rule, kind), count in self.covered.items():
             by_rule.setdefault(rule, {})[kind] = count
             by_kind[kind] += count
-        flow, missed = self.flow, Counter(self.missed)
-        taken = dict(flow.taken)
+        flow, missed, taken = self.flow, Counter(self.missed), dict(self.flow.taken)
         for cause, size in flow.watched.items():
             if not flow.lost(cause, 1e3 * torch.finfo(size.dtype).eps):
                 del taken[cause]  # rounding errors: it conserves
@@ -263,24 +193,18 @@ class PropagationResult:
 
 
 def propagate(
-    composite: Composite,
-    group: HookGroup,
-    score: torch.Tensor,
-    operations: Operations,
-    steps: Sequence[Step],
-    sources: Sequence[torch.Tensor],
-    count: int,
-    apart: Collection[Node] = (),
-) -> PropagationResult:
+    composite: Composite, group: HookGroup, score: Tensor, operations: Operations, steps: Sequence[Step],
+    sources: Sequence[Tensor], count: int, do_not_merge: Collection[Node] = (),
+) -> PropagationResult:  # fmt: skip
     """Make the next backward pass from ``score`` follow a composite, for as long as ``group`` lasts.
 
-    A map whose Node is ``apart`` is not taken together with the normalisation behind it.
+    A map whose Node is in ``do_not_merge`` is not merged with the normalisation behind it.
     """
     nodes = consumers(score)
     behind = [step for step in steps if step.node in nodes]
-    chosen = suiting(behind) if composite is AUTOMATIC or composite == AUTOMATIC else composite
+    chosen = automatic_composite(behind) if composite is AUTOMATIC or composite == AUTOMATIC else composite
     found = PropagationResult(chosen, RelevanceFlow(group, count, sources), Counter(), Counter())
-    reached: list[Step | LinearNode] = [*maps_in(behind, nodes, apart), *(step for step in behind if not step.is_map)]
+    reached: list[Step | LinearNode] = [*maps_in(behind, nodes, do_not_merge), *(s for s in behind if not s.is_map)]
     for step in reached:
         name, rule = step.kind, chosen.rule(step)
         if isinstance(step, LinearNode):
@@ -288,7 +212,7 @@ def propagate(
         else:
             flow = found.flow.for_step(step)
             if step.kind == "other":
-                name, rule = step.function, NoRule()
+                name, rule = step.function, nonlinear.NoRule()
         found.covered["gradient" if rule is None else rule.name, name] += 1
         if rule is not None:
             rule.attach(step, flow)

@@ -4,51 +4,48 @@ The network has been run on a reference too. At each step, the change of the res
 what it was given: linear maps by the plain gradient, functions of one number by the slope between the two points
 (rescale), products by the mean of the other factor, maxima by who held them. So the multipliers times the differences
 of the input add up to the difference of the scores.
+
+The second rule, reveal-cancel, follows positive and negative parts of each difference apart. The network is run once on
+three rows for each image: the reference, the reference with what is added, and the reference with what is taken away.
+At a function of one number, each part changes the result by the mean of what it does alone and what it does beside the
+other; at a linear map, positive weights keep the parts and negative ones exchange them. Each change over the part that
+made it is a constant multiplier, so that autograd hands the score back through them. What cannot be followed is
+refused; and where all is followed, the last rows add up to the photo's own score.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
 
+from explain._utils import nested
 from explain._utils.errors import MethodError
 from explain.hooks import HookGroup
-from explain.relevance.propagation import Gradients, RelevanceFlow, consumers
+from explain.hooks.tracer import ModuleTracker, Tracer
+from explain.relevance.nonlinear_rules import attention_scores, epsilon_of, normalised_rows, parameter_of
+from explain.relevance.propagation import RelevanceFlow, consumers
+from explain.tracing.calls import Call
+from explain.tracing.linear_maps import linear_map
 from explain.tracing.steps import Step
+from explain.tracing.table import operation_name
 
 
-@dataclass(eq=False)
-class StepPair:
-    """A step and the same step of the run on the reference: the values that both were given, and gave."""
+class StepPair(NamedTuple):
+    """A step and the same step of the run on the reference: the values that both were given."""
 
     step: Step
     of_reference: Step
 
-    def given(self, place: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def given(self, place: int) -> tuple[Tensor, Tensor]:
         return self.step.values[place].tensor, self.of_reference.values[place].tensor
-
-    @property
-    def results(self) -> tuple[torch.Tensor, torch.Tensor]:
-        assert self.step.result is not None
-        assert self.of_reference.result is not None
-        return self.step.result.tensor, self.of_reference.result.tensor
-
-
-@dataclass(eq=False)
-class StepComparison:
-    """The steps of a forward pass, and those of passes on references, by what these are of."""
-
-    steps: Sequence[Step]
-    of_reference: dict[Any, Sequence[Step]] = field(default_factory=dict)
 
 
 def propagate_differences(
-    group: HookGroup, score: torch.Tensor, steps: Sequence[Step], of_reference: Sequence[Step], count: int
+    group: HookGroup, score: Tensor, steps: Sequence[Step], of_reference: Sequence[Step], count: int
 ) -> RelevanceFlow:
     """Make the next backward pass propagate differences, for as long as ``group`` lasts.
 
@@ -56,10 +53,7 @@ def propagate_differences(
         MethodError: the network takes another way for the reference.
     """
     if [step.function for step in steps] != [step.function for step in of_reference]:
-        raise MethodError(
-            "baseline of deeplift must take the same way through the network as the photo, but other operations ran "
-            "for it; choose another baseline, or integratedgradients"
-        )
+        raise MethodError("baseline of deeplift must run the operations of the photo, but does not; choose another")
     nodes, flow = consumers(score), RelevanceFlow(group, count, ())
     for step, other in zip(steps, of_reference, strict=True):
         if step.node not in nodes or not step.values or step.linear is not None:
@@ -72,7 +66,7 @@ def propagate_differences(
     return flow
 
 
-def _slope(x: torch.Tensor, x0: torch.Tensor, y: torch.Tensor, y0: torch.Tensor) -> torch.Tensor:
+def _slope(x: Tensor, x0: Tensor, y: Tensor, y0: Tensor) -> Tensor:
     """(y - y0) / (x - x0); NaN where x and its reference are as good as equal."""
     change = x - x0
     near = change.abs() <= 1e-7 * torch.maximum(x.abs(), x0.abs())
@@ -81,45 +75,30 @@ def _slope(x: torch.Tensor, x0: torch.Tensor, y: torch.Tensor, y0: torch.Tensor)
 
 def _rescale(pair: StepPair, flow: RelevanceFlow) -> None:
     """A function of one number: the slope between the two points, and the plain gradient where they coincide."""
-    slope = _slope(*pair.given(0), *pair.results)
-
-    def after(grad_inputs: Gradients, grad_outputs: Gradients) -> Gradients:
-        arrived, plain = grad_outputs[pair.step.output], grad_inputs[0]
-        if arrived is None or plain is None:
-            return grad_inputs
-        return (torch.where(slope.isnan(), plain, arrived * slope), *grad_inputs[1:])
-
-    flow.at(pair.step, after)
+    results = [each.result.tensor for each in pair if each.result is not None]
+    slope = _slope(*pair.given(0), *results)
+    flow.replacing(pair.step, lambda arrived, plain: torch.where(slope.isnan(), plain, arrived * slope))
 
 
-def _product(pair: StepPair, gradient: torch.Tensor) -> dict[int, torch.Tensor]:
+def _product(pair: StepPair, gradient: Tensor) -> dict[int, Tensor]:
     (a, a0), (b, b0) = pair.given(0), pair.given(1)
-    return {0: _like(gradient * (b + b0) / 2, a), 1: _like(gradient * (a + a0) / 2, b)}
+    return {0: (gradient * (b + b0) / 2).sum_to_size(a.shape), 1: (gradient * (a + a0) / 2).sum_to_size(b.shape)}
 
 
-def _quotient(pair: StepPair, gradient: torch.Tensor) -> dict[int, torch.Tensor]:
+def _quotient(pair: StepPair, gradient: Tensor) -> dict[int, Tensor]:
     above, below = (1, 0) if pair.step.function.startswith("r") else (0, 1)
     (a, a0), (b, b0) = pair.given(above), pair.given(below)
-    return {
-        above: _like(gradient * (1 / b + 1 / b0) / 2, a),
-        below: _like(-gradient * (a + a0) / 2 / (b * b0), b),
-    }
+    of_a, of_b = gradient * (1 / b + 1 / b0) / 2, -gradient * (a + a0) / 2 / (b * b0)
+    return {above: of_a.sum_to_size(a.shape), below: of_b.sum_to_size(b.shape)}
 
 
-def _matrix_product(pair: StepPair, gradient: torch.Tensor) -> dict[int, torch.Tensor]:
+def _matrix_product(pair: StepPair, gradient: Tensor) -> dict[int, Tensor]:
     (a, a0), (b, b0) = pair.given(0), pair.given(1)
-    return {
-        0: _like(gradient @ ((b + b0) / 2).transpose(-2, -1), a),
-        1: _like(((a + a0) / 2).transpose(-2, -1) @ gradient, b),
-    }
+    of_a, of_b = gradient @ ((b + b0) / 2).transpose(-2, -1), ((a + a0) / 2).transpose(-2, -1) @ gradient
+    return {0: of_a.sum_to_size(a.shape), 1: of_b.sum_to_size(b.shape)}
 
 
-def _like(gradient: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """Undo broadcasting."""
-    return gradient.sum_to_size(tensor.shape) if gradient.shape != tensor.shape else gradient
-
-
-def _of_softmax(x: torch.Tensor, x0: torch.Tensor, dim: int, gradient: torch.Tensor) -> torch.Tensor:
+def _of_softmax(x: Tensor, x0: Tensor, dim: int, gradient: Tensor) -> Tensor:
     """The exponential of x less L, the logarithm of the sum of all exponentials: a function of one number.
 
     Its slopes m are the logarithmic means of the two softmaxes. Softmaxes sum to one, so that the differences of x
@@ -132,49 +111,25 @@ def _of_softmax(x: torch.Tensor, x0: torch.Tensor, dim: int, gradient: torch.Ten
     return sent - slope / slope.sum(dim, keepdim=True) * sent.sum(dim, keepdim=True)
 
 
-def _softmax(pair: StepPair, gradient: torch.Tensor) -> dict[int, torch.Tensor]:
-    return {0: _of_softmax(*pair.given(0), pair.step.options["dim"], gradient)}
-
-
-def _attention(pair: StepPair, gradient: torch.Tensor) -> dict[int, torch.Tensor]:
+def _attention(pair: StepPair, gradient: Tensor) -> dict[int, Tensor]:
     (q, q0), (k, k0), (v, v0) = (pair.given(i) for i in range(3))
-    options: Any = pair.step.options
-    scale = q.shape[-1] ** -0.5 if options.get("scale") is None else options["scale"]
-    bias = options.get("attn_mask")
-    if options.get("is_causal"):
-        bias = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
-    if bias is not None and bias.dtype == torch.bool:
-        bias = torch.zeros_like(bias, dtype=q.dtype).masked_fill(~bias, -1e30)
-    scores, scores0 = (a @ b.transpose(-2, -1) * scale + (0 if bias is None else bias) for a, b in ((q, k), (q0, k0)))
+    (scores, scale), (scores0, _) = attention_scores(pair.step, q, k), attention_scores(pair.step, q0, k0)
     weights = (scores.softmax(-1) + scores0.softmax(-1)) / 2
     of_scores = _of_softmax(scores, scores0, -1, gradient @ ((v + v0) / 2).transpose(-2, -1)) * scale
-    return {
-        0: of_scores @ (k + k0) / 2,
-        1: of_scores.transpose(-2, -1) @ (q + q0) / 2,
-        2: weights.transpose(-2, -1) @ gradient,
-    }
+    of_query, of_key = of_scores @ (k + k0) / 2, of_scores.transpose(-2, -1) @ (q + q0) / 2
+    return {0: of_query, 1: of_key, 2: weights.transpose(-2, -1) @ gradient}
 
 
-def _deviation(pair: StepPair, gradient: torch.Tensor) -> dict[int, torch.Tensor]:
+def _deviation(pair: StepPair, gradient: Tensor) -> dict[int, Tensor]:
     """The mean is taken off, which is linear; then a product with the inverse root of the mean square."""
     step, (x, x0) = pair.step, pair.given(0)
-    options: Any = step.options
-    epsilon, weight = options.get("eps"), options.get("weight")
-    centred = step.function != "rms_norm"
-    if step.function in ("layer_norm", "rms_norm"):
-        dims, shape = tuple(range(-len(options["normalized_shape"]), 0)), x.shape
-        epsilon = torch.finfo(x.dtype).eps if epsilon is None else epsilon
-    else:
-        groups = options.get("num_groups", x.shape[1])
-        dims, shape = (2,), torch.Size((len(x), groups, x.numel() // len(x) // groups))
-        weight = None if weight is None else weight.reshape(-1, *[1] * (x.ndim - 2))
-    arrived = (gradient if weight is None else gradient * weight.detach()).reshape(shape)
+    (shape, dims), weight = normalised_rows(step, x), parameter_of(step, "weight")
+    centred, epsilon = step.function != "rms_norm", epsilon_of(step, x)
+    arrived = (gradient if weight is None else gradient * weight).reshape(shape)
     rows, rows0 = x.reshape(shape), x0.reshape(shape)
     if centred:
         rows, rows0 = (r - r.mean(dims, keepdim=True) for r in (rows, rows0))
-    square, square0 = (
-        r.square().mean(dims, keepdim=True) + (1e-5 if epsilon is None else epsilon) for r in (rows, rows0)
-    )
+    square, square0 = (r.square().mean(dims, keepdim=True) + epsilon for r in (rows, rows0))
     inverse, inverse0 = square.rsqrt(), square0.rsqrt()
     slope = -(inverse * inverse0).square() / (inverse + inverse0)  # of the inverse root, between the two squares
     size = rows.numel() // square.numel()
@@ -183,7 +138,7 @@ def _deviation(pair: StepPair, gradient: torch.Tensor) -> dict[int, torch.Tensor
     return {0: (sent - sent.mean(dims, keepdim=True) if centred else sent).reshape(x.shape)}
 
 
-def _maximum(pair: StepPair, gradient: torch.Tensor) -> dict[int, torch.Tensor]:
+def _maximum(pair: StepPair, gradient: Tensor) -> dict[int, Tensor]:
     """Where the maximum rose, who holds it now made it so; where it fell, who held it for the reference."""
     x, x0 = pair.given(0)
     if pair.step.function == "amax":
@@ -196,22 +151,18 @@ def _maximum(pair: StepPair, gradient: torch.Tensor) -> dict[int, torch.Tensor]:
     return {0: _to_holders(flat, flat0, *held, gradient.flatten(2)).reshape(x.shape)}
 
 
-def _over_dimensions(x: torch.Tensor, x0: torch.Tensor, options: Mapping[str, Any], gradient: Any) -> torch.Tensor:
+def _over_dimensions(x: Tensor, x0: Tensor, options: Mapping[str, Any], gradient: Any) -> Tensor:
     """The maximum over some dimensions, brought to the end."""
     dims = options.get("dim", ())
-    dims = [d % x.ndim for d in ((dims,) if isinstance(dims, int) else dims)] or range(x.ndim)
-    kept = [d for d in range(x.ndim) if d not in dims]
-    order, shape = [*kept, *dims], [*(x.shape[d] for d in kept), -1]
-    rows, rows0 = (each.permute(order).reshape(shape) for each in (x, x0))
+    dims = ((dims,) if isinstance(dims, int) else tuple(dims)) or tuple(range(x.ndim))
+    ends = tuple(range(-len(dims), 0))
+    rows, rows0 = (each.movedim(dims, ends).flatten(ends[0]) for each in (x, x0))
     held, held0 = (tuple(each.max(-1, keepdim=True)) for each in (rows, rows0))
-    found = _to_holders(rows, rows0, held, held0, gradient.reshape(*shape[:-1], 1))
-    back = sorted(range(x.ndim), key=order.__getitem__)
-    return found.reshape([x.shape[d] for d in order]).permute(back)
+    found = _to_holders(rows, rows0, held, held0, gradient.reshape(*rows.shape[:-1], 1))
+    return found.reshape(*rows.shape[:-1], *(x.shape[d] for d in dims)).movedim(ends, dims)
 
 
-def _to_holders(
-    x: torch.Tensor, x0: torch.Tensor, held: Sequence[Any], held0: Sequence[Any], gradient: torch.Tensor
-) -> torch.Tensor:
+def _to_holders(x: Tensor, x0: Tensor, held: Sequence[Any], held0: Sequence[Any], gradient: Tensor) -> Tensor:
     """From the maxima's values and places, along the last dimension."""
     (y, at), (y0, at0) = held, held0
     places = torch.where(y >= y0, at, at0)
@@ -220,13 +171,136 @@ def _to_holders(
     return torch.zeros_like(x).scatter_add(-1, places, sent)
 
 
-_BACK: dict[str, Callable[[StepPair, torch.Tensor], dict[int, torch.Tensor]]] = {
+_BACK: dict[str, Callable[[StepPair, Tensor], dict[int, Tensor]]] = {
     "product": _product,
     "quotient": _quotient,
     "matrixproduct": _matrix_product,
-    "softmax": _softmax,
+    "softmax": lambda pair, gradient: {0: _of_softmax(*pair.given(0), pair.step.options["dim"], gradient)},
     "attention": _attention,
     "deviation": _deviation,
     "maximum": _maximum,
 }
 """What leaves a step by its entrances, in the place of autograd's gradient, by the step's kind."""
+
+
+Parts = tuple[Tensor, Tensor, Tensor]
+
+
+def _parts(rows: Tensor) -> Parts:
+    """The reference, what is added to it, and what is taken away."""
+    base, more, less = rows.chunk(3)
+    return base.detach(), more - base.detach(), less - base.detach()
+
+
+def _rows(base: Tensor, more: Tensor, less: Tensor) -> Tensor:
+    return torch.cat([base, base + more, base + less])
+
+
+class RevealCancelTracer(Tracer):
+    """Follows the three rows of each image through the functions that a network calls."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._running = ModuleTracker(model)
+        self._followed: Any = WeakIdKeyDictionary()
+
+    def begin(self, reference: Tensor, more: Tensor, less: Tensor) -> Tensor:
+        """The rows that the network is given."""
+        found = _rows(reference, more, less)
+        self._followed[found] = True
+        return found
+
+    def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        call = Call(func, operation_name(func), args, kwargs)
+        if call.info.has("query"):
+            return call.made()
+        places = [i for i, value in enumerate(call.flat) if isinstance(value, Tensor) and value in self._followed]
+        if not places:
+            return func(*args, **kwargs)
+        plain = call.out_of_place() if call.in_place else call
+        made = self._refuse(call.name) if plain is None else self._made(plain, places)
+        found = call.flat[0].copy_(made) if call.in_place else made
+        for _, tensor in nested.paths(found):
+            self._followed[tensor] = True
+        return found
+
+    def _made(self, call: Call, places: Sequence[int]) -> Any:
+        linear = linear_map(call, places)
+        if linear is not None:
+            run = linear.run
+            return _linear(linear.weight, lambda x, w: run(x, w, None), linear.bias, call.flat[linear.place])
+        if call.info.kind in ("rectifier", "activation") and places == [0]:
+            return _revealed(lambda x: call.made({0: x}), call.flat[0])
+        if call.name in ("sub", "rsub", "subtract", "isub", "neg"):
+            return _difference(call, places)
+        if call.name in ("mul", "div", "divide", "true_divide", "truediv", "imul", "itruediv") and len(places) == 1:
+            return self._scaled(call, places[0])
+        averages = call.name == "interpolate" and call.kwargs.get("mode", "nearest") != "bicubic"
+        if averages or (call.info.has("monotone") and call.kwargs.get("alpha", 1) >= 0):
+            return call.made()
+        return self._refuse(call.name)
+
+    def _scaled(self, call: Call, place: int) -> Tensor:
+        """By a constant: its sign says whether the parts change places."""
+        if place == 1 and call.name not in ("mul", "imul"):
+            self._refuse(call.name)
+        factor = torch.as_tensor(call.flat[1 - place]).to(call.flat[place]).detach()
+        factor = factor if call.name in ("mul", "imul") else 1 / factor
+        if factor.ndim and factor.shape[0] == len(call.flat[place]) and factor.ndim == call.flat[place].ndim:
+            self._refuse(call.name)  # something of each row
+        return _linear(factor, torch.mul, None, call.flat[place])
+
+    def _refuse(self, name: str) -> NoReturn:
+        where = f"{name}() in layer {self._running()[0] or 'model'!r}"
+        raise MethodError(f"rule of deeplift must be rescale for this network: reveal-cancel cannot follow {where}")
+
+
+def _linear(weight: Tensor, run: Callable[[Tensor, Tensor], Tensor], bias: Tensor | None, rows: Tensor) -> Tensor:
+    base, more, less = _parts(rows)
+    up, down = weight.clamp(min=0), weight.clamp(max=0)
+    start = run(base, weight) if bias is None else run(base, weight) + bias
+    return _rows(start, run(more, up) + run(less, down), run(less, up) + run(more, down))
+
+
+def _difference(call: Call, places: Sequence[int]) -> Tensor:
+    """What is subtracted adds what it takes away."""
+    made: Tensor = call.made()
+    subtracted = 0 if call.name in ("rsub", "neg") else 1
+    count = len(made) // 3
+    more, less = torch.zeros_like(made[:count]), torch.zeros_like(made[:count])
+    for place in places:
+        _, up, down = _parts(call.flat[place])
+        more, less = (more - down, less - up) if place == subtracted else (more + up, less + down)
+    return _rows(made[:count].detach(), more, less)
+
+
+def _revealed(function: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
+    """A function of one number: each part's effect alone and together with the other, on average."""
+    base, more, less = _parts(rows)
+    with torch.no_grad():
+        start, with_more, with_less = function(base), function(base + more), function(base + less)
+        both = function(base + more + less)
+        rise = (with_more - start + both - with_less) / 2
+        fall = (with_less - start + both - with_more) / 2
+    with torch.enable_grad():
+        point = base.clone().requires_grad_()
+        slope = torch.autograd.grad(function(point).sum(), point)[0]
+    return _rows(start, more * _over(rise, more, base, slope), less * _over(fall, less, base, slope))
+
+
+def _over(change: Tensor, part: Tensor, base: Tensor, slope: Tensor) -> Tensor:
+    """The change of a result over what made it; the slope where that is as good as nothing."""
+    part = part.detach()
+    near = part.abs() <= 1e-7 * base.abs()
+    return torch.where(near, slope, change / torch.where(near, 1, part))
+
+
+def joined(output: Any, rows: int) -> Any:
+    """What the network gave for the photos themselves, from what it gave for three rows of each."""
+
+    def join(path: object, tensor: Tensor) -> Tensor:
+        if not tensor.ndim or len(tensor) != rows:
+            return tensor
+        base, more, less = _parts(tensor)
+        return base + more + less
+
+    return nested.replace(output, join)

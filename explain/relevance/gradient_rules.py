@@ -1,23 +1,26 @@
-"""Rules: what a backward pass does to the gradient at an operation, instead of what autograd would do.
+"""Rules for gradients: what a backward pass does at an operation such as a ReLU, instead of what autograd would do.
 
-A rule is a frozen value that says which operations it covers and what replaces their gradients. It is put on
-the Nodes of the graph, so it acts on modules, functions and in-place methods alike, and no module is touched.
+A rule is a frozen value that says which operations it covers and what replaces their gradients. `apply_rule` puts it on
+the Nodes of the graph, so it acts on modules, functions and in-place methods alike, and no module is touched. Which
+Nodes are rectifiers is found in the forward pass, by `explain.tracing.operations`.
 """
 
-from __future__ import annotations
-
 from collections import Counter
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
+from torch import Tensor
 
 from explain.hooks import HookGroup
+from explain.hooks.graph import Reach
+from explain.hooks.tracer import Tracer
 from explain.tracing.operations import Operation, Operations
+from explain.tracing.table import operation_name
 
-Gradients = tuple[torch.Tensor | None, ...]
+Gradients = tuple[Tensor | None, ...]
 
 
 class Rule(Hashable, Protocol):
@@ -29,13 +32,13 @@ class Rule(Hashable, Protocol):
     def covers(self, operation: Operation) -> bool: ...
 
     def backward(self, operation: Operation, grad_inputs: Gradients, grad_outputs: Gradients) -> Gradients:
-        """Turn the gradients that left an operation and those that came to it into what is passed on."""
+        """Return the new input gradients of an operation, from autograd's and from the gradients of its outputs."""
         ...
 
 
 @dataclass(frozen=True)
 class Guided:
-    """Springenberg et al., 2014: what comes back through a rectifier keeps only its positive part."""
+    """Springenberg et al., 2014: only the positive part of the gradient passes back through a rectifier."""
 
     name: ClassVar[str] = "guided"
 
@@ -43,18 +46,13 @@ class Guided:
         return operation.rectifies
 
     def backward(self, operation: Operation, grad_inputs: Gradients, grad_outputs: Gradients) -> Gradients:
-        kept = (g if i not in operation.inputs else _positive(operation, g) for i, g in enumerate(grad_inputs))
-        return tuple(kept)
+        return tuple(_positive(operation, g) if i in operation.inputs else g for i, g in enumerate(grad_inputs))
 
 
-@dataclass(frozen=True)
-class Deconvnet:
-    """Zeiler and Fergus, 2014: the positive part of what arrives passes on, whatever was let through before."""
+class Deconvnet(Guided):
+    """Zeiler and Fergus, 2014: the positive part of the gradient passes back, whatever the rectifier's input."""
 
     name: ClassVar[str] = "deconvnet"
-
-    def covers(self, operation: Operation) -> bool:
-        return operation.rectifies
 
     def backward(self, operation: Operation, grad_inputs: Gradients, grad_outputs: Gradients) -> Gradients:
         arrived, sent = grad_outputs[0], list(grad_inputs)
@@ -66,11 +64,11 @@ class Deconvnet:
         return tuple(sent)
 
 
-def _positive(operation: Operation, gradient: torch.Tensor | None) -> torch.Tensor | None:
+def _positive(operation: Operation, gradient: Tensor | None) -> Tensor | None:
     """The part of a gradient that is positive, as a rectifier sees it."""
     if gradient is None:
         return None
-    return gradient.clamp(max=0) if operation.turned else gradient.clamp(min=0)
+    return gradient.clamp(max=0) if operation.negated else gradient.clamp(min=0)
 
 
 @dataclass(frozen=True)
@@ -84,7 +82,7 @@ class Coverage:
     covered: Mapping[str, int] = field(default_factory=dict)
     missed: Mapping[str, int] = field(default_factory=dict)
     by_rule: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    taken: Mapping[str, torch.Tensor] = field(default_factory=dict, repr=False)
+    taken: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
     composite: str | None = None
 
     def __str__(self) -> str:
@@ -97,13 +95,42 @@ def _counted(kinds: Mapping[str, int]) -> str:
     return ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
 
 
-def apply_rule(rule: Rule, group: HookGroup, score: torch.Tensor, operations: Operations) -> Coverage:
+def apply_rule(rule: Rule, group: HookGroup, score: Tensor, operations: Operations) -> Coverage:
     """Make the next backward pass from ``score`` follow a rule, for as long as ``group`` lasts."""
-    covered, missed = Counter[str](), Counter[str]()
-    for operation in operations.of_graph(score):
-        if rule.covers(operation):
-            covered[operation.kind] += 1
+    found = [(operation, bool(rule.covers(operation))) for operation in operations.of_graph(score)]
+    for operation, covers in found:
+        if covers:
             group.node(operation.node, partial(rule.backward, operation))
-        else:
-            missed[operation.kind] += 1
+    covered, missed = (Counter(operation.kind for operation, covers in found if covers == on) for on in (True, False))
     return Coverage(dict(covered), dict(missed))
+
+
+class ZeroLeaves(Tracer):
+    """Zero leaves at attention that the explained input does not reach, so that a backward pass can.
+
+    Words attend to each other before they meet a photo. A backward pass to the photo does not reach that attention,
+    and with frozen weights there is not even a graph. So zeros that require a gradient are added to the input of such
+    an attention: a pass that goes to them as well finds the gradient there.
+
+    It adds zeros to what softmaxes and attentions are given that ``sources`` do not reach; ``leaves`` has them.
+
+    >>> photo, words = torch.zeros(2, requires_grad=True), torch.zeros(2)
+    >>> with ZeroLeaves([photo]) as recorder:
+    ...     total = ((photo + words.softmax(0)) * photo.softmax(0)).sum()
+    >>> [tuple(found.shape) for found in torch.autograd.grad(total, recorder.leaves)]
+    [(2,)]
+    """
+
+    def __init__(self, sources: Sequence[Tensor]) -> None:
+        self.leaves: list[Tensor] = []
+        self._sources, self._reach = {id(source): source for source in sources}, Reach(sources)
+
+    def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if operation_name(func) in ("softmax", "scaled_dot_product_attention") and torch.is_grad_enabled():
+            given = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
+            reached = any(id(each) in self._sources or self._reach.of(each.grad_fn) for each in given)
+            if args and args[0] is given[0] and not reached:
+                leaf = torch.zeros_like(given[0], requires_grad=True)
+                self.leaves.append(leaf)
+                args = (given[0] + leaf, *args[1:])
+        return func(*args, **kwargs)

@@ -10,19 +10,20 @@ rules. With the derivative J of an operation, relevance R goes back as w |J|' (R
 forward from ones. That needs no operation to be known by its name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 
+from explain.hooks.graph import Reach
+
 Edge = tuple[Node, int]
 """A Node, and which of its outputs."""
-Values = dict[Edge, torch.Tensor]
-_ALIASES = ("_Gate", "_OwnGate", "_Entrance", "BackwardHookFunction")
+Values = dict[Edge, Tensor]
+_ALIASES = ("_Gate", "_Entrance", "BackwardHookFunction")
 """What hooks put into the graph, which gives what it is given."""
 _NORMALISATIONS = ("NativeLayerNorm", "NativeGroupNorm", "NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm")
 
@@ -41,19 +42,17 @@ class _Operation:
 
     node: Node
     edges: Mapping[int, Edge]
-    slopes: dict[int, torch.Tensor] = field(default_factory=dict)
-    sizes: dict[int, torch.Tensor] = field(default_factory=dict)
+    slopes: dict[int, Tensor] = field(default_factory=dict)
+    sizes: dict[int, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for place, edge in self.edges.items():
-            slope = self._slope(place, edge)
-            if slope is not None:
-                self.slopes[place] = slope
+        slopes = {place: self._slope(place, edge) for place, edge in self.edges.items()}
+        self.slopes = {place: slope for place, slope in slopes.items() if slope is not None}
         signals = [place for place in self.slopes if not self._is_spread(place)]
         if len(self.edges) > 1 and signals:  # beside a signal, what is the same everywhere is a constant
             self.edges = {p: e for p, e in self.edges.items() if p in signals or p not in self.slopes}
 
-    def _slope(self, place: int, edge: Edge) -> torch.Tensor | None:
+    def _slope(self, place: int, edge: Edge) -> Tensor | None:
         """The derivative in one input, if each value of the result is made of the value in its place."""
         ones = _ones((self.node, 0))
         otherwise = ones if self.node.name().startswith(_NORMALISATIONS) else None
@@ -69,15 +68,14 @@ class _Operation:
 
     def _is_spread(self, place: int) -> bool:
         """Whether an input is smaller than the result, or was enlarged right before."""
-        before, _ = self.edges[place]
-        smaller = _shape(self.edges[place]) != _shape((self.node, 0))
-        return smaller or before.name().startswith("Expand")
+        edge = self.edges[place]
+        return _shape(edge) != _shape((self.node, 0)) or edge[0].name().startswith("Expand")
 
-    def _back(self, arrived: Sequence[torch.Tensor | None]) -> Sequence[torch.Tensor | None]:
+    def _back(self, arrived: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
         found = self.node(*arrived)  # type: ignore[operator]
         return found if isinstance(found, tuple) else (found,)
 
-    def forward(self, given: Values, *, sizes: bool) -> Iterator[tuple[Edge, torch.Tensor]]:
+    def forward(self, given: Values, *, sizes: bool) -> Iterator[tuple[Edge, Tensor]]:
         """The derivative times what is given; with ``sizes``, by the size of the slopes."""
         total = [torch.zeros_like(_ones((self.node, i))) for i in range(len(self.node._input_metadata))]
         for place, edge in self.edges.items():
@@ -97,22 +95,19 @@ class _Operation:
             total = [t + f for t, f in zip(total, found, strict=True)]
         return (((self.node, i), t) for i, t in enumerate(total))
 
-    def back(self, arrived: Values) -> Iterator[tuple[Edge, torch.Tensor]]:
+    def back(self, arrived: Values) -> Iterator[tuple[Edge, Tensor]]:
         """The transposed derivative times what arrives, by the size of the slopes."""
         outputs = [arrived.get((self.node, i)) for i in range(len(self.node._input_metadata))]
         if all(each is None for each in outputs):
             return
         mixed = self._back(outputs) if len(self.slopes) < len(self.edges) else ()
         for place, edge in self.edges.items():
-            first = outputs[0]
-            if place in self.slopes and first is not None:
-                found: torch.Tensor | None = self.sizes[place] * first
-            else:
-                found = mixed[place]
+            by_place = place in self.slopes and outputs[0] is not None
+            found = self.sizes[place] * outputs[0] if by_place else mixed[place]  # type: ignore[operator]
             if found is not None:
                 yield edge, found.sum_to_size(_shape(edge))
 
-    def _size(self, place: int, weights: torch.Tensor) -> torch.Tensor:
+    def _size(self, place: int, weights: Tensor) -> Tensor:
         """The size of a slope; of a lone input, it is never quite zero: what a clamp has cut off keeps its place.
 
         What it makes of the weights is at least a small part of the largest: one clamp after another would otherwise
@@ -121,11 +116,9 @@ class _Operation:
         if place not in self.sizes:
             size = self.slopes[place].abs()
             if len(self.edges) == 1:
-                made = size * weights
-                least = torch.finfo(size.dtype).eps ** 0.5 * made.amax()
-                size = torch.where(
-                    weights == 0, size, torch.maximum(made, least) / torch.where(weights == 0, 1, weights)
-                )
+                made, none = size * weights, weights == 0
+                made = made.clamp(min=torch.finfo(size.dtype).eps ** 0.5 * made.amax())
+                size = torch.where(none, size, made / torch.where(none, 1, weights))
             self.sizes[place] = size
         return self.sizes[place]
 
@@ -144,28 +137,28 @@ class Prefix:
 
     def __init__(self, end: Edge, sources: Mapping[Edge, int], operations: Sequence[_Operation]) -> None:
         self._end, self._sources, self._operations = end, sources, operations
-        ones = {edge: _ones(edge) for edge in sources}
-        self._weights = self._forward(ones, sizes=True)
+        self._weights = self._forward({edge: _ones(edge) for edge in sources}, sizes=True)
         self.outside = self._weights == 0
         """Which values that the map is given are made of no pixel, but of constants: padding, for one."""
 
     @classmethod
-    def to(cls, node: Node | None, sources: Sequence[torch.Tensor]) -> Prefix | None:
+    def to(cls, node: Node | None, sources: Sequence[Tensor]) -> "Prefix | None":
         """The prefix of a map; None where it cannot be followed: through functions written by hand, for one."""
         if node is None:
             return None
         try:
             end = _through(*node.next_functions[0])
-            leading = _leading(end, sources)
-            if not leading:
+            reach = Reach(sources)
+            if not reach.of(end[0]):
                 return None
-            operations = list(_operations(end, leading))
-            places = {edge: _place(edge[0], sources) for each in (*operations, None) for edge in _edges(each, end)}
+            operations = list(_operations(end, reach))
+            edges = [end, *(edge for operation in operations for edge in operation.edges.values())]
+            places = {edge: _place(edge[0], sources) for edge in edges}
             return cls(end, {edge: i for edge, i in places.items() if i is not None}, operations)
         except (_Unknown, RuntimeError, NotImplementedError):  # what has no second derivative, for one
             return None
 
-    def back(self, relevance: torch.Tensor) -> dict[int, torch.Tensor]:
+    def back(self, relevance: Tensor) -> dict[int, Tensor]:
         """The relevance of the sources, by their place, from that of what the map is given."""
         share = torch.where(self.outside, 0, relevance / torch.where(self.outside, 1, self._weights))
         arrived: Values = {self._end: share}
@@ -174,16 +167,14 @@ class Prefix:
                 arrived[edge] = arrived[edge] + part if edge in arrived else part
         return {place: arrived[edge] for edge, place in self._sources.items() if edge in arrived}
 
-    def range(
-        self, x: torch.Tensor, sources: Sequence[torch.Tensor], ends: Sequence[Sequence[torch.Tensor]]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def range(self, x: Tensor, sources: Sequence[Tensor], ends: Sequence[Sequence[Tensor]]) -> tuple[Tensor, Tensor]:
         """The least and largest values that the map can be given, where it was given x, from those of each source."""
         middle = {e: (ends[i][0] + ends[i][1]) / 2 - sources[i].detach() for e, i in self._sources.items()}
         half = {e: (ends[i][1] - ends[i][0]) / 2 for e, i in self._sources.items()}
-        middle_of_x, half_of_x = x + self._forward(middle, sizes=False), self._forward(half, sizes=True)
+        middle_of_x, half_of_x = x.detach() + self._forward(middle, sizes=False), self._forward(half, sizes=True)
         return middle_of_x - half_of_x, middle_of_x + half_of_x
 
-    def _forward(self, given: Values, *, sizes: bool) -> torch.Tensor:
+    def _forward(self, given: Values, *, sizes: bool) -> Tensor:
         found = dict(given)
         for operation in self._operations:
             found.update(operation.forward(found, sizes=sizes))
@@ -199,32 +190,12 @@ def _through(node: Node | None, output: int) -> Edge:
     return node, output
 
 
-def _leading(end: Edge, sources: Sequence[torch.Tensor]) -> set[Node]:
-    """The Nodes behind an edge that lead to a source."""
-    seen, waiting, after = {end[0]}, [end[0]], dict[Node, list[Node]]()
-    while waiting:
-        node = waiting.pop()
-        for before, _ in node.next_functions:
-            if before is not None:
-                after.setdefault(before, []).append(node)
-                if before not in seen:
-                    seen.add(before)
-                    waiting.append(before)
-    found = {node for node in seen if _place(node, sources) is not None}
-    waiting = list(found)
-    while waiting:
-        new = [node for node in after.get(waiting.pop(), ()) if node not in found]
-        found.update(new)
-        waiting += new
-    return found
-
-
-def _place(node: Node, sources: Sequence[torch.Tensor]) -> int | None:
+def _place(node: Node, sources: Sequence[Tensor]) -> int | None:
     variable = getattr(node, "variable", None)
-    return next((i for i, source in enumerate(sources) if source is variable), None)
+    return next((i for i, source in enumerate(sources) if source is variable or source.grad_fn is node), None)
 
 
-def _operations(end: Edge, leading: set[Node]) -> Iterator[_Operation]:
+def _operations(end: Edge, reach: Reach) -> Iterator[_Operation]:
     """The operations between the sources and an edge, each behind those that it rests on."""
     done: set[Node] = set()
     waiting: list[tuple[Node, _Operation | None]] = [(end[0], None)]
@@ -236,24 +207,21 @@ def _operations(end: Edge, leading: set[Node]) -> Iterator[_Operation]:
             done.add(node)
             if isinstance(node, BackwardCFunction) or any(o.dtype.is_complex for o in node._input_metadata):
                 raise _Unknown
-            found = _Operation(node, {i: _through(*n) for i, n in enumerate(node.next_functions) if n[0] in leading})
-            waiting.append((node, found))
+            found = _Operation(node, {i: _through(*n) for i, n in enumerate(node.next_functions) if reach.of(n[0])})
+            if found.edges:  # a source that was computed has none
+                waiting.append((node, found))
             waiting += [(before, None) for before, _ in found.edges.values()]
-
-
-def _edges(operation: _Operation | None, end: Edge) -> Sequence[Edge]:
-    return [end] if operation is None else list(operation.edges.values())
 
 
 def _shape(edge: Edge) -> torch.Size:
     return torch.Size(edge[0]._input_metadata[edge[1]].shape)
 
 
-def _ones(edge: Edge) -> torch.Tensor:
+def _ones(edge: Edge) -> Tensor:
     given = edge[0]._input_metadata[edge[1]]
     return torch.ones(torch.Size(given.shape), dtype=given.dtype, device=given.device)
 
 
-def _rounding(values: torch.Tensor) -> torch.Tensor:
+def _rounding(values: Tensor) -> Tensor:
     """What rounding may leave of values that cancel out."""
     return 64 * torch.finfo(values.dtype).eps * values.abs().amax()

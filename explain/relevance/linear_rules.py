@@ -9,17 +9,15 @@ Shares do not change when a channel's weights, bias and epsilon are all multipli
 normalisation follows is run with the weights that it has, and the bias and epsilon by what they are multiplied with.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import partial
 
 import torch
+from torch import Tensor
 
 from explain._utils.errors import MethodError
 from explain.relevance.input_prefix import Prefix
-from explain.relevance.propagation import LinearNode, RelevanceFlow
-from explain.relevance.rule import LinearRule
+from explain.relevance.propagation import LinearNode, LinearRule, RelevanceFlow
 
 
 class _Stabilised(LinearRule):
@@ -28,9 +26,7 @@ class _Stabilised(LinearRule):
     epsilon: float
     absolute: bool
 
-    def _small(
-        self, flow: RelevanceFlow, below: torch.Tensor, size: torch.Tensor | None = None
-    ) -> torch.Tensor | float:
+    def _small(self, flow: RelevanceFlow, below: Tensor, size: Tensor | None = None) -> Tensor | float:
         """What is added to ``below``; the denominators are ``size`` times that."""
         if self.absolute or not self.epsilon:
             return self.epsilon if size is None else self.epsilon / size
@@ -41,18 +37,11 @@ class _Stabilised(LinearRule):
         return small if size is None else small / size  # 1 where all denominators are zero, and so is the relevance
 
 
-@dataclass(frozen=True)
 class Gradient(LinearRule):
     """LRP-0 (Bach et al., 2015): in proportion to what each input contributes. It is the plain gradient."""
 
-    name: ClassVar[str] = "gradient"
-
     def attach(self, of: LinearNode, flow: RelevanceFlow) -> None:
-        def arrived(gradient: torch.Tensor) -> torch.Tensor:
-            _take_bias(flow, of.linear.added, _by_channel(of, gradient))
-            return gradient
-
-        flow.arriving(of.exit, arrived)
+        flow.arriving(of.exit, partial(_take, of, flow, bias=of.linear.added))
 
 
 @dataclass(frozen=True)
@@ -65,40 +54,33 @@ class Epsilon(_Stabilised):
     epsilon: float = 1e-6
     absolute: bool = False
 
-    name: ClassVar[str] = "epsilon"
-
     def attach(self, of: LinearNode, flow: RelevanceFlow) -> None:
         alone = of.linear.size is None and of.rectifier is None
         if not self.epsilon:
             Gradient().attach(of, flow)
-        elif alone or of.entrance is None or of.linear.back is None:  # autograd does the rest
+        elif alone or not of.entrances or of.linear.back is None:  # autograd does the rest
             flow.arriving(of.exit, lambda gradient: self._share(of, gradient, flow))
         else:
             super().attach(of, flow)
 
-    def back(self, of: LinearNode, gradient: torch.Tensor, flow: RelevanceFlow) -> torch.Tensor:
+    def back(self, of: LinearNode, gradient: Tensor, flow: RelevanceFlow) -> Tensor:
         share = self._share(of, gradient, flow)
         share = share if of.linear.size is None else share.mul_(of.linear.size)
         return of.linear.backward(share, of.x.tensor, of.linear.weight)
 
-    def _share(self, of: LinearNode, gradient: torch.Tensor, flow: RelevanceFlow) -> torch.Tensor:
+    def _share(self, of: LinearNode, gradient: Tensor, flow: RelevanceFlow) -> Tensor:
         """g z / (z + e sign(z)), which is g - e g / (|z| + e)."""
         z = of.result.tensor
         positive = of.rectified or of.result.rectified  # what arrives behind a rectifier, arrives where z is
         small = self._small(flow, z.clamp(min=0) if positive else z)
         if of.result.rectified:
-            share = torch.add(z, small)
-            share = torch.div(z, share, out=share).mul_(gradient)
+            share = _over(z, torch.add(z, small)).mul_(gradient)
         else:
-            part = z.abs().add_(small)
-            part = torch.div(gradient, part, out=part).mul_(small)
+            part = _over(gradient, z.abs().add_(small)).mul_(small)
             if not positive:
                 flow.take("stabiliser", part, z)
-            share = torch.sub(gradient, part, out=part)
-        sums = _by_channel(of, share)
-        _take_bias(flow, of.linear.added, sums)
-        if positive:
-            flow.take("stabiliser", sums, small)
+            share = torch.sub(gradient, part, out=_reused(part))
+        _take(of, flow, share, of.linear.added, small if positive else None)
         return share
 
 
@@ -119,56 +101,39 @@ class AlphaBeta(_Stabilised):
     def __post_init__(self) -> None:
         super().__post_init__()
         if abs(self.alpha - self.beta - 1) > 1e-6:
-            raise MethodError(
-                f"alpha - beta of AlphaBeta must be 1 for relevance to be conserved, got {self.alpha:g} - "
-                f"{self.beta:g}; beta of {self.alpha - 1:g} fits that alpha"
-            )
+            got = f"{self.alpha:g} - {self.beta:g}; take beta={self.alpha - 1:g}"
+            raise MethodError(f"alpha - beta of AlphaBeta must be 1 for relevance to be conserved, got {got}")
 
     @property
     def name(self) -> str:
         return "zplus" if self.beta == 0 else "alphabeta"
 
-    def back(self, of: LinearNode, gradient: torch.Tensor, flow: RelevanceFlow) -> torch.Tensor:
+    def back(self, of: LinearNode, gradient: Tensor, flow: RelevanceFlow) -> Tensor:
         relevance = gradient * of.result.tensor
         found = self._part(of, relevance, self.alpha, flow, sign=1)
         return found.add_(self._part(of, relevance, -self.beta, flow, sign=-1)) if self.beta else found
 
-    def _part(
-        self, of: LinearNode, relevance: torch.Tensor, factor: float, flow: RelevanceFlow, sign: int
-    ) -> torch.Tensor:
-        """What positive contributions get, or with sign -1 negative ones: their shares of a multiple of relevance."""
+    def _part(self, of: LinearNode, relevance: Tensor, factor: float, flow: RelevanceFlow, sign: int) -> Tensor:
+        """What positive contributions get, or with sign -1 negative ones: their shares of a multiple of relevance.
+
+        Where there are no contributions of the sign, nobody gets any.
+        """
         linear, x = of.linear, of.x.tensor
         bias = None if linear.bias is None or not self.bias else _signed(linear.bias, sign)
-        weight = _signed(linear.weight, sign)
-        if of.x.unsigned or bool(x.amin() >= 0):
-            return linear.backward(self._share(of, [(x, weight)], bias, relevance, factor, flow, sign), x, weight)
-        parts = [(x.clamp(min=0), weight), (x.clamp(max=0), _signed(linear.weight, -sign))]
-        share = self._share(of, parts, bias, relevance, factor, flow, sign)
-        above, below = (linear.backward(share, x, w) for _, w in parts)
-        return torch.where(x < 0, below, above)
-
-    def _share(
-        self,
-        of: LinearNode,
-        parts: list[tuple[torch.Tensor, torch.Tensor]],
-        bias: torch.Tensor | None,
-        relevance: torch.Tensor,
-        factor: float,
-        flow: RelevanceFlow,
-        sign: int,
-    ) -> torch.Tensor:
-        """Relevance by what all contributions of a sign add up to; where there are none, nobody gets any."""
+        parts = [(x, _signed(linear.weight, sign))]
+        if not bool(x.amin() >= 0):
+            parts = [(x.clamp(min=0), parts[0][1]), (x.clamp(max=0), _signed(linear.weight, -sign))]
         z = _run(of, parts, bias)
-        small = sign * self._small(flow, z, of.linear.size)
+        small = sign * self._small(flow, z, linear.size)
         none = z == 0
-        share = torch.addcdiv(z.new_zeros(()), relevance, z.add_(small), value=factor, out=z)
+        z = torch.add(z, small, out=_reused(z))
+        share = torch.addcdiv(z.new_zeros(()), relevance, z, value=factor, out=_reused(z))
         if bool(none.any()):
             share.masked_fill_(none, 0)
             flow.take("no contributions", relevance * none, factor)
-        sums = _by_channel(of, share)
-        _take_bias(flow, bias, sums)
-        flow.take("stabiliser", sums, small)
-        return share
+        _take(of, flow, share, bias, small)
+        of_positive, *of_negative = (linear.backward(share, x, weight) for _, weight in parts)
+        return torch.where(x < 0, of_negative[0], of_positive) if of_negative else of_positive
 
 
 def ZPlus(epsilon: float = 1e-6, *, bias: bool = True, absolute: bool = False) -> AlphaBeta:  # noqa: N802 (a rule's name)
@@ -189,10 +154,8 @@ class Gamma(_Stabilised):
     epsilon: float = 1e-6
     absolute: bool = False
 
-    name: ClassVar[str] = "gamma"
-
-    def back(self, of: LinearNode, gradient: torch.Tensor, flow: RelevanceFlow) -> torch.Tensor:
-        if of.rectified and (of.x.unsigned or bool(of.x.tensor.amin() >= 0)):
+    def back(self, of: LinearNode, gradient: Tensor, flow: RelevanceFlow) -> Tensor:
+        if of.rectified and bool(of.x.tensor.amin() >= 0):
             return self._of_positive(of, gradient, flow)
         linear, x, z = of.linear, of.x.tensor, of.result.tensor
         half = self.gamma / 2
@@ -203,28 +166,23 @@ class Gamma(_Stabilised):
         below.addcmul_(size, torch.as_tensor(1 + half if linear.size is None else (1 + half) / linear.size).to(size))
         positive = of.rectified or of.result.rectified  # negative values may have been overwritten
         small = self._small(flow, below.masked_fill(z <= 0, 0) if positive else below, linear.size)
-        below.add_(small)
+        below = torch.add(below, small, out=_reused(below))
         of_z = size.mul_(gradient).div_(below)  # R sign(z) by what is shared out
-        of_size = torch.div(gradient * z, below, out=below)
-        sums, sums_of_size = _by_channel(of, of_z), _by_channel(of, of_size)
-        _take_bias(flow, None if linear.bias is None else linear.bias * (1 + half), sums)
-        _take_bias(flow, bias, sums_of_size)
-        flow.take("stabiliser", sums_of_size, small)
+        of_size = _over(gradient * z, below)
+        _take(of, flow, of_z, None if linear.bias is None else linear.bias * (1 + half))
+        _take(of, flow, of_size, bias, small)
         found = linear.backward(of_z, x, linear.weight).mul_(1 + half)
         return found.addcmul_(linear.backward(of_size, x, weight), x.sign())
 
-    def _of_positive(self, of: LinearNode, gradient: torch.Tensor, flow: RelevanceFlow) -> torch.Tensor:
+    def _of_positive(self, of: LinearNode, gradient: Tensor, flow: RelevanceFlow) -> Tensor:
         """Where x and z are not negative, the positive weights alone count for more."""
         linear, x = of.linear, of.x.tensor
         weight = linear.weight.clamp(min=0).mul_(self.gamma).add_(linear.weight)
         bias = None if linear.bias is None else linear.bias + self.gamma * linear.bias.clamp(min=0)
         z = _run(of, [(x, weight)], bias).clamp_(min=0)  # nothing arrives where it is negative
         small = self._small(flow, z, linear.size)
-        z.add_(small)
-        share = torch.div(gradient * of.result.tensor, z, out=z)
-        sums = _by_channel(of, share)
-        _take_bias(flow, bias, sums)
-        flow.take("stabiliser", sums, small)
+        share = _over(gradient * of.result.tensor, torch.add(z, small, out=_reused(z)))
+        _take(of, flow, share, bias, small)
         return linear.backward(share, x, weight)
 
 
@@ -236,7 +194,7 @@ class _AtInput(_Stabilised):
     is taken.
     """
 
-    def back(self, of: LinearNode, gradient: torch.Tensor, flow: RelevanceFlow) -> torch.Tensor:
+    def back(self, of: LinearNode, gradient: Tensor, flow: RelevanceFlow) -> Tensor:
         x, prefix = of.x.tensor, Prefix.to(of.node, flow.sources) if of.nearest else None
         shares = self.shares(of, gradient * of.result.tensor, flow, prefix)
         if prefix is not None:
@@ -248,26 +206,10 @@ class _AtInput(_Stabilised):
         flow.take("zero inputs", shares * (x == 0))
         return torch.where(x == 0, 0, shares / torch.where(x == 0, 1, x))
 
-    def shares(
-        self, of: LinearNode, relevance: torch.Tensor, flow: RelevanceFlow, prefix: Prefix | None
-    ) -> torch.Tensor:
+    def shares(self, of: LinearNode, relevance: Tensor, flow: RelevanceFlow, prefix: Prefix | None) -> Tensor:
         raise NotImplementedError
 
-    def _by_weights(
-        self,
-        of: LinearNode,
-        weight: torch.Tensor,
-        relevance: torch.Tensor,
-        flow: RelevanceFlow,
-        size: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """Shares of relevance by weights alone."""
-        z = of.linear.run(torch.ones_like(of.x.tensor), weight, None)
-        return of.linear.backward(self._quotient(relevance, z, flow, size), of.x.tensor, weight)
-
-    def _quotient(
-        self, relevance: torch.Tensor, z: torch.Tensor, flow: RelevanceFlow, size: torch.Tensor | None
-    ) -> torch.Tensor:
+    def _quotient(self, relevance: Tensor, z: Tensor, flow: RelevanceFlow, size: Tensor | None) -> Tensor:
         """Relevance over the stabilised z; where z is zero nobody contributes, so that nobody gets any."""
         added = torch.copysign(torch.as_tensor(self._small(flow, z, size)).to(z), z)
         none = z == 0
@@ -279,17 +221,23 @@ class _AtInput(_Stabilised):
 
 
 @dataclass(frozen=True)
-class Flat(_AtInput):
-    """The flat rule (Bach et al., 2016): every input of a unit gets the same share, whatever x and w."""
+class _ByWeights(_AtInput):
+    """A rule at the input whose shares depend on the weights alone."""
 
     epsilon: float = 1e-6
     absolute: bool = False
 
-    name: ClassVar[str] = "flat"
+    def _by_weights(
+        self, of: LinearNode, weight: Tensor, relevance: Tensor, flow: RelevanceFlow, size: Tensor | None
+    ) -> Tensor:
+        z = of.linear.run(torch.ones_like(of.x.tensor), weight, None)
+        return of.linear.backward(self._quotient(relevance, z, flow, size), of.x.tensor, weight)
 
-    def shares(
-        self, of: LinearNode, relevance: torch.Tensor, flow: RelevanceFlow, prefix: Prefix | None
-    ) -> torch.Tensor:
+
+class Flat(_ByWeights):
+    """The flat rule (Bach et al., 2016): every input of a unit gets the same share, whatever x and w."""
+
+    def shares(self, of: LinearNode, relevance: Tensor, flow: RelevanceFlow, prefix: Prefix | None) -> Tensor:
         linear, x = of.linear, of.x.tensor
         if not linear.alike:
             return self._by_weights(of, torch.ones_like(linear.weight), relevance, flow, None)
@@ -300,18 +248,10 @@ class Flat(_AtInput):
         return linear.backward(share, x[:, :1], weight).expand_as(x)
 
 
-@dataclass(frozen=True)
-class WSquare(_AtInput):
+class WSquare(_ByWeights):
     """The w² rule (Montavon et al., 2017): in proportion to the squared weights."""
 
-    epsilon: float = 1e-6
-    absolute: bool = False
-
-    name: ClassVar[str] = "wsquare"
-
-    def shares(
-        self, of: LinearNode, relevance: torch.Tensor, flow: RelevanceFlow, prefix: Prefix | None
-    ) -> torch.Tensor:
+    def shares(self, of: LinearNode, relevance: Tensor, flow: RelevanceFlow, prefix: Prefix | None) -> Tensor:
         size = None if of.linear.size is None else of.linear.size.square()
         return self._by_weights(of, of.linear.weight.square(), relevance, flow, size)
 
@@ -330,28 +270,23 @@ class ZBox(_AtInput):
     epsilon: float = 1e-6
     absolute: bool = False
 
-    name: ClassVar[str] = "zbox"
-
-    def shares(
-        self, of: LinearNode, relevance: torch.Tensor, flow: RelevanceFlow, prefix: Prefix | None
-    ) -> torch.Tensor:
+    def shares(self, of: LinearNode, relevance: Tensor, flow: RelevanceFlow, prefix: Prefix | None) -> Tensor:
         linear, x = of.linear, of.x.tensor
         ends = self._range(of, flow, prefix)
         weights = (linear.weight, -linear.weight.clamp(min=0), -linear.weight.clamp(max=0))
         parts = list(zip((x, *ends), weights, strict=True))
-        z = _run(of, parts, None)
-        share = self._quotient(relevance, z, flow, linear.size)
+        share = self._quotient(relevance, _run(of, parts, None), flow, linear.size)
         found = torch.zeros_like(x)
         for value, weight in parts:
             found.addcmul_(value, linear.backward(share, x, weight))
         return found
 
-    def _range(self, of: LinearNode, flow: RelevanceFlow, prefix: Prefix | None) -> tuple[torch.Tensor, torch.Tensor]:
+    def _range(self, of: LinearNode, flow: RelevanceFlow, prefix: Prefix | None) -> tuple[Tensor, Tensor]:
         """The least and largest values that the map can be given."""
         x, channels = of.x.tensor, of.linear.channels
         if self.low is None or self.high is None:
-            rows = range(x.ndim + channels)  # of a convolution, there are none where it is given a single picture
-            apart = (*rows, x.ndim + channels) if of.kind == "convolution" else (flow.images_in(x),)
+            # Of a convolution that is given a single picture, there are no rows before the channels.
+            apart = range(x.ndim + channels + 1) if of.kind == "convolution" else (flow.images_in(x),)
             dims = tuple(d for d in range(x.ndim) if d not in apart)
             return x.amin(dims, keepdim=True).expand_as(x), x.amax(dims, keepdim=True).expand_as(x)
         if prefix is None:
@@ -360,39 +295,46 @@ class ZBox(_AtInput):
         return prefix.range(x, flow.sources, ends)
 
 
-def _laid(numbers: tuple[float, ...], like: torch.Tensor, channels: int) -> torch.Tensor:
+def _laid(numbers: tuple[float, ...], like: Tensor, channels: int) -> Tensor:
     """One number for all, or one for each channel, in the shape of a tensor."""
     count = like.shape[channels] if like.ndim > channels else 1
     if len(numbers) not in (1, count):
-        raise MethodError(
-            f"low and high of a rule for the input must have one number, or one for each of its {count} channels, got "
-            f"{len(numbers)} numbers; give one for all"
-        )
+        raise MethodError(f"low and high must have a number for each of {count} channels, got {len(numbers)}; give one")
     shape = [-1 if d == channels and len(numbers) > 1 else 1 for d in range(like.ndim)]
     return torch.tensor(numbers).to(like).reshape(shape).expand_as(like)
 
 
-def _signed(tensor: torch.Tensor, sign: int) -> torch.Tensor:
+def _reused(tensor: Tensor) -> Tensor | None:
+    """Where a quotient may be written: over what is not needed any more, unless it has a graph."""
+    return None if torch.is_grad_enabled() else tensor
+
+
+def _over(above: Tensor, below: Tensor) -> Tensor:
+    """A quotient, written over what is below."""
+    return torch.div(above, below, out=_reused(below))
+
+
+def _signed(tensor: Tensor, sign: int) -> Tensor:
     return tensor.clamp(min=0) if sign > 0 else tensor.clamp(max=0)
 
 
-def _run(of: LinearNode, parts: list[tuple[torch.Tensor, torch.Tensor]], bias: torch.Tensor | None) -> torch.Tensor:
+def _run(of: LinearNode, parts: list[tuple[Tensor, Tensor]], bias: Tensor | None) -> Tensor:
     """The sum of the map's results for some inputs and weights, and of the bias."""
-    (x, weight), *others = parts
-    z = of.linear.run(x, weight, bias)
-    for x, weight in others:
+    z = of.linear.run(*parts[0], bias)
+    for x, weight in parts[1:]:
         z += of.linear.run(x, weight, None)
     return z
 
 
-def _by_channel(of: LinearNode, share: torch.Tensor) -> torch.Tensor:
-    """The sums over all that lies behind the dimension of the channels, unless images lie there."""
+def _take(
+    of: LinearNode, flow: RelevanceFlow, share: Tensor, bias: Tensor | None, small: Tensor | float | None = None
+) -> None:
+    """Take what the bias and the stabiliser get of a share of relevance."""
+    # Both are the same for all that lies behind the dimension of the channels, unless images lie there.
     dims, images = tuple(range(of.linear.channels + 1, 0)), of.exit.images
-    if images is not None and any(images.shape[d] > 1 for d in dims):
-        return share
-    return share.sum(dims, keepdim=True) if dims else share
-
-
-def _take_bias(flow: RelevanceFlow, bias: torch.Tensor | None, share: torch.Tensor) -> None:
+    if dims and (images is None or all(images.shape[d] == 1 for d in dims)):
+        share = share.sum(dims, keepdim=True)
     if bias is not None:
         flow.take("biases", share, bias)
+    if small is not None:
+        flow.take("stabiliser", share, small)

@@ -7,28 +7,25 @@ and stabilisers take, what a softmax loses) is added up by its cause, for each i
 A normalisation by known statistics that a linear map's result is given to, and nothing else, is one map with it.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor
 from torch.autograd.graph import Node
 
-from explain._utils.nested import first_tensor
+from explain._utils.options import Options
 from explain.hooks import HookGroup, graph
-from explain.hooks.graph import Answer, Entrance
-from explain.hooks.records import Source
+from explain.hooks.graph import Answer, Entrance, Reach
 from explain.tracing.batch_layout import fits, numbers_of, summed
 from explain.tracing.linear_maps import LinearMap
-from explain.tracing.snapshots import Snapshot
-from explain.tracing.steps import Step
+from explain.tracing.steps import Snapshot, Step
 
-Gradients = tuple[torch.Tensor | None, ...]
-Change = Callable[[torch.Tensor], "torch.Tensor | None"]
-Back = Callable[[torch.Tensor], "torch.Tensor | Mapping[int, torch.Tensor]"]
+Gradients = tuple[Tensor | None, ...]
+Change = Callable[[Tensor], Tensor | None]
+Back = Callable[[Tensor], Tensor | Mapping[int, Tensor]]
 
 
 @dataclass(eq=False)
@@ -43,7 +40,7 @@ class LinearNode:
     linear: LinearMap
     x: Snapshot
     result: Snapshot
-    entrance: Entrance | None
+    entrances: Mapping[int, Entrance]
     exit: Step
     nearest: bool = False
     """Whether no other linear map, but for normalisations, lies between it and the input."""
@@ -56,7 +53,7 @@ class LinearNode:
     @property
     def node(self) -> Node | None:
         """The Node through which the gradient leaves the map."""
-        return self.exit.node if self.entrance is None else self.entrance.node
+        return next(iter(self.entrances.values()), self.exit.node)
 
     rectified: bool = False
     """Whether only rectifiers are given its result, so that a gradient arrives only where it is positive."""
@@ -73,42 +70,46 @@ class RelevanceFlow:
 
     group: HookGroup
     count: int
-    sources: Sequence[torch.Tensor]
-    images: torch.Tensor | None = None
+    sources: Sequence[Tensor]
+    images: Tensor | None = None
     """Which image each value belongs to in the step that the flow is for, as `BatchLayout` tells it."""
-    taken: dict[str, torch.Tensor] = field(default_factory=dict)
-    deposits: dict[int, torch.Tensor] = field(default_factory=dict)
+    taken: dict[str, Tensor] = field(default_factory=dict)
+    deposits: dict[int, Tensor] = field(default_factory=dict)
     """Relevance that was given to a source itself, by its place among them."""
-    watched: dict[str, torch.Tensor] = field(default_factory=dict)
+    watched: dict[str, Tensor] = field(default_factory=dict)
     """How much relevance arrived at operations without a rule, by their names."""
     _entrances: list[Entrance] = field(default_factory=list)
 
-    def for_step(self, step: Step) -> RelevanceFlow:
+    def for_step(self, step: Step) -> "RelevanceFlow":
         """The same flow for the rule of one step: what it takes is added up by that step's images."""
         return replace(self, images=step.images)
 
-    def at(self, step: Step, change: Callable[[Gradients, Gradients], Gradients | None]) -> None:
-        """Change the gradients that leave a step's Node, which are given with those that arrive at it."""
-        self.group.node(step.node, change)
+    def replacing(self, step: Step, change: Callable[[Tensor, Tensor], Tensor]) -> None:
+        """Replace the gradient in a step's first input, from the one that arrives and the one that autograd sends."""
+
+        def after(grad_inputs: Gradients, grad_outputs: Gradients) -> Gradients:
+            arrived, plain = grad_outputs[step.output], grad_inputs[0]
+            if arrived is None or plain is None:
+                return grad_inputs
+            return (change(arrived, plain), *grad_inputs[1:])
+
+        self.group.node(step.node, after)
 
     def arriving(self, step: Step, change: Change) -> None:
-        """Change the gradient that arrives at a step's result; None stops it there."""
-        self._arriving(step.node, step.output, change)
+        """Change the gradient that arrives at a step's result; where ``change`` gives None, it stays."""
+        self._arriving(step.node, step.output, lambda g: g if (changed := change(g)) is None else changed)
 
     def _arriving(self, node: Node, output: int, change: Change) -> None:
-        def arrive(grad_outputs: Gradients) -> Gradients | None:
-            arrived = grad_outputs[output]
-            if arrived is None:
-                return None
-            changed = list(grad_outputs)
-            changed[output] = change(arrived)
-            return tuple(changed)
+        """The same at a Node; None stops the gradient there."""
+
+        def arrive(grads: Gradients) -> Gradients:
+            return tuple(change(g) if i == output and g is not None else g for i, g in enumerate(grads))
 
         self.group.node_pre(node, arrive)
 
     def give(self, entrance: Entrance, answer: Answer) -> None:
         """Say what is to leave by an entrance in the place of the gradient."""
-        entrance.give(answer)
+        entrance.answer = answer
         self._entrances.append(entrance)
 
     def replace_gradient(self, step: Step | LinearNode, back: Back) -> None:
@@ -117,44 +118,37 @@ class RelevanceFlow:
         Where a rectifier has overwritten the result, it is the gradient that arrives there, and passes where the
         result is positive. A step without entrances has one input, the first of its Node.
         """
-        entrances: Mapping[int, Entrance]
-        if isinstance(step, LinearNode):
-            exit, entrances = step.exit, {} if step.entrance is None else {0: step.entrance}
-            node, output = (exit.node, exit.output) if step.rectifier is None else (step.rectifier, 0)
-        else:
-            exit, entrances, node, output = step, step.entrances, step.node, step.output
+        exit, entrances = (step.exit, step.entrances) if isinstance(step, LinearNode) else (step, step.entrances)
+        rectifier = step.rectifier if isinstance(step, LinearNode) else None
 
-        def arrived(gradient: torch.Tensor) -> None:
+        def arrived(gradient: Tensor) -> None:
             found = back(gradient)
             for place, entrance in entrances.items():
-                sent = found if isinstance(found, torch.Tensor) else found.get(place)
+                sent = found if isinstance(found, Tensor) else found.get(place)
                 if sent is not None:
-                    self.give(entrance, partial(_constant, sent.to(gradient.dtype)))
+                    self.give(entrance, partial(send_always, sent.to(gradient.dtype)))
 
-        def after(grad_inputs: Gradients, grad_outputs: Gradients) -> Gradients:
-            gradient = grad_outputs[exit.output]
-            if gradient is None or grad_inputs[0] is None:
-                return grad_inputs
+        def after(gradient: Tensor, plain: Tensor) -> Tensor:
             found = back(gradient)
-            sent = found if isinstance(found, torch.Tensor) else found[0]
-            return (sent.to(gradient.dtype), *grad_inputs[1:])
+            return (found if isinstance(found, Tensor) else found[0]).to(gradient.dtype)
 
         if entrances:
-            self._arriving(node, output, arrived)
+            self._arriving(rectifier or exit.node, 0 if rectifier else exit.output, arrived)
         else:
-            self.at(exit, after)
+            self.replacing(exit, after)
 
     def close(self) -> None:
         """Reset the entrances that the pass did not come by."""
         for entrance in self._entrances:
-            entrance.give(None)
+            entrance.answer = None
         self._entrances.clear()
 
-    def take(self, cause: str, part: torch.Tensor, factor: torch.Tensor | float = 1.0) -> None:
+    @torch.no_grad()
+    def take(self, cause: str, part: Tensor, factor: Tensor | float = 1.0) -> None:
         """Add to what a cause has taken, from a tensor with rows for the images, times factors that meet it."""
         by_rows = part.ndim > 0 and len(part) == self.count and self.images is None and part.is_contiguous()
-        if not isinstance(factor, torch.Tensor):
-            found = self.by_image(part.detach()) * factor
+        if not isinstance(factor, Tensor):
+            found = self.by_image(part) * factor
         elif factor.shape == part.shape and factor.dtype == part.dtype and by_rows:
             rows, others = part.reshape(self.count, 1, -1), factor.reshape(self.count, -1, 1)
             found = (rows @ others).reshape(self.count)
@@ -162,22 +156,26 @@ class RelevanceFlow:
             found = self.by_image((part @ factor).unsqueeze(-1))
         else:
             found = self.by_image(part * factor)
-        self.taken[cause] = self.taken[cause] + found if cause in self.taken else found
+        self.taken[cause] = self.taken.get(cause, 0) + found
 
-    def watch(self, cause: str, part: torch.Tensor) -> None:
+    def watch(self, cause: str, part: Tensor) -> None:
         """Note how much relevance arrives at an operation without a rule."""
-        size = self.by_image(part.detach().abs())
-        self.watched[cause] = self.watched[cause] + size if cause in self.watched else size
+        self.watched[cause] = self.watched.get(cause, 0) + self.by_image(part.detach().abs())
 
     def lost(self, cause: str, share: float) -> bool:
         """Whether an operation without a rule has taken more than a share of what arrived there, of some image."""
         return bool((self.taken[cause].abs() > share * self.watched[cause]).any())
 
-    def by_image(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The sum over each image's part of what the step has."""
-        return per_image(tensor, self.count, self.images)
+    def by_image(self, tensor: Tensor) -> Tensor:
+        """The sum over each image's part of what the step has; what is of the batch as a whole is shared evenly."""
+        if self.images is None and tensor.ndim and len(tensor) % self.count == 0:
+            return tensor.reshape(self.count, -1).sum(1)
+        numbers = numbers_of(tensor, self.count, self.images)
+        if numbers is None:
+            return tensor.sum().expand(self.count) / self.count
+        return summed(tensor, numbers, self.count)
 
-    def mean(self, tensor: torch.Tensor) -> torch.Tensor:
+    def mean(self, tensor: Tensor) -> Tensor:
         """The mean of each image's part of a tensor, in a shape that meets it."""
         if self.images is None and tensor.ndim and len(tensor) and len(tensor) % self.count == 0:
             means = tensor.reshape(self.count, -1).mean(1).repeat_interleave(len(tensor) // self.count)
@@ -188,77 +186,87 @@ class RelevanceFlow:
         sums, counts = (summed(each, numbers, self.count) for each in (tensor, torch.ones_like(tensor)))
         return (sums / counts)[numbers.long()]
 
-    def images_in(self, tensor: torch.Tensor) -> int | None:
+    def images_in(self, tensor: Tensor) -> int | None:
         """The dimension of a tensor along which the images lie; None where it is not known."""
         if self.images is None:
             return 0 if len(tensor) == self.count else None
-        apart = [d for d, size in enumerate(self.images.shape) if size > 1]
-        return apart[0] if len(apart) == 1 and fits(self.images, tensor.shape) else None
+        varying = [d for d, size in enumerate(self.images.shape) if size > 1]
+        return varying[0] if len(varying) == 1 and fits(self.images, tensor.shape) else None
 
-    def deposit(self, place: int, relevance: torch.Tensor) -> None:
+    def deposit(self, place: int, relevance: Tensor) -> None:
         """Give relevance to a source itself."""
-        known = self.deposits.get(place)
-        self.deposits[place] = relevance if known is None else known + relevance
+        self.deposits[place] = self.deposits.get(place, 0) + relevance
 
 
-def _constant(sent: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor:
+@dataclass(frozen=True)
+class RelevanceRule(Options):
+    """How a step shares out relevance among what it was given.
+
+    Relevance is value times gradient. A rule writes ``back``, which turns the gradient in the step's result into the
+    gradient in its input; or ``attach``, where that is not enough. ``fits`` refuses steps that the rule cannot act on.
+    Options are checked against the types of their fields, and against ``minimums``.
+    """
+
+    acts_on: ClassVar[type] = Step
+    """`Step`, or `LinearNode` for rules of linear maps."""
+
+    @property
+    def name(self) -> str:
+        """What coverage calls it; most rules have a class attribute instead."""
+        return type(self).__name__.lower()
+
+    def fits(self, step: Any) -> bool:
+        """Whether the rule can act on a step for which a composite names it."""
+        return True
+
+    def attach(self, step: Any, flow: RelevanceFlow) -> None:
+        """Make the next backward pass follow the rule at a step."""
+        flow.replace_gradient(step, partial(self.back, step, flow=flow))
+
+    def back(self, step: Any, gradient: Tensor, flow: RelevanceFlow) -> Tensor | Mapping[int, Tensor]:
+        """The gradient in what the step was given, from that in its result; for several inputs, by their places."""
+        raise NotImplementedError
+
+
+class LinearRule(RelevanceRule):
+    """A rule for linear maps z = W x + b: ``step.linear``, with ``step.x`` and ``step.result`` as they were.
+
+    >>> @dataclass(frozen=True)
+    ... class Squares(LinearRule):
+    ...     def back(self, step, gradient, flow):
+    ...         linear, x = step.linear, step.x.tensor
+    ...         weight = linear.weight.square()
+    ...         share = gradient * step.result.tensor / linear.run(x.abs(), weight, None)
+    ...         return linear.backward(share, x, weight) * x.sign()
+    >>> Squares().name
+    'squares'
+    """
+
+    acts_on: ClassVar[type] = LinearNode
+    minimums = {"epsilon": 0, "alpha": 1, "beta": 0, "gamma": 0}
+
+
+def send_always(sent: Tensor, gradient: Tensor | None) -> Tensor:
+    """An answer of an entrance that ignores the gradient which arrives."""
     return sent
 
 
-def per_image(tensor: torch.Tensor, count: int, images: torch.Tensor | None = None) -> torch.Tensor:
-    """The sum over what belongs to each image; what is of the batch as a whole is shared evenly.
-
-    >>> per_image(torch.ones(4, 3), 2), per_image(torch.ones(5, 2, 3), 2, torch.tensor([[[0], [1]]]))
-    (tensor([6., 6.]), tensor([15., 15.]))
-    """
-    if images is None and tensor.ndim and len(tensor) % count == 0:
-        return tensor.reshape(count, -1).sum(1)
-    numbers = numbers_of(tensor, count, images)
-    return tensor.sum().expand(count) / count if numbers is None else summed(tensor, numbers, count)
-
-
-@dataclass(eq=False)
-class Marks:
-    """Where the results of some layers leave them, call by call: the Node, its output, and the tensor's shape."""
-
-    found: dict[str, list[tuple[Node, int, torch.Size]]] = field(default_factory=dict)
-
-    def watch(self, group: HookGroup, layer: str) -> None:
-        calls = self.found.setdefault(layer, [])
-
-        def note(module: nn.Module, args: object, output: object) -> None:
-            tensor = first_tensor(output)
-            if tensor is not None and tensor.grad_fn is not None:
-                calls.append((tensor.grad_fn, tensor.output_nr, tensor.shape))
-
-        group.forward(layer, note)
-
-
-def node_of(source: Source) -> Node | None:
-    """The Node that a tensor, or an edge of the graph, came from."""
-    node: Node | None = source.grad_fn if isinstance(source, torch.Tensor) else source.node
-    return node
-
-
-def hold_back(group: HookGroup, node: Node, output: int, channels: Sequence[int], dim: int) -> None:
-    """Let the gradient of some channels alone arrive at a Node, and of its outputs at one alone."""
+def pass_channels(group: HookGroup, node: Node, output: int, channels: Sequence[int], dim: int) -> None:
+    """Set the gradient that arrives at a Node to zero, except in some channels of one of its outputs."""
 
     def arrive(grad_outputs: Gradients) -> Gradients | None:
         arrived = grad_outputs[output]
         changed = [None if g is None else torch.zeros_like(g) for g in grad_outputs]
         if arrived is not None:
-            kept = torch.zeros(arrived.shape[dim], device=arrived.device, dtype=arrived.dtype)
-            kept[list(channels)] = 1
-            shape = [1] * arrived.ndim
-            shape[dim] = -1
-            changed[output] = arrived * kept.reshape(shape)
+            kept = torch.tensor(channels, device=arrived.device)
+            changed[output] = torch.zeros_like(arrived).index_copy(dim, kept, arrived.index_select(dim, kept))
         return tuple(changed)
 
     group.node_pre(node, arrive)
 
 
-def hold_back_beside(group: HookGroup, node: Node, after: Mapping[Node, Sequence[Node]]) -> None:
-    """Stop the gradient wherever it would leave the ways to a Node. ``after`` says which Nodes lead to each one.
+def stop_other_paths(group: HookGroup, node: Node, after: Mapping[Node, Sequence[Node]]) -> None:
+    """Stop the gradient on all paths that do not lead to a Node. ``after`` says which Nodes lead to each one.
 
     Hooks run in their order: this comes after those of the rules, which see the whole gradient of a step.
     """
@@ -267,22 +275,22 @@ def hold_back_beside(group: HookGroup, node: Node, after: Mapping[Node, Sequence
         new = [each for each in after[waiting.pop()] if each not in leading]
         leading.update(new)
         waiting += new
+
+    def stop(others: set[int], grad_inputs: Gradients, grad_outputs: Gradients) -> Gradients:
+        return tuple(torch.zeros_like(g) if i in others and g is not None else g for i, g in enumerate(grad_inputs))
+
     for each in leading - {node}:
-        beside = [
-            i for i, (before, _) in enumerate(each.next_functions) if before is not None and before not in leading
-        ]
-        if beside:
-            group.node(each, partial(_stopped, beside))
+        others = {i for i, (before, _) in enumerate(each.next_functions) if before and before not in leading}
+        if others:
+            group.node(each, partial(stop, others))
 
 
-def _stopped(places: Sequence[int], grad_inputs: Gradients, grad_outputs: Gradients) -> Gradients:
-    return tuple(torch.zeros_like(g) if i in places and g is not None else g for i, g in enumerate(grad_inputs))
-
-
-def maps_in(steps: Sequence[Step], nodes: Mapping[Node, Sequence[Node]], apart: Collection[Node]) -> list[LinearNode]:
+def maps_in(
+    steps: Sequence[Step], nodes: Mapping[Node, Sequence[Node]], do_not_merge: Collection[Node]
+) -> list[LinearNode]:
     """The linear maps among some steps, normalisations taken together with what they normalise.
 
-    ``nodes`` says which Nodes lead to each one in the graph; those ``apart`` are not taken together with others.
+    ``nodes`` says which Nodes lead to each one in the graph; those in ``do_not_merge`` are not merged with others.
     """
     found: list[LinearNode] = []
     within: set[int] = set()
@@ -290,67 +298,33 @@ def maps_in(steps: Sequence[Step], nodes: Mapping[Node, Sequence[Node]], apart: 
         if not step.is_map or id(step) in within:
             continue
         assert step.linear is not None
-        linear, first = step.linear, step
-        preceding = step.preceding
+        assert step.result is not None
+        linear, first, preceding = step.linear, step, step.preceding
         # Without an entrance of its own, as of a second normalisation, the two cannot be answered for as one.
         if step.kind == "batchnorm" and preceding is not None and preceding.linear is not None and preceding.entrances:
-            alone = len(nodes.get(preceding.node, ())) == 1 and preceding.node not in apart
+            alone = len(nodes.get(preceding.node, ())) == 1 and preceding.node not in do_not_merge
             joined = preceding.linear.then(linear.weight, linear.bias) if alone else None
             if joined is not None:
                 linear, first = joined, preceding
                 within.add(id(preceding))
-        assert step.result is not None
         after = nodes[step.node]
         rectified = bool(after) and all(node.name().startswith("ReluBackward") for node in after)
-        over = rectified and step.result.rectified and len(after) == 1 and step.node not in apart
+        over = rectified and step.result.rectified and len(after) == 1 and step.node not in do_not_merge
+        at = first.values[0], step.result, first.entrances, step
         rectifier = after[0] if over else None
-        entrance, x = first.entrance if first.entrances else None, first.values[0]
-        found.append(
-            LinearNode(first.kind, first.module, linear, x, step.result, entrance, step, False, rectified, rectifier)
-        )
+        found.append(LinearNode(first.kind, first.module, linear, *at, rectified=rectified, rectifier=rectifier))
     found.reverse()
-    exits, clean = {m.exit.node for m in found if m.kind != "batchnorm"}, set[Node]()
+    behind = Reach((), {each.exit.node for each in found if each.kind != "batchnorm"})
     for each in found:
-        each.nearest = each.node is not None and _is_clean(each.node, exits, clean)
+        each.nearest = each.node is not None and not any(behind.of(node) for node, _ in each.node.next_functions)
     return found
 
 
-def _is_clean(start: Node, exits: set[Node], clean: set[Node]) -> bool:
-    """Whether a Node's graph has none of the exits."""
-    seen, waiting = {start}, [start]
-    while waiting:
-        for before, _ in waiting.pop().next_functions:
-            if before is None or before in seen or before in clean:
-                continue
-            if before in exits:
-                return False
-            seen.add(before)
-            waiting.append(before)
-    clean |= seen
-    return True
-
-
-def consumers(score: torch.Tensor) -> dict[Node, list[Node]]:
+def consumers(score: Tensor) -> dict[Node, list[Node]]:
     """For each Node of a score's graph, the Nodes that lead to it, as often as they do."""
-    found: dict[Node, list[Node]] = {}
-    for node in graph(score):
-        found.setdefault(node, [])
+    found: dict[Node, list[Node]] = {node: [] for node in graph(score)}
+    for node in found:
         for before, _ in node.next_functions:
             if before is not None:
-                found.setdefault(before, []).append(node)
+                found[before].append(node)
     return found
-
-
-def sources_behind(node: Node | None, sources: Sequence[torch.Tensor]) -> Iterator[int]:
-    """The places of the sources that a Node leads back to."""
-    if node is None:
-        return
-    seen, waiting = {node}, [node]
-    while waiting:
-        current = waiting.pop()
-        variable = getattr(current, "variable", None)
-        yield from (i for i, source in enumerate(sources) if source is variable)
-        for before, _ in current.next_functions:
-            if before is not None and before not in seen:
-                seen.add(before)
-                waiting.append(before)

@@ -16,6 +16,8 @@ from explain._utils.errors import printable
 
 RGB = tuple[int, int, int]
 INK, FAINT, PAPER = (24, 24, 28), (110, 110, 118), (255, 255, 255)
+# Okabe and Ito's colours, told apart with colour-vision deficiencies; yellow comes late since it is faint on white.
+COLORS = [(213, 94, 0), (0, 114, 178), (0, 158, 115), (204, 121, 167), (230, 159, 0), (86, 180, 233), (240, 228, 66)]
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 
@@ -82,39 +84,33 @@ class Legend:
         return f"Legend({self.about!r}, {' to '.join(self.labels) if self.ramp else ', '.join(self.labels)})"
 
 
-def bar(legend: Legend, width: int, size: int) -> Image.Image:
+def bar(legend: Legend, width: int, size: int, *, about: bool = False) -> Image.Image:
     """Draw a legend ``width`` pixels wide with text of ``size``: the colours above, the labels below.
+
+    With ``about``, what is shown is written too: between two labels of a ramp where there is room, and else below.
 
     >>> bar(Legend(((0, 0, 0), (255, 0, 0)), ("0", "max"), "heat"), 80, 10).width
     80
+    >>> steps = Legend(((0, 0, 0), (255, 0, 0)), ("50 %", "90 %"), "evidence inside", ramp=False)
+    >>> bar(steps, 120, 10, about=True).height - bar(steps, 120, 10).height
+    14
     """
-    thick, gap = max(6, round(size * 0.8)), max(2, size // 5)
-    canvas = Image.new("RGB", (width, thick + gap + round(size * 1.4)), (255, 255, 255))
-    canvas.paste(_ramp(legend, width, thick) if legend.ramp else _steps(legend, width, thick), (0, 0))
-    draw, face = ImageDraw.Draw(canvas), font(size)
-    slots = len(legend.labels)
+    thick, gap, line, face = max(6, round(size * 0.8)), max(2, size // 5), round(size * 1.4), font(size)
+    length = sum(map(face.getlength, (legend.about, *legend.labels))) + 2 * size
+    between = legend.ramp and len(legend.labels) == 2 and length < width
+    words = legend.about if about and not between else ""
+    full = max(width, ceil(face.getlength(words)))
+    canvas = Image.new("RGB", (full, thick + gap + line * (2 if words else 1)), PAPER)
+    start = (full - width) // 2
+    canvas.paste(_ramp(legend, width, thick) if legend.ramp else _steps(legend, width, thick), (start, 0))
+    draw, slots = ImageDraw.Draw(canvas), len(legend.labels)
     for i, label in enumerate(legend.labels):
         length = face.getlength(label)
         left = (width - length) * i / max(1, slots - 1) if legend.ramp else (i + 0.5) * width / slots - length / 2
-        draw.text((left, thick + gap), label, FAINT, face)
-    return canvas
-
-
-def labelled_bar(legend: Legend, width: int, size: int) -> Image.Image:
-    """Draw a legend; below steps, also ``about``: their labels are shares of it.
-
-    >>> steps = Legend(((0, 0, 0), (255, 0, 0)), ("50 %", "90 %"), "evidence inside", ramp=False)
-    >>> labelled_bar(steps, 120, 10).height - bar(steps, 120, 10).height
-    14
-    """
-    colors = bar(legend, width, size)
-    if legend.ramp:
-        return colors
-    line, face = round(size * 1.4), font(size)
-    canvas = Image.new("RGB", (max(width, ceil(face.getlength(legend.about))), colors.height + line), (255, 255, 255))
-    canvas.paste(colors, ((canvas.width - width) // 2, 0))
-    left = (canvas.width - face.getlength(legend.about)) / 2
-    ImageDraw.Draw(canvas).text((left, colors.height), legend.about, FAINT, face)
+        draw.text((start + left, thick + gap), label, FAINT, face)
+    if about and between:
+        draw.text((start + (width - face.getlength(legend.about)) / 2, thick + gap), legend.about, FAINT, face)
+    draw.text(((full - face.getlength(words)) / 2, thick + gap + line), words, FAINT, face)
     return canvas
 
 
@@ -150,15 +146,6 @@ class Mark:
     def result(self) -> str:
         return "not checked" if self.passed is None else "passed" if self.passed else "failed"
 
-    @property
-    def text(self) -> str:
-        """The mark as text.
-
-        >>> Mark("class", False).text
-        '✗ class'
-        """
-        return f"{'–' if self.passed is None else '✓' if self.passed else '✗'} {self.word}"
-
 
 def row(marks: Sequence[Mark], width: int, size: int) -> Image.Image:
     """Draw marks side by side, at most ``width`` pixels wide, with words of ``size`` pixels, or smaller ones.
@@ -167,34 +154,25 @@ def row(marks: Sequence[Mark], width: int, size: int) -> Image.Image:
     17
     """
     height = round(size * 1.4)
-    while size > SMALLEST_MARK and _length(marks, size) > width:
+    while True:
+        face, gap = font(size), max(4, round(size * 0.55))
+        each = [round(size * 1.15) + gap / 2 + face.getlength(mark.word) for mark in marks]
+        words = sum(each) + 1.5 * gap * (len(marks) - 1) <= width
+        if words or size <= SMALLEST_MARK:
+            break
         size -= 1
-    words = _length(marks, size) <= width
     canvas = Image.new("RGB", (width, height), PAPER)
-    draw, face, gap = ImageDraw.Draw(canvas), font(size), _gap(size)
-    step = None if words else min(height + gap, width // max(1, len(marks)))
-    x = 0.0
+    draw, side, x = ImageDraw.Draw(canvas), min(height, round(size * 1.15)), 0.0
     for mark in marks:
-        side = min(height, round(size * 1.15))
         canvas.paste(_sign(mark.passed, side), (round(x), (height - side) // 2))
-        if step is not None:
-            x += step
-            continue
-        x += side + gap / 2
-        draw.text((x, (height - 1.2 * size) / 2), mark.word, FAINT if mark.passed is None else INK, face)
-        x += face.getlength(mark.word) + gap * 1.5
-    used = max(1, min(width, round(x if step is not None else x - gap * 1.5)))
+        if words:
+            x += side + gap / 2
+            draw.text((x, (height - 1.2 * size) / 2), mark.word, FAINT if mark.passed is None else INK, face)
+            x += face.getlength(mark.word) + gap * 1.5
+        else:
+            x += min(height + gap, width // max(1, len(marks)))
+    used = max(1, min(width, round(x - gap * 1.5 if words else x)))
     return canvas.crop((0, 0, used, height))
-
-
-def _gap(size: int) -> int:
-    return max(4, round(size * 0.55))
-
-
-def _length(marks: Sequence[Mark], size: int) -> float:
-    face, gap = font(size), _gap(size)
-    each = [round(size * 1.15) + gap / 2 + face.getlength(mark.word) for mark in marks]
-    return sum(each) + 1.5 * gap * (len(marks) - 1)
 
 
 def _sign(passed: bool | None, side: int) -> Image.Image:
@@ -237,15 +215,23 @@ def lettering(size: tuple[int, int]) -> int:
     return max(13, round(min(size[0] / 28, sqrt(size[0] * size[1]) / 22)))
 
 
+def beside(one: Image.Image, other: Image.Image) -> Image.Image:
+    """Put two pictures of the same height side by side.
+
+    >>> beside(Image.new("RGB", (60, 40)), Image.new("RGB", (60, 40))).width
+    122
+    """
+    gap = max(2, one.width // 50)
+    canvas = Image.new("RGB", (one.width + gap + other.width, one.height), PAPER)
+    canvas.paste(one, (0, 0))
+    canvas.paste(other, (one.width + gap, 0))
+    return canvas
+
+
 def caption(
-    picture: Image.Image,
-    title: str,
-    detail: str,
-    legend: Legend | None = None,
-    *,
-    end: str = "",
+    picture: Image.Image, title: str, detail: str, legend: Legend | None = None, *, end: str = "",
     marks: Sequence[Mark] = (),
-) -> Image.Image:
+) -> Image.Image:  # fmt: skip
     """Put a strip under a picture: a bold title, a fainter line of detail and, where it helps, what colours mean.
 
     A picture narrower than 260 pixels is centred above a strip of that width. The ``end`` of the title, a percentage,
@@ -256,9 +242,8 @@ def caption(
     """
     width = max(NARROWEST, picture.width)
     large = lettering((width, max(1, picture.height)))
-    small = max(11, round(large * 0.78))
-    pad = round(large * 0.7)
-    colors = None if legend is None else labelled_bar(legend, max(70, min(width // 4, 13 * small)), small)
+    small, pad = max(11, round(large * 0.78)), round(large * 0.7)
+    colors = None if legend is None else bar(legend, max(70, min(width // 4, 13 * small)), small, about=not legend.ramp)
     room = width - 2 * pad - (0 if colors is None else colors.width + pad)
     details = wrapped(detail, room, small, 3) or [""]
     signs = row(marks, room, small) if marks else None

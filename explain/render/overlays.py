@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -10,9 +12,8 @@ from PIL import Image, ImageDraw
 
 from explain._utils.errors import ImageError, keywords, shown
 from explain.data.images import Box, ImageLike, load_image
-from explain.render.captions import FAINT, INK, NARROWEST, PAPER, fit, font, lettering
-from explain.render.placement import Array, mark_unseen, place
-from explain.render.styles import Reading, Style, StyleLike, get_style
+from explain.render.captions import COLORS, FAINT, INK, NARROWEST, PAPER, fit, font, lettering
+from explain.render.styles import Array, Reading, Style, StyleLike, get_style, mark_unseen, place
 
 LARGEST = float(np.finfo(np.float32).max)
 Edges = tuple[float, float, float, float]
@@ -20,14 +21,9 @@ Edges = tuple[float, float, float, float]
 
 @keywords()
 def overlay(
-    photo: ImageLike,
-    heatmap: Any,
-    style: StyleLike = "heat",
-    *,
-    box: Box | Edges | None = None,
-    colormap: str | None = None,
-    alpha: float | None = None,
-) -> Image.Image:
+    photo: ImageLike, heatmap: Any, style: StyleLike = "heat", *, box: Box | Edges | None = None,
+    colormap: str | None = None, alpha: float | None = None,
+) -> Image.Image:  # fmt: skip
     """Draw a heatmap on a photo, at the photo's own resolution.
 
     For the result of `explain.attribute`: ``overlay(photo, attribution.heatmap[0])``.
@@ -37,7 +33,7 @@ def overlay(
         heatmap: ``(h, w)`` in [0, 1], a tensor or an array, of any size: it is stretched over the box. For the style
             "signed", ``attribution.signed[0]`` in [-1, 1]; for "color", ``attribution.values[0]`` ``(C, h, w)``.
         style: "heat", "contour", "mask" or "spotlight", or a style with options, as ``render.Contour(shares=(0.5,))``;
-            also "intensity", "signed" and "color", which pixel methods are drawn in.
+            also "intensity", "signed" and "color", which pixel methods are drawn in, and "evidence".
         box: which part of the photo the model saw, as (left, top, right, bottom) in pixels of the photo; by default,
             all of it. What lies outside is hatched. Where the photo was cut by a preprocessing,
             ``explain.data.images.locate(preprocess, photo.size)`` finds the box.
@@ -66,16 +62,30 @@ def drawn(photo: Image.Image, values: Array, style: Style, region: Box, seen: Se
     return mark_unseen(style.draw(photo, values, region), photo, seen)
 
 
+def outlined(photo: Image.Image, boxes: Mapping[str, Edges]) -> Image.Image:
+    """Draw boxes (left, top, right, bottom) on a copy of a photo, each with its label."""
+    drawn, size = photo.copy(), lettering(photo.size)
+    draw, wide = ImageDraw.Draw(drawn), max(1, round(min(photo.size) / 160))
+    for color, (label, (left, top, right, bottom)) in zip(cycle(COLORS), boxes.items(), strict=False):
+        corners = max(left, 0), max(top, 0), min(right, photo.width) - 1, min(bottom, photo.height) - 1
+        if corners[0] >= corners[2] or corners[1] >= corners[3]:
+            continue
+        draw.rectangle([edge + sign * wide for edge, sign in zip(corners, (-1, -1, 1, 1), strict=True)], width=2 * wide)
+        draw.rectangle(corners, outline=color, width=wide)
+        if label:
+            words = fit(label, photo.width - corners[0], size, True)
+            area = (*corners[:2], corners[0] + font(size, True).getlength(words) + size, corners[1] + 1.5 * size)
+            draw.rectangle(area, fill=color)
+            draw.text((corners[0] + size / 2, corners[1] + 0.1 * size), words, PAPER, font(size, True))
+    return drawn
+
+
 def _checked_box(box: Any) -> Box:
-    try:
+    found = Box(0, 0, 0, 0)
+    with suppress(TypeError, ValueError):
         found = box if isinstance(box, Box) else Box(*map(float, box))
-    except (TypeError, ValueError):
-        found = Box(0, 0, 0, 0)
     if not (0 < found.width < np.inf and 0 < found.height < np.inf):
-        raise ImageError(
-            f"box must be (left, top, right, bottom) in pixels with left < right and top < bottom, got {shown(box)}; "
-            "leave it out where the model saw the whole photo"
-        )
+        raise ImageError(f"box must be (left, top, right, bottom) in pixels, got {shown(box)}; mend it")
     return found
 
 
@@ -102,24 +112,14 @@ _NEEDS: dict[Reading, tuple[float, float, int, str]] = {
     "heatmap": (0.0, 1.0, 2, "pass attribution.heatmap[0], (H, W) in [0, 1]"),
     "signed": (-1.0, 1.0, 2, "pass attribution.signed[0], (H, W) in [-1, 1]"),
     "values": (-LARGEST, LARGEST, 3, "pass attribution.values[0], (C, H, W)"),
+    "sets": (0.0, 1.0, 3, "pass attribution.sets.masks[0], (R, H, W)"),
 }
 
 
-# Okabe and Ito's colours, told apart with colour-vision deficiencies; yellow comes late since it is faint on white.
-COLORS = [(213, 94, 0), (0, 114, 178), (0, 158, 115), (204, 121, 167), (230, 159, 0), (86, 180, 233), (240, 228, 66)]
-
-
 def concepts(
-    photo: Image.Image,
-    maps: Array,
-    region: Box,
-    labels: Sequence[str],
-    *,
-    shares: Sequence[float] = (),
-    title: str = "",
-    detail: str = "",
-    alpha: float = 0.75,
-) -> Image.Image:
+    photo: Image.Image, maps: Array, region: Box, labels: Sequence[str], *, shares: Sequence[float] = (),
+    title: str = "", detail: str = "", alpha: float = 0.75,
+) -> Image.Image:  # fmt: skip
     """Colour each place of a photo by the strongest of K maps ``(K, H, W)`` in [0, 1]; say below what each one is.
 
     Args:
@@ -144,13 +144,11 @@ def concepts(
     return _with_lines(colored, list(zip(palette.tolist(), ends, labels, strict=True)), title, detail)
 
 
-def _with_lines(
-    picture: Image.Image, entries: Sequence[tuple[list[int], str, str]], title: str, detail: str
-) -> Image.Image:
+def _with_lines(picture: Image.Image, entries: Sequence[tuple[Any, str, str]], title: str, detail: str) -> Image.Image:
     width = max(NARROWEST, picture.width)
     large = lettering((width, max(1, picture.height)))
-    size = max(11, round(large * 0.85))
-    pad, line = round(large * 0.7), round(size * 1.7)
+    size, pad = max(11, round(large * 0.85)), round(large * 0.7)
+    line = round(size * 1.7)
     head = (round(large * 1.45) if title else 0) + (round(size * 1.6) if detail else 0)
     canvas = Image.new("RGB", (width, picture.height + 2 * pad + head + line * len(entries)), PAPER)
     canvas.paste(picture, ((width - picture.width) // 2, 0))

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import io
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib import import_module
 from itertools import pairwise
+from math import ceil
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from PIL import Image, ImageDraw
 
 from explain._utils.errors import ExplainError, shown
+from explain._utils.html import picture_html
 from explain.render.captions import FAINT, INK, PAPER, Legend, Mark, bar, fit, font, wrapped
 from explain.render.captions import row as marked
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 
 ABREAST = 6  # tiles in a row at most
 LEAST = 2  # tiles that a sheet is wide, so that its title has room
@@ -21,7 +32,8 @@ LONGEST = 3  # times as wide or high as a square, at most
 class Tile:
     """A picture with texts below it: its name, a fainter line of detail, and a warning in ``remark``.
 
-    ``alternative`` describes the picture in words, and ``marks`` are the results of its checks.
+    ``alternative`` describes the picture in words, ``marks`` are the results of its checks, and ``legend`` says what
+    its colours mean.
     """
 
     picture: Image.Image = field(repr=False)
@@ -30,26 +42,50 @@ class Tile:
     remark: str = ""
     alternative: str = ""
     marks: tuple[Mark, ...] = ()
+    legend: Legend | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
 class Group:
-    """Tiles that belong together, below a heading."""
+    """Tiles that belong together, below a heading.
+
+    ``goes_on`` says that this is the rest of a group that began in a row above. With ``indent``, the group has a row of
+    its own, behind so many empty places; in the first row, the groups before it stand there.
+    """
 
     heading: str
     tiles: tuple[Tile, ...]
     goes_on: bool = False
-    """Whether this is the rest of a group that began in the row above."""
+    indent: int = 0
+
+
+def lined_up(first: Tile, rows: Sequence[tuple[str, Sequence[Tile]]]) -> tuple[Group, ...]:
+    """Return a tile, and beside it rows of tiles with their headings, whose columns line up.
+
+    More columns than a sheet is wide are shown in parts, one below the other.
+
+    >>> tile = Tile(Image.new("RGB", (4, 3)))
+    >>> [(len(group.tiles), group.goes_on) for group in lined_up(tile, [("a", [tile] * 7)])]
+    [(1, False), (4, False), (3, True)]
+    """
+    columns = max(len(tiles) for _, tiles in rows)
+    most = max(1, int(ABREAST / Layout("", "", (Group("", (first,)),)).stretch[0]) - 1)
+    step = ceil(columns / ceil(columns / most))
+    parts = [
+        Group(heading, tuple(tiles[start : start + step]), start > 0, indent=1)
+        for start in range(0, columns, step)
+        for heading, tiles in rows
+    ]
+    return Group("", (first,)), *parts
 
 
 @dataclass(frozen=True, repr=False)
 class Layout:
-    """A contact sheet: title and detail at the top, the groups in their order, and the legends of the colours."""
+    """A contact sheet: title and detail at the top, and the groups in their order."""
 
     title: str
     detail: str
     groups: tuple[Group, ...]
-    legends: tuple[Legend, ...] = ()
 
     @property
     def tiles(self) -> list[Tile]:
@@ -60,8 +96,33 @@ class Layout:
 
     def rows(self) -> list[list[Group]]:
         """Return the groups as they stand in rows of `columns` tiles; only the last is shorter, with two at least."""
+        if self._lined_up:
+            first = next(i for i, group in enumerate(self.groups) if group.indent)
+            start = [*self.groups[:first], replace(self.groups[first], indent=0)]
+            return [start, *([group] for group in self.groups[first + 1 :])]
         ends = _ends(len(self.tiles), self.columns)
         return [_between(self.groups, start, end) for start, end in pairwise([0, *ends])]
+
+    @property
+    def _lined_up(self) -> bool:
+        return any(group.indent for group in self.groups)
+
+    def places(self) -> list[dict[int, tuple[Group, Tile]]]:
+        """Return for each row the tiles and their groups, by column."""
+        rows = [(row[0].indent, [(group, tile) for group in row for tile in group.tiles]) for row in self.rows()]
+        return [dict(enumerate(pairs, start)) for start, pairs in rows]
+
+    def legends(self) -> list[dict[int, Legend]]:
+        """Return for each row the legends below it, by column: none where the tile below has the same legend.
+
+        Where columns line up, it must have the same name as well.
+        """
+        lined = self._lined_up
+        rows = [{c: (tile.name if lined else "", tile.legend) for c, (_, tile) in row.items()} for row in self.places()]
+        return [
+            {c: each[1] for c, each in row.items() if each[1] is not None and below.get(c) != each}
+            for row, below in zip(rows, [*rows[1:], {}], strict=True)
+        ]
 
     @property
     def columns(self) -> int:
@@ -71,6 +132,8 @@ class Layout:
         >>> [Layout("", "", (Group("", (blank,) * n),)).columns for n in (1, 3, 6, 7, 13)]
         [2, 3, 6, 4, 5]
         """
+        if self._lined_up:
+            return max(max(row) for row in self.places()) + 1
         abreast = max(1, int(ABREAST / self.stretch[0]))
         longest = max(min(LEAST, abreast), min(abreast, len(self.tiles)))
         return min(range(min(3, longest), longest + 1), key=lambda columns: (self._cost(columns), -columns))
@@ -132,8 +195,8 @@ def sheet(layout: Layout, tile: int = 300) -> Image.Image:
     332
     """
     drawing = _Sheet(tile, layout.columns, layout.stretch)
-    rows = layout.rows()
-    return drawing.stacked([drawing.head(layout), *(drawing.row(row) for row in rows)])
+    rows = map(drawing.row, layout.places(), layout.legends())
+    return drawing.stacked([drawing.head(layout), *rows])
 
 
 def table(rows: Sequence[Sequence[Tile]], columns: Sequence[str] = (), tile: int = 240) -> Image.Image:
@@ -143,7 +206,7 @@ def table(rows: Sequence[Sequence[Tile]], columns: Sequence[str] = (), tile: int
     332
     """
     drawing = _Sheet(tile, max(len(row) for row in rows))
-    parts = [drawing.row([Group("", tuple(row))]) for row in rows]
+    parts = [drawing.row({c: (Group("", ()), tile) for c, tile in enumerate(row)}, {}) for row in rows]
     if columns:
         parts.insert(0, drawing.names(columns))
     return drawing.stacked(parts)
@@ -154,12 +217,9 @@ class _Sheet:
 
     def __init__(self, tile: int, columns: int, stretch: tuple[float, float] = (1.0, 1.0)) -> None:
         if isinstance(tile, bool) or not isinstance(tile, int) or tile < SMALLEST:
-            raise ExplainError(
-                f"tile must be a whole number of pixels from {SMALLEST}, got {shown(tile)}; 300 is usual"
-            )
+            raise ExplainError(f"tile must be a whole number from {SMALLEST}, got {shown(tile)}; 300 is usual")
         self.tile, self.high = round(tile * stretch[0]), round(tile * stretch[1])
-        self.text = max(10, tile // 20)
-        self.gap = max(8, tile // 20)
+        self.text, self.gap = max(10, tile // 16), max(8, tile // 20)
         self.width = self.gap + columns * (self.tile + self.gap)
 
     def stacked(self, strips: Sequence[Image.Image]) -> Image.Image:
@@ -172,32 +232,16 @@ class _Sheet:
         return canvas
 
     def head(self, layout: Layout) -> Image.Image:
-        """The title, a fainter line, and the legends at the right; empty where there are none."""
-        if not (layout.title or layout.detail or layout.legends):
+        """The title, and a fainter line; empty where there are none."""
+        if not (layout.title or layout.detail):
             return Image.new("RGB", (self.width, 0), PAPER)
         large = round(self.text * 1.5)
-        height = self.gap + round(large * 1.4) + round(self.text * 1.6)
-        strip = Image.new("RGB", (self.width, height), PAPER)
-        room = self.width - 2 * self.gap
-        draw = ImageDraw.Draw(strip)
-        for legend in reversed(layout.legends):
-            room -= self._legend(strip, legend, self.gap + room)
+        strip = Image.new("RGB", (self.width, self.gap + round(large * 1.4) + round(self.text * 1.6)), PAPER)
+        room, draw = self.width - 2 * self.gap, ImageDraw.Draw(strip)
         draw.text((self.gap, self.gap), fit(layout.title, room, large, True), INK, font(large, True))
         line = fit(layout.detail, room, self.text)
         draw.text((self.gap, self.gap + round(large * 1.4)), line, FAINT, font(self.text))
         return strip
-
-    def _legend(self, strip: Image.Image, legend: Legend, right: int) -> int:
-        """Draw a legend that ends at ``right``, with its heading; return the width that it takes."""
-        small = max(9, round(self.text * 0.8))
-        labels = 0.0 if legend.ramp else sum(font(small).getlength(label) + small for label in legend.labels)
-        length = round(max(font(small).getlength(legend.about), labels, 7 * small))
-        if right - length < strip.width // 2:  # the title has the first half
-            return 0
-        draw = ImageDraw.Draw(strip)
-        draw.text((right - length, self.gap), legend.about, FAINT, font(small))
-        strip.paste(bar(legend, length, small), (right - length, self.gap + round(small * 1.5)))
-        return length + 2 * self.gap
 
     def names(self, columns: Sequence[str]) -> Image.Image:
         strip = Image.new("RGB", (self.width, self.gap + round(self.text * 1.7)), PAPER)
@@ -205,21 +249,25 @@ class _Sheet:
             self._centred(ImageDraw.Draw(strip), name, self._middle(i), self.gap, INK, bold=True)
         return strip
 
-    def row(self, groups: Sequence[Group]) -> Image.Image:
-        """A row of groups, each under its heading and a rule."""
-        tiles = [tile for group in groups for tile in group.tiles]
+    def row(self, places: Mapping[int, tuple[Group, Tile]], legends: Mapping[int, Legend]) -> Image.Image:
+        """A row of tiles and legends by column, each group under its heading and a rule."""
+        tiles = [tile for _, tile in places.values()]
         line = round(self.text * 1.45)
         tallest = max((self._fitted(tile.picture)[1] for tile in tiles), default=1)
-        heading = round(line * 1.5) if any(group.heading for group in groups) else 0
+        heading = round(line * 1.5) if any(group.heading for group, _ in places.values()) else 0
         lines = max((len(self._lines(tile)) + bool(tile.marks) for tile in tiles), default=0)
         below = lines * line + (round(line * 0.3) if lines else 0)
-        strip = Image.new("RGB", (self.width, self.gap + heading + tallest + below), PAPER)
-        place = 0
-        for group in groups:
-            self._heading(strip, group, place)
-            for tile in group.tiles:
-                self._tile(strip, tile, place, self.gap + heading, tallest)
-                place += 1
+        bars = {c: bar(each, self.tile, max(9, round(self.text * 0.8)), about=True) for c, each in legends.items()}
+        top = self.gap + heading + tallest + below + (self.gap // 2 if bars else 0)
+        strip = Image.new("RGB", (self.width, top + max((each.height for each in bars.values()), default=0)), PAPER)
+        before = None
+        for place, (group, tile) in places.items():
+            if group is not before:
+                self._heading(strip, group, place)
+            self._tile(strip, tile, place, self.gap + heading, tallest)
+            before = group
+        for place, each in bars.items():
+            strip.paste(each, (round(self._middle(place) - each.width / 2), top))
         return strip
 
     def _heading(self, strip: Image.Image, group: Group, place: int) -> None:
@@ -239,9 +287,8 @@ class _Sheet:
         left = self.gap + place * (self.tile + self.gap)
         small = tile.picture.resize(self._fitted(tile.picture), Image.Resampling.LANCZOS)
         strip.paste(small, (left + (self.tile - small.width) // 2, top + (tallest - small.height) // 2))
-        line = round(self.text * 1.45)
+        line, draw = round(self.text * 1.45), ImageDraw.Draw(strip)
         y = top + tallest + round(line * 0.3)
-        draw = ImageDraw.Draw(strip)
         for words, color in self._lines(tile):
             self._centred(draw, words, self._middle(place), y, color)
             y += line
@@ -266,3 +313,64 @@ class _Sheet:
     ) -> None:
         shown, face = fit(words, self.tile, self.text, bold), font(self.text, bold)
         draw.text((x - face.getlength(shown) / 2, y), shown, color, face)
+
+
+DPI = 120  # of figures
+LONGEST_SIDE = 19  # inches of a figure
+
+
+def figure(layout: Layout, alternative: str = "") -> Figure:
+    """Return a contact sheet as a figure, which belongs to no window, so that nothing has to be closed."""
+    picture = sheet(layout, 340)
+    dpi = max(DPI, max(picture.size) / LONGEST_SIDE)
+    drawn = empty((picture.width / dpi, picture.height / dpi), alternative, dpi)
+    drawn.set_layout_engine("none")
+    axis = drawn.add_axes((0, 0, 1, 1))
+    axis.imshow(np.asarray(picture), interpolation="none", aspect="auto")
+    axis.set_axis_off()
+    return drawn
+
+
+def empty(size: tuple[float, float], alternative: str, dpi: float = DPI) -> Figure:
+    """Return a figure without axes that shows itself in a notebook, with a text for those who cannot see it."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    spaced = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08)  # inches
+    made: Figure = _figure_class()(figsize=size, layout=spaced, dpi=dpi)
+    made.alternative = alternative  # type: ignore[attr-defined]
+    FigureCanvasAgg(made)
+    return made
+
+
+@cache
+def _figure_class() -> Any:
+    """The class of such figures; matplotlib is loaded when the first is made."""
+    from matplotlib.figure import Figure
+
+    def as_html(drawn: Any) -> str:
+        return picture_html(as_picture(drawn), drawn.alternative)
+
+    def display_once(drawn: Any) -> None:
+        # Only IPython calls this, which would store a PNG of every figure as well.
+        display: Any = import_module("IPython.display").display
+        display({"text/plain": repr(drawn), "text/html": as_html(drawn)}, raw=True)
+
+    members = {"_repr_html_": as_html, "_ipython_display_": display_once, "__module__": __name__}
+    return type("ShownFigure", (Figure,), members)
+
+
+def as_picture(drawn: Figure) -> Image.Image:
+    """Return the picture of a figure."""
+    buffer = io.BytesIO()
+    drawn.savefig(buffer, format="png")
+    return Image.open(buffer)
+
+
+def evenly_spread(count: int, most: int) -> list[int]:
+    """Return at most so many places of ``count``, evenly spread, with the first and the last.
+
+    >>> evenly_spread(3, 8), evenly_spread(9, 3)
+    ([0, 1, 2], [0, 4, 8])
+    """
+    return sorted({round(place) for place in np.linspace(0, max(0, count - 1), min(count, most))})

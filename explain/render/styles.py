@@ -7,29 +7,211 @@ Four of them draw a heatmap in [0, 1] of any method:
     Mask        those places cut out, on pale paper
     Spotlight   the photo in colour where the map is high, dark and grey elsewhere, without an edge between
 
-Three are the own styles of methods that give a value for each pixel: Intensity, Signed and Color.
+Three are the own styles of methods that give a value for each pixel: Intensity, Signed and Color. Evidence draws sets
+of regions.
 To add one, write a class that satisfies `Style` and enter it in `STYLES`.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import pairwise
+from functools import cache
+from importlib import resources
+from itertools import cycle, pairwise
 from typing import Any, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageDraw
 
 from explain._utils.errors import ExplainError, option, shown
 from explain._utils.spelling import did_you_mean
 from explain.data.images import Box
-from explain.render.captions import INK, RGB, Legend
-from explain.render.colors import HEAT, INTENSITY, SIGNED, lookup_table
-from explain.render.placement import Array, area, fine, on_photo, place, thresholds
+from explain.render.captions import COLORS, INK, RGB, Legend
 
-Reading: TypeAlias = Literal["heatmap", "signed", "values"]
-"""What a style draws: ``(H, W)`` in [0, 1], ``(H, W)`` in [-1, 1], or ``(C, H, W)``."""
+HEAT = "plasma"  # perceptually uniform, readable with colour-vision deficiencies, and nowhere grey
+INTENSITY = "inferno"  # likewise, from black
+SIGNED = "RdBu_r"  # blue against, white nothing, red for
+
+
+def lookup_table(name: str) -> np.ndarray[Any, Any]:
+    """Return the 256 colours of a colour map, ``(256, 3)`` uint8."""
+    if not isinstance(name, str):
+        raise ExplainError(f"{option('colormap')} must be the name of a colour map, got {shown(name)}; use 'plasma'")
+    if name in default_colormaps():
+        return np.frombuffer(bytes.fromhex(default_colormaps()[name]), np.uint8).reshape(256, 3)
+    from matplotlib import colormaps
+
+    if name not in colormaps:
+        raise ExplainError(f"colormap {name!r} is unknown; {did_you_mean(name, list(colormaps))}")
+    return colormaps[name](np.arange(256) / 255, bytes=True)[:, :3]
+
+
+@cache
+def default_colormaps() -> dict[str, str]:
+    """Return the colours of each default colour map as hexadecimal digits; examples/color_tables.py makes the file."""
+    return json.loads((resources.files("explain.render") / "colormaps.json").read_text("utf-8"))
+
+
+Array = np.ndarray[Any, Any]
+
+
+def place(values: Array, size: tuple[int, int], region: Box, outside: int = 0) -> Array:
+    """Resample a map in [0, 1] onto the pixels of a photo of ``size`` (width, height), as uint8 ``(height, width)``.
+
+    ``outside`` fills what the region does not cover.
+    """
+    placed = np.full((size[1], size[0]), outside, np.uint8)
+    inside, (y, x) = _resampled(values, size, region)
+    np.rint(np.multiply(inside, 255, out=inside), out=inside)  # in place, which on a large photo is gigabytes less
+    placed[y : y + inside.shape[0], x : x + inside.shape[1]] = np.clip(inside, 0, 255, out=inside)
+    return placed
+
+
+def area(values: Array, threshold: float, size: tuple[int, int], region: Box) -> Array:
+    """Return where on a photo of ``size`` (width, height) a map is at least ``threshold``: bool ``(height, width)``."""
+    placed = np.zeros((size[1], size[0]), bool)
+    inside, (y, x) = _resampled(values, size, region)
+    placed[y : y + inside.shape[0], x : x + inside.shape[1]] = inside >= threshold
+    return placed
+
+
+def on_photo(values: Array, size: tuple[int, int], region: Box) -> Array:
+    """Return the part of a map that lies on a photo of ``size`` (width, height): padding around a photo does not."""
+
+    def part(cells: int, start: float, end: float, length: int) -> slice:
+        first, last = (round((edge - start) / (end - start) * cells) for edge in (0, length))
+        first = min(max(first, 0), cells - 1)
+        return slice(first, max(first + 1, last))
+
+    height, width = values.shape
+    return values[part(height, region.top, region.bottom, size[1]), part(width, region.left, region.right, size[0])]
+
+
+def edges(region: Box, size: tuple[int, int]) -> tuple[int, int, int, int]:
+    """Return left, top, right and bottom of a region in whole pixels of a photo; however thin, it has one of them."""
+    left, top = min(max(0, round(region.left)), size[0] - 1), min(max(0, round(region.top)), size[1] - 1)
+    right, bottom = min(size[0], round(region.right)), min(size[1], round(region.bottom))
+    return left, top, max(left + 1, right), max(top + 1, bottom)
+
+
+def _resampled(values: Array, size: tuple[int, int], region: Box) -> tuple[Array, tuple[int, int]]:
+    """Return a map at the photo's resolution, as far as it lies on the photo, and its first row and column there."""
+    import cv2
+
+    left, top = round(region.left), round(region.top)
+    width, height = max(1, round(region.right) - left), max(1, round(region.bottom) - top)
+    how = cv2.INTER_LINEAR if width >= values.shape[1] else cv2.INTER_AREA
+    try:
+        covered: Array = cv2.resize(values.astype(np.float32), (width, height), interpolation=how)
+    except cv2.error as error:
+        if error.code != cv2.Error.StsNoMem:
+            raise
+        raise MemoryError(error.err) from None
+    return covered[max(0, -top) : size[1] - top, max(0, -left) : size[0] - left], (max(0, top), max(0, left))
+
+
+PALE, HATCH = (203, 205, 210), (128, 131, 138)
+CONTRAST = 0.35  # of the photo's contrast
+
+
+def mark_unseen(picture: Image.Image, photo: Image.Image, seen: Sequence[Box]) -> Image.Image:
+    """Return a picture of a photo in which what lies in no seen part is pale and hatched, with a line between.
+
+    >>> white = Image.new("RGB", (40, 20), "white")
+    >>> mark_unseen(white, white, [Box(0, 0, 40, 20)]) is white
+    True
+    """
+    parts = [edges(part, photo.size) for part in seen]
+    if any(part == (0, 0, *photo.size) for part in parts):
+        return picture
+    seen_mask = Image.new("L", photo.size, 0)
+    draw = ImageDraw.Draw(seen_mask)
+    for left, top, right, bottom in parts:
+        draw.rectangle((left, top, right - 1, bottom - 1), fill=255)
+    if seen_mask.getextrema() == (255, 255):
+        return picture
+    extent = min(min(right - left, bottom - top) for left, top, right, bottom in parts)
+    line = max(1, round(min(extent, max(photo.size) / 4) / 125))
+    ground = Image.blend(Image.new("RGB", photo.size, PALE), photo.convert("L").convert("RGB"), CONTRAST)
+    ground.paste(HATCH, mask=_stripes(photo.size))
+    drawn = Image.composite(picture, ground, seen_mask)
+    drawn.paste((255, 255, 255), mask=_rim(seen_mask, line))
+    return drawn
+
+
+def _stripes(size: tuple[int, int]) -> Image.Image:
+    """Return a mask of diagonal lines, forty or so along the longer side."""
+    period = max(6, round(max(size) / 40))
+    steps = np.arange(period, dtype=np.int32)
+    away = np.abs((steps[:, None] + steps) % period - period / 2)  # from the middle of a line, in pixels along a row
+    tile = (120 * np.clip(period / 10 + 0.5 - away, 0, 1)).astype(np.uint8)
+    across, down = -(-size[0] // period), -(-size[1] // period)
+    return Image.fromarray(np.ascontiguousarray(np.tile(tile, (down, across))[: size[1], : size[0]]))
+
+
+def _rim(seen_mask: Image.Image, line: int) -> Image.Image:
+    """Return a mask of the seen side of the border between seen and unseen; the photo's own edge is no border."""
+    import cv2
+
+    inside: Array = np.asarray(seen_mask)
+    core = cv2.erode(inside, np.ones((2 * line + 1, 2 * line + 1), np.uint8), borderValue=255)
+    return Image.fromarray(np.ascontiguousarray(inside - core))
+
+
+FINE = 100  # cells along the longer side
+SPREAD = 0.03  # of the longer side
+ROUNDED = 0.45  # of a cell
+
+
+def thresholds(values: Array, shares: Sequence[float]) -> list[float]:
+    """Return for each share the largest threshold such that values from it on add up to that share of the total.
+
+    A map of zeros has no evidence: all thresholds are infinite.
+
+    >>> thresholds(np.array([[4.0, 3.0], [2.0, 1.0]]), [0.4, 0.75])
+    [4.0, 2.0]
+    """
+    falling = np.sort(values, axis=None)[::-1].astype(np.float64)
+    total = np.cumsum(falling)
+    if not total[-1] > 0:
+        return [np.inf] * len(shares)
+    reached = np.searchsorted(total, np.asarray(shares) * total[-1] * (1 - 1e-12))
+    return [float(falling[place]) for place in np.minimum(reached, len(falling) - 1)]
+
+
+def fine(values: Array) -> Array:
+    """Return a coarse map enlarged, linearly between its cells and without edges there, so that its areas are round.
+
+    >>> fine(np.ones((7, 7))).shape
+    (105, 105)
+    """
+    import cv2
+
+    times = -(-FINE // max(values.shape))
+    if times == 1:
+        return values
+    large = cv2.resize(values.astype(np.float32), None, fx=times, fy=times)
+    return cv2.GaussianBlur(large, (0, 0), ROUNDED * times, borderType=cv2.BORDER_REPLICATE)
+
+
+def smoothed(values: Array) -> Array:
+    """Blur a map ``(H, W)`` of single pixels by 3 % of its longer side, so that it has areas; its largest becomes 1.
+
+    >>> float(smoothed(np.eye(50)).max())
+    1.0
+    """
+    import cv2
+
+    width = SPREAD * max(values.shape)
+    blurred: Array = cv2.GaussianBlur(values.astype(np.float32), (0, 0), max(width, 0.3), borderType=cv2.BORDER_REFLECT)
+    peak = np.abs(blurred).max()
+    return blurred / peak if peak > 0 else blurred
+
+
+Reading: TypeAlias = Literal["heatmap", "signed", "values", "sets"]
+"""What a style draws: ``(H, W)`` in [0, 1], ``(H, W)`` in [-1, 1], ``(C, H, W)``, or masks of R sets ``(R, H, W)``."""
 
 SHARES = (0.5, 0.75, 0.9)
 STEPS = 64  # colours in the legend of a ramp
@@ -54,8 +236,27 @@ class Style(Protocol):
 StyleLike: TypeAlias = "str | Style"
 
 
+class _CheckedOptions:
+    """Refuses options of a style that cannot be meant."""
+
+    name: ClassVar[str]
+    reads: ClassVar[Reading] = "heatmap"
+
+    def __post_init__(self) -> None:
+        options = vars(self)
+        if "colormap" in options:
+            lookup_table(options["colormap"])
+        alpha, dark, shares = options.get("alpha", 1.0), options.get("dark", 0.0), options.get("shares", (1.0,))
+        if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not 0 <= alpha <= 1:
+            raise ExplainError(f"{option('alpha')} must be an opacity from 0 to 1, got {shown(alpha)}; 0.65 is usual")
+        if not 0 <= dark < 1:
+            raise ExplainError(f"dark of {self.name} must be a brightness from 0 to below 1, got {shown(dark)}")
+        if not shares or not all(a < b for a, b in pairwise((0, *shares))) or shares[-1] > 1:
+            raise ExplainError(f"shares of {self.name} must rise within 0 to 1, got {shown(shares)}; use (0.5, 0.9)")
+
+
 @dataclass(frozen=True)
-class Heat:
+class Heat(_CheckedOptions):
     """Colour over the photo in grey: the more evidence, the brighter the colour and the less of the photo.
 
     Since the photo is grey, no colour of its own can be taken for heat, and the legend's colours are those seen.
@@ -65,38 +266,33 @@ class Heat:
     alpha: float = 0.65
 
     name: ClassVar[str] = "heat"
-    reads: ClassVar[Reading] = "heatmap"
-
-    def __post_init__(self) -> None:
-        _check(self.colormap, self.alpha)
 
     def draw(self, photo: Image.Image, values: Array, region: Box) -> Image.Image:
         placed = place(values, photo.size, region)
         colors = Image.fromarray(lookup_table(self.colormap)[placed])
         # Opacity rises quickly, then levels off: a weak map is seen, and a strong one does not hide the photo.
-        rising = 255 * self.alpha * (1 - (1 - np.arange(256) / 255) ** 3)
-        return Image.composite(colors, _grey(photo), Image.fromarray(rising.round().astype(np.uint8)[placed]))
+        rising = (255 * self.alpha * (1 - (1 - np.arange(256) / 255) ** 3)).round().astype(np.uint8)
+        return Image.composite(colors, photo.convert("L").convert("RGB"), Image.fromarray(rising[placed]))
 
     def legend(self, photo: Image.Image) -> Legend:
         return Legend(_blended(self, _tone(photo)), ("0", "max"), "evidence")
 
 
 @dataclass(frozen=True)
-class Contour:
+class Contour(_CheckedOptions):
     """Lines around the smallest places that hold these shares of the evidence, the brightest around the first."""
 
     shares: tuple[float, ...] = SHARES
     colormap: str = HEAT
 
     name: ClassVar[str] = "contour"
-    reads: ClassVar[Reading] = "heatmap"
-
-    def __post_init__(self) -> None:
-        _check(self.colormap)
-        _check_shares(self.name, self.shares)
+    sides: ClassVar[tuple[int, ...]] = (1,)
 
     def draw(self, photo: Image.Image, values: Array, region: Box) -> Image.Image:
-        return _outlined(photo, self._colors, _areas(values, self.shares, photo.size, region))
+        values = fine(values)
+        least = thresholds(np.abs(on_photo(values, photo.size, region)), self.shares)
+        areas = [area(side * values, each, photo.size, region) for each in least for side in self.sides]
+        return _outlined(photo, self._colors, areas)
 
     def legend(self, photo: Image.Image) -> Legend:
         return Legend(tuple(self._colors), _percents(self.shares), "evidence inside", ramp=False)
@@ -112,25 +308,14 @@ class Contour:
 
 
 @dataclass(frozen=True)
-class SignedContour:
+class SignedContour(Contour):
     """Lines as `Contour` draws them, around what speaks for the target in one colour and around what speaks against it
     in another; together they hold these shares of all that speaks."""
 
-    shares: tuple[float, ...] = SHARES
     colormap: str = SIGNED
 
-    name: ClassVar[str] = "contour"
     reads: ClassVar[Reading] = "signed"
-
-    def __post_init__(self) -> None:
-        _check(self.colormap)
-        _check_shares(self.name, self.shares)
-
-    def draw(self, photo: Image.Image, values: Array, region: Box) -> Image.Image:
-        values = fine(values)
-        least = thresholds(np.abs(on_photo(values, photo.size, region)), self.shares)
-        areas = [area(side * values, each, photo.size, region) for each in least for side in (1, -1)]
-        return _outlined(photo, self._colors, areas)
+    sides: ClassVar[tuple[int, ...]] = (1, -1)
 
     def legend(self, photo: Image.Image) -> Legend:
         shares = ", ".join(_percents(self.shares))
@@ -140,22 +325,18 @@ class SignedContour:
     def _colors(self) -> list[RGB]:
         """For and against the target, the strongest around the first share."""
         table, places = lookup_table(self.colormap), np.linspace(0.4, 0.25, max(2, len(self.shares)))
-        ends = [0.5 + side * place for place in places[: len(self.shares)] for side in (1, -1)]
+        ends = [0.5 + side * place for place in places[: len(self.shares)] for side in self.sides]
         return [_rgb(color) for color in table[(255 * np.array(ends)).astype(int)]]
 
 
 @dataclass(frozen=True)
-class Mask:
+class Mask(_CheckedOptions):
     """The photo where the evidence lies, in steps that hold these shares of it, and nothing of the rest."""
 
     shares: tuple[float, ...] = SHARES
 
     name: ClassVar[str] = "mask"
-    reads: ClassVar[Reading] = "heatmap"
     cover: ClassVar[RGB] = (228, 230, 235)
-
-    def __post_init__(self) -> None:
-        _check_shares(self.name, self.shares)
 
     def draw(self, photo: Image.Image, values: Array, region: Box) -> Image.Image:
         opacity = np.zeros(photo.size[::-1], np.uint8)
@@ -165,9 +346,9 @@ class Mask:
         return Image.composite(photo, Image.new("RGB", photo.size, self.cover), Image.fromarray(opacity))
 
     def legend(self, photo: Image.Image) -> Legend:
-        tone = _mean(photo)
-        colors = [_mixed(self.cover, tone, visible) for visible in self._visible]
-        return Legend(tuple(colors), _percents(self.shares), "evidence shown", ramp=False)
+        cover, tone = np.array(self.cover), np.array(_mean(photo))
+        colors = tuple(_rgb((cover + (tone - cover) * visible).round()) for visible in self._visible)
+        return Legend(colors, _percents(self.shares), "evidence shown", ramp=False)
 
     @property
     def _visible(self) -> list[float]:
@@ -176,20 +357,15 @@ class Mask:
 
 
 @dataclass(frozen=True)
-class Spotlight:
+class Spotlight(_CheckedOptions):
     """The photo lit by the map: in colour where it is high, dark and grey where it is zero."""
 
     dark: float = 0.15
 
     name: ClassVar[str] = "spotlight"
-    reads: ClassVar[Reading] = "heatmap"
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.dark < 1:
-            raise ExplainError(f"dark of spotlight must be a brightness from 0 to below 1, got {shown(self.dark)}")
 
     def draw(self, photo: Image.Image, values: Array, region: Box) -> Image.Image:
-        unlit = _grey(photo).point([round(self.dark * v) for v in range(256)] * 3)
+        unlit = photo.convert("L").convert("RGB").point([round(self.dark * v) for v in range(256)] * 3)
         lit = (255 * (1 - (1 - np.arange(256) / 255) ** 2)).round().astype(np.uint8)
         return Image.composite(photo, unlit, Image.fromarray(lit[place(values, photo.size, region)]))
 
@@ -198,16 +374,12 @@ class Spotlight:
 
 
 @dataclass(frozen=True)
-class Intensity:
+class Intensity(_CheckedOptions):
     """Magnitudes as brightness; the top half per cent is cut off, so that the rest shows."""
 
     colormap: str = INTENSITY
 
     name: ClassVar[str] = "intensity"
-    reads: ClassVar[Reading] = "heatmap"
-
-    def __post_init__(self) -> None:
-        _check(self.colormap)
 
     def draw(self, photo: Image.Image, values: Array, region: Box) -> Image.Image:
         return Image.fromarray(lookup_table(self.colormap)[place(_stretched(values), photo.size, region)])
@@ -218,16 +390,13 @@ class Intensity:
 
 
 @dataclass(frozen=True)
-class Signed:
+class Signed(_CheckedOptions):
     """Values in [-1, 1] over the photo in pale grey: one colour speaks for the target, one against it."""
 
     colormap: str = SIGNED
 
     name: ClassVar[str] = "signed"
     reads: ClassVar[Reading] = "signed"
-
-    def __post_init__(self) -> None:
-        _check(self.colormap)
 
     def draw(self, photo: Image.Image, values: Array, region: Box) -> Image.Image:
         return self._painted(photo, np.sign(values) * _stretched(np.abs(values)), region)
@@ -241,7 +410,7 @@ class Signed:
     def legend(self, photo: Image.Image) -> Legend:
         flat = Image.new("RGB", (STEPS + 1, 1), _tone(photo))
         drawn = self._painted(flat, np.linspace(-1, 1, STEPS + 1)[None], Box(0, 0, STEPS + 1, 1))
-        return Legend(_row(drawn), ("against", "for"), "contribution")
+        return Legend(tuple(map(_rgb, np.asarray(drawn)[0])), ("against", "for"), "contribution")
 
 
 @dataclass(frozen=True)
@@ -262,9 +431,36 @@ class Color:
         return Legend(((0, 0, 0), (128, 128, 128), (255, 255, 255)), ("−", "0", "+"), "each colour channel")
 
 
-STYLES: dict[str, type[Any]] = {
-    style.name: style for style in (Heat, Contour, Mask, Spotlight, Intensity, Signed, Color)
-}
+@dataclass(frozen=True)
+class Evidence(_CheckedOptions):
+    """The photo where sets of regions lie, each with a line around it in its own colour, and the rest pale.
+
+    With ``without``, the first set is covered instead, and all else is as it was.
+    """
+
+    without: bool = False
+
+    name: ClassVar[str] = "evidence"
+    reads: ClassVar[Reading] = "sets"
+    pale: ClassVar[float] = 0.82
+
+    def draw(self, photo: Image.Image, values: Array, region: Box) -> Image.Image:
+        times = -(-max(photo.size) // min(values.shape[1:]))  # so that the corners of cells stay
+        masks = [each.astype(np.float32).repeat(times, 0).repeat(times, 1) for each in values if each.any()]
+        sets = [area(mask, 0.5, photo.size, region) for mask in masks]
+        cover = Image.new("RGB", photo.size, Mask.cover)
+        if self.without:
+            return Image.composite(cover, photo, Image.fromarray(sets[0])) if sets else photo.copy()
+        shown = np.any(sets, axis=0) if sets else np.zeros(photo.size[::-1], bool)
+        picture = Image.composite(photo, Image.blend(photo, cover, self.pale), Image.fromarray(shown))
+        return _outlined(picture, [color for color, _ in zip(cycle(COLORS), sets, strict=False)], sets)
+
+    def legend(self, photo: Image.Image) -> None:
+        return None
+
+
+_KNOWN: tuple[type[Any], ...] = (Heat, Contour, Mask, Spotlight, Intensity, Signed, Color, Evidence)
+STYLES: dict[str, type[Any]] = {style.name: style for style in _KNOWN}
 CHOICES = ("heat", "contour", "mask", "spotlight")
 """The styles that every method's heatmap can be drawn in."""
 
@@ -298,26 +494,9 @@ def with_options(style: Style, *, strict: bool, **options: Any) -> Style:
     for name in given:
         if strict and name not in known:
             having = [each for each in CHOICES if name in {field.name for field in fields(STYLES[each])}]
-            raise ExplainError(
-                f"{option(name)} is for the styles {', '.join(having)}, got style {style.name!r}; leave it out"
-            )
+            raise ExplainError(f"{option(name)} is for the style {', '.join(having)}, got {style.name!r}; leave it out")
     taken = {name: value for name, value in given.items() if name in known}
     return replace(style, **taken) if taken else style  # type: ignore[type-var]
-
-
-def _check(colormap: str, alpha: float = 1.0) -> None:
-    """Refuse an unknown colour map and an opacity outside [0, 1]."""
-    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not 0 <= alpha <= 1:
-        raise ExplainError(f"{option('alpha')} must be an opacity from 0 to 1, got {shown(alpha)}; 0.65 is usual")
-    lookup_table(colormap)
-
-
-def _check_shares(style: str, shares: tuple[float, ...]) -> None:
-    rising = all(a < b for a, b in pairwise(shares))
-    if not shares or not rising or not all(0 < share <= 1 for share in shares):
-        raise ExplainError(
-            f"shares of {style} must rise from above 0 to at most 1, got {shown(shares)}; use (0.5, 0.9)"
-        )
 
 
 def _areas(values: Array, shares: Sequence[float], size: tuple[int, int], region: Box) -> list[Array]:
@@ -349,8 +528,7 @@ def _rounded(outline: Array, count: int) -> Array:
         return points
     around = np.concatenate([points[-(count // 2) :], points, points[: count // 2]])
     sums = np.cumsum(np.vstack([np.zeros(2), around]), axis=0)
-    means: Array = (sums[count:] - sums[:-count]) / count
-    return means
+    return (sums[count:] - sums[:-count]) / count
 
 
 def _trace(drawn: Array, outlines: Sequence[Array], color: RGB, line: int) -> None:
@@ -364,15 +542,7 @@ def _trace(drawn: Array, outlines: Sequence[Array], color: RGB, line: int) -> No
 def _blended(style: Heat | Spotlight, tone: RGB) -> tuple[RGB, ...]:
     """Return the colours that a style makes of a flat photo, from no evidence to the most."""
     flat, ramp = Image.new("RGB", (STEPS, 1), tone), np.linspace(0, 1, STEPS)[None]
-    return _row(style.draw(flat, ramp, Box(0, 0, STEPS, 1)))
-
-
-def _row(picture: Image.Image) -> tuple[RGB, ...]:
-    return tuple(map(_rgb, np.asarray(picture)[0]))
-
-
-def _grey(photo: Image.Image) -> Image.Image:
-    return photo.convert("L").convert("RGB")
+    return tuple(map(_rgb, np.asarray(style.draw(flat, ramp, Box(0, 0, STEPS, 1)))[0]))
 
 
 def _mean(photo: Image.Image) -> RGB:
@@ -382,11 +552,7 @@ def _mean(photo: Image.Image) -> RGB:
 
 def _tone(photo: Image.Image) -> RGB:
     """The mean grey of a photo."""
-    return _mean(_grey(photo.resize((64, 64), Image.Resampling.BOX)))
-
-
-def _mixed(under: RGB, over: RGB, opacity: float) -> RGB:
-    return _rgb([round(a + (b - a) * opacity) for a, b in zip(under, over, strict=True)])
+    return _mean(photo.resize((64, 64), Image.Resampling.BOX).convert("L").convert("RGB"))
 
 
 def _rgb(values: Any) -> RGB:

@@ -4,24 +4,256 @@ from __future__ import annotations
 
 import base64
 import io
+import math
+import time
+import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from PIL import Image
 
-from explain._utils.errors import ExplainError, printable
-from explain.attribution.pictures import layer_of, remark
+from explain._utils.errors import ExplainError, muted, printable
+from explain.attribution.api import plan
+from explain.attribution.pictures import array, layer_of, remark, sentence
+from explain.attribution.records import decode, encode, method_of, unknown
 from explain.attribution.result import Attribution
 from explain.baselines.base import scale_of
+from explain.data.images import Box
 from explain.engine.settings import Progress
-from explain.methods.registry import control, family, get_method
-from explain.report.curves import costs, curves
-from explain.report.maps import map_of, place, plane
-from explain.report.reproduce import Reproduction, reproduction
-from explain.report.subject import Subject
+from explain.hooks.preserve import untouched
+from explain.methods.base import Style, get_method, innermost, title_of
+from explain.report.reproduce import Reproduction, Subject, reproduction
+from explain.targets import Detections, Segmentation
+
+if TYPE_CHECKING:
+    from explain.metrics.base import MetricLike
+
+
+DIGITS = 5
+STEPS, FEWEST_STEPS = 20, 8
+FULL_STEPS_MAPS = 8
+"""Maps that get curves in `STEPS` steps; where there are more, each gets fewer, so that the total stays the same."""
+
+
+def costs(subject: Subject) -> dict[str, float]:
+    """Return the passes of each method, where they are known; empty without a model."""
+    if not has_model(subject):
+        return {}
+    methods, costs = [], {}
+    for name, attribution in subject.results[0].items():
+        with suppress(ExplainError):  # a method of the caller's own
+            options = {each: encode(value) for each, value in attribution.options.items()}
+            methods.append(method_of({**subject.record(name), "options": options}))
+    with suppress(ExplainError), muted():
+        if methods:
+            found = plan(subject.explainer.model, subject.explainer.as_input(subject.photo), methods, target=0)
+            for name, needs in found.wanted.items():
+                costs[name] = replace(found, wanted={name: needs}, targets=1, images=1).cost()
+    return {name: passes_run(cost, subject.results[0].get(name)) for name, cost in costs.items() if math.isfinite(cost)}
+
+
+def passes_run(cost: float, attribution: Attribution | None) -> float:
+    """Return the passes of a method that takes ``cost`` of them, less those that were left out by stopping early.
+
+    >>> one = torch.ones(1)
+    >>> found = Attribution("rise", one, "score", one, None, (1,), spent=8 * one, planned=20 * one, finished=one > 1)
+    >>> passes_run(21, found)
+    9.0
+    """
+    if attribution is None or not attribution.stopped or attribution.spent is None or attribution.planned is None:
+        return cost
+    return max(0.0, cost - float(attribution.planned.max() - attribution.spent.max()))
+
+
+CHECK_RERUNS, CHECK_COVERED = 12, 160
+"""How often the checks of a map run its method again, and how many covered photos they run."""
+RERUN_PASSES = 40
+"""Passes of a method that they run again, at most: those of more take fewer samples."""
+
+
+def cost_ahead(subject: Subject, *, check: bool, steps: int | None) -> tuple[int, float]:
+    """About how many passes, and how many seconds, the checks and curves of all maps will take; the model runs once."""
+    passes, targets = costs(subject), len(subject.results)
+    count = steps_for(targets * len(subject.methods)) if steps is None else steps
+    checks = sum(CHECK_RERUNS * min(passes.get(name, 0), RERUN_PASSES) + CHECK_COVERED for name in subject.methods)
+    total = round(targets * ((checks if check else 0) + 2 * count * len(subject.methods)))
+    if not total:
+        return 0, 0.0
+    model, x, begun = subject.explainer.model, subject.explainer.as_input(subject.photo), time.perf_counter()
+    with untouched(model), torch.no_grad():
+        model(x)
+    return total, total * (time.perf_counter() - begun)
+
+
+def has_model(subject: Subject) -> bool:
+    """Whether metrics can run: the model is available, and the maps are of one crop."""
+    return subject.explainer is not None and not subject.crops
+
+
+def steps_for(maps: int) -> int:
+    """Return the default number of steps of the curves of so many maps.
+
+    >>> steps_for(1), steps_for(8), steps_for(12), steps_for(46)
+    (20, 20, 13, 8)
+    """
+    return max(FEWEST_STEPS, min(STEPS, STEPS * FULL_STEPS_MAPS // max(1, maps)))
+
+
+def curves(subject: Subject, steps: int | None, progress: Progress | None = None) -> list[dict[str, dict[str, Any]]]:
+    """Return for each target and method the curves of deletion and insertion; ``steps`` None means `steps_for`.
+
+    Each takes as many passes of the model as steps. Targets that are no class and cannot be computed again have none.
+    """
+    count = steps_for(sum(map(len, subject.results))) if steps is None else steps
+    if not count or not has_model(subject):
+        return [{} for _ in subject.results]
+    return [_of_target(subject, index, each, count, progress) for index, each in enumerate(subject.results)]
+
+
+def curve(
+    subject: Subject, index: int, method: str, steps: int = STEPS, progress: Progress | None = None
+) -> dict[str, Any] | None:
+    """Return the curves of one map; None where it can have none."""
+    if not has_model(subject):
+        return None
+    maps = {method: subject.results[index][method]}
+    return _of_target(subject, index, maps, steps, progress).get(method)
+
+
+def _of_target(
+    subject: Subject, index: int, maps: Mapping[str, Attribution], steps: int, progress: Progress | None
+) -> dict[str, dict[str, Any]]:
+    from explain.metrics import Deletion, Insertion, evaluate  # slow to load
+
+    target, score = _target_and_score(subject, index)
+    if target is None or not maps:
+        return {}
+    metrics: list[MetricLike] = [Deletion(steps=steps, score=score), Insertion(steps=steps, score=score)]
+    explainer = subject.explainer
+    try:
+        table = evaluate(
+            explainer.model, explainer.as_input(subject.photo), maps, metrics, target=target, progress=progress,
+            activation=explainer.activation, interventions=next(iter(maps.values())).interventions,
+        )  # fmt: skip
+    except ExplainError:  # a map or target without this metric has no curve
+        return {}
+    kinds, found = ("deletion", "insertion"), {}
+    for name in maps:
+        drawn = {kind: _rounded(table.curve(name, kind)[1][0]) for kind in kinds}
+        areas = {kind: round(float(table[name][kind][0]), DIGITS) for kind in kinds}
+        at, reading = _rounded(table.curve(name, "deletion")[0]), "score" if score == "logit" else score
+        found[name] = {"at": at, **drawn, "areas": areas, "reading": reading}
+    return found
+
+
+def _target_and_score(subject: Subject, index: int) -> tuple[Any, Any]:
+    """Return the target of some maps for `evaluate`, and which score of it; a target None cannot be computed again."""
+    chosen = next(iter(subject.results[index].values())).target
+    requested = subject.question.target(index)
+    if requested is None and isinstance(chosen, torch.Tensor):
+        several = subject.probabilities is not None and len(subject.probabilities) > 1
+        return int(chosen[0]), "probability" if several else "logit"
+    with suppress(ExplainError):
+        return None if unknown(requested) else decode(requested), "logit"
+    return None, "logit"
+
+
+def _rounded(values: torch.Tensor) -> list[float]:
+    return [round(value, DIGITS) for value in values.double().tolist()]
+
+
+Array = np.ndarray[Any, Any]
+
+COARSE = 64 * 64
+"""Cells up to which a map gets 16 bits. Larger ones get 8, with finer steps near zero."""
+
+
+def plane(values: Array, *, signed: bool = False) -> dict[str, Any]:
+    """Quantise a map ``(h, w)``.
+
+    ``scale`` is its largest magnitude, and a step is a share of it: with 16 bits, ``step / 65535``, and with 8 bits,
+    ``(step / 255) ** 2``. Of maps with negative values (or ``signed`` ones), it is ``step / 32767`` or
+    ``sign * (step / 127) ** 2``. With the ``filter`` "left", each step is stored as the difference to its left
+    neighbour. The bytes are compressed with zlib, in little-endian order.
+
+    >>> found = plane(np.array([[0.0, 2.0], [1.0, 0.5]], np.float32))
+    >>> found["width"], found["bits"], found["signed"], found["scale"]
+    (2, 16, False, 2.0)
+    """
+    values = np.nan_to_num(np.asarray(values, np.float64), posinf=0.0, neginf=0.0)
+    signed, scale = signed or bool((values < 0).any()), float(np.abs(values).max(initial=0.0))
+    shares = values / scale if scale > 0 else values
+    coarse = values.size <= COARSE
+    if not coarse:
+        shares = np.sign(shares) * np.sqrt(np.abs(shares))
+    kind = np.dtype(f"<{'i' if signed else 'u'}{2 if coarse else 1}")
+    steps = np.rint(shares * np.iinfo(kind).max).astype(kind)
+    unsigned = steps.view(f"<u{steps.dtype.itemsize}")
+    differences = np.diff(unsigned, axis=1, prepend=np.zeros_like(unsigned[:, :1]))  # modulo the range of the type
+    plain, left = (zlib.compress(each.tobytes(), 9) for each in (steps, differences))
+    return {
+        "width": int(values.shape[1]), "height": int(values.shape[0]), "bits": 16 if coarse else 8, "signed": signed,
+        "scale": scale, "filter": "left" if len(left) < len(plain) else "none",
+        "data": base64.b64encode(min(plain, left, key=len)).decode("ascii"),
+    }  # fmt: skip
+
+
+def map_of(attribution: Attribution, longest: int | None = None) -> tuple[Array, str]:
+    """Return the map ``(h, w)`` of the first image, and what its values are.
+
+    That is "heat" for a map of a layer, "signed" for contributions of single pixels (added up over the channels), and
+    "intensity" for magnitudes of single pixels. Maps of single pixels are averaged down to ``longest`` cells a side.
+    """
+    values, kind = as_drawn(attribution.contributions[0].float(), attribution.style, attribution.layer is not None)
+    return array(values) if kind == "heat" else _averaged(array(values), longest), kind
+
+
+def as_drawn(values: torch.Tensor, style: Style, of_layer: bool = False) -> tuple[torch.Tensor, str]:
+    """Return the values of one image as a map ``(h, w)``, and their kind as in `map_of`."""
+    if style == "signed" and not (of_layer and values.ndim == 2):
+        return values if values.ndim == 2 else values.sum(0), "signed"
+    return (values, "heat") if values.ndim == 2 else (values.abs().amax(0), "intensity")
+
+
+def _averaged(values: Array, longest: int | None) -> Array:
+    if longest is None or max(values.shape) <= longest:
+        return values
+    import cv2
+
+    share = longest / max(values.shape)
+    height, width = (max(1, round(length * share)) for length in values.shape)
+    return cv2.resize(values.astype(np.float32), (width, height), interpolation=cv2.INTER_AREA)
+
+
+def place(subject: Subject, index: int, *, live: bool = False) -> dict[str, Any] | None:
+    """Return the box or region of a target, which the page marks.
+
+    Where the target itself does not have it and ``live`` is set, the model runs once to find it.
+    """
+    encoded = subject.question.target(index)
+    if encoded is None or unknown(encoded) or subject.crops:
+        return None
+    try:
+        target = decode(encoded)
+        if live and subject.explainer is not None and isinstance(target, Segmentation):
+            model = subject.explainer.model
+            with untouched(model), torch.no_grad():
+                target = target.settled(model(subject.explainer.as_input(subject.photo)), 1)
+    except ExplainError:
+        return None
+    if isinstance(target, Detections) and target.box is not None:
+        edges, (height, width) = torch.as_tensor(target.box).reshape(-1, 4)[0].tolist(), subject.input_size
+        return {"box": [edge / side for edge, side in zip(edges, (width, height, width, height), strict=True)]}
+    if isinstance(target, Segmentation) and target.mask is not None:
+        mask = target.mask.reshape(-1, *target.mask.shape[-2:])[0]
+        return {"mask": plane(mask.float().cpu().numpy())}
+    return None
+
 
 GREY = [124, 117, 104]  # the mean colour of ImageNet, where the zero of a model's input is not known
 
@@ -32,7 +264,7 @@ class Detail:
 
     ``side`` is the largest side of the photo in pixels, ``quality`` that of its JPEG, ``cells`` the largest side of
     maps of single pixels (None: no limit). ``steps`` are those of the curves, 0 for none, and None for the default of
-    `explain.report.curves.steps_for`. Without ``live`` the model does not run at all.
+    `explain.report.item.steps_for`. Without ``live`` the model does not run at all.
     """
 
     side: int = 1280
@@ -43,14 +275,9 @@ class Detail:
 
 
 def item(
-    subject: Subject,
-    detail: Detail,
-    *,
-    figures: Sequence[Mapping[str, Any]] = (),
-    progress: Progress | None = None,
-    made: Reproduction | None = None,
-    address: str | None = None,
-) -> dict[str, Any]:
+    subject: Subject, detail: Detail, *, figures: Sequence[Mapping[str, Any]] = (), progress: Progress | None = None,
+    made: Reproduction | None = None, address: str | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Return a photo, its maps, and all that is known of them.
 
     Args:
@@ -62,49 +289,37 @@ def item(
     live = detail.live and subject.explainer is not None
     found = curves(subject, detail.steps, progress) if live else [{} for _ in subject.results]
     passes = costs(subject) if live else {}
-    records = [[subject.record(name, index) for name in subject.methods] for index in range(len(subject.results))]
+    data = "" if address else base64.b64encode(jpeg(subject.photo, detail.side, detail.quality)).decode("ascii")
+    records: list[list[dict[str, Any]]] = []
+    maps: list[list[dict[str, Any]]] = []
+    for index, result in enumerate(subject.results):
+        records.append([subject.record(name, index) for name in subject.methods])
+        maps.append([])
+        for name, record in zip(subject.methods, records[-1], strict=True):
+            known = dict(figures[index].get(name, {})) if index < len(figures) else {}
+            about = {"curve": found[index].get(name), "figures": known, "verdict": record.get("verdict")}
+            maps[-1].append({**_map(result[name], detail), **_sets(result[name], subject.targets[index]), **about})
     return {
-        "name": name_of(subject),
-        "photo": _photo(subject.photo, detail) if address is None else address,
-        "size": list(subject.photo.size),
-        "model": printable(subject.origin.name),
-        "input": list(subject.input_size),
-        "box": list(asdict(subject.box).values()),
-        "crops": [list(asdict(crop).values()) for crop in subject.crops],
+        "name": name_of(subject), "photo": address or f"data:image/jpeg;base64,{data}",
+        "size": list(subject.photo.size), "model": printable(subject.origin.name), "input": list(subject.input_size),
+        "box": list(asdict(subject.box).values()), "crops": [list(asdict(crop).values()) for crop in subject.crops],
         "zero": _zero(subject),
         "predictions": [[printable(label), probability] for label, probability in subject.predictions],
+        "boxes": [_shares(each.box, subject.box) for each in subject.detections if each.box is not None],
         "targets": [_target(subject, index, live) for index in range(len(subject.results))],
-        "methods": [
-            method_info(name, layer_of(attribution), passes.get(name))
-            for name, attribution in subject.results[0].items()
-        ],
-        "maps": [
-            [
-                {
-                    **_map(result[name], detail),
-                    "curve": found[index].get(name),
-                    "figures": dict(figures[index].get(name, {})) if index < len(figures) else {},
-                    "verdict": record.get("verdict"),
-                }
-                for name, record in zip(subject.methods, records[index], strict=True)
-            ]
-            for index, result in enumerate(subject.results)
-        ],
-        "again": asdict(reproduction(subject) if made is None else made),
-        "records": records,
-    }
+        "methods": [method_info(k, layer_of(each), passes.get(k)) for k, each in subject.results[0].items()],
+        "maps": maps, "again": asdict(reproduction(subject) if made is None else made), "records": records,
+    }  # fmt: skip
 
 
 def summary(subject: Subject) -> dict[str, Any]:
     """Return the line of a contact sheet about a photo."""
     best, verdict = subject.predictions[:1], subject.record().get("verdict")
     return {
-        "name": name_of(subject),
-        "label": printable(best[0][0]) if best else printable(subject.targets[0]),
-        "probability": best[0][1] if best else None,
-        "target": printable(subject.targets[0]),
+        "name": name_of(subject), "label": printable(best[0][0]) if best else printable(subject.targets[0]),
+        "probability": best[0][1] if best else None, "target": printable(subject.targets[0]),
         "passed": None if verdict is None else verdict["passed"],
-    }
+    }  # fmt: skip
 
 
 def name_of(subject: Subject) -> str:
@@ -115,20 +330,13 @@ def name_of(subject: Subject) -> str:
 def method_info(name: str, layer: str = "", passes: float | None = None) -> dict[str, Any]:
     """Return a method as a page has it: its name, family, description and cost."""
     about, paper = "a method of the caller's own", ""
-    try:
+    with suppress(ExplainError):
         known = get_method(name)
         about, paper = known.about, known.paper
-    except ExplainError:
-        pass
     return {
-        "name": printable(name),
-        "family": family(name),
-        "about": about,
-        "paper": paper,
-        "layer": layer,
-        "passes": passes,
-        "control": control(name),
-    }
+        "name": printable(name), "title": printable(title_of(name)), "family": innermost(name).family, "about": about,
+        "paper": paper, "layer": layer, "passes": passes, "control": innermost(name).control,
+    }  # fmt: skip
 
 
 def map_info(kind: str, drawn: Mapping[str, Any], **values: Any) -> dict[str, Any]:
@@ -144,26 +352,30 @@ def _map(attribution: Attribution, detail: Detail) -> dict[str, Any]:
         for name, each in attribution.maps.items()
         if len(attribution.maps) > 1 and each.ndim == 3
     ]
+    drawn, delta = plane(values, signed=attribution.style == "signed"), attribution.delta
     return map_info(
-        kind,
-        plane(values, signed=attribution.style == "signed"),
-        layers=layers,
-        remark=remark(attribution),
-        score=float(attribution.score[0]),
-        delta=None if attribution.delta is None else float(attribution.delta[0]),
-        samples=attribution.samples,
-    )
+        kind, drawn, layers=layers, remark=remark(attribution), score=float(attribution.score[0]),
+        delta=None if delta is None else float(delta[0]), samples=attribution.samples,
+    )  # fmt: skip
 
 
-def _photo(photo: Image.Image, detail: Detail) -> str:
-    """The photo as the address of a JPEG."""
-    share = min(1.0, detail.side / max(photo.size))
+def _sets(attribution: Attribution, label: str) -> dict[str, Any]:
+    """What a page has of sets of regions: how many there could be, their shares of the photo, and a sentence."""
+    if attribution.sets is None:
+        return {}
+    sizes = [{"size": each.size} for each in attribution.sets[0]]
+    return {"reasons": attribution.sets.masks.shape[1], "sets": sizes, "words": sentence(attribution, printable(label))}
+
+
+def jpeg(photo: Image.Image, side: int, quality: int = 86) -> bytes:
+    """Return a photo as a JPEG whose longer side has at most ``side`` pixels."""
+    share = min(1.0, side / max(photo.size))
     if share < 1:
         size = max(1, round(photo.width * share)), max(1, round(photo.height * share))
         photo = photo.resize(size, Image.Resampling.LANCZOS)
     buffer = io.BytesIO()
-    photo.save(buffer, "JPEG", quality=detail.quality, optimize=True)
-    return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
+    photo.save(buffer, "JPEG", quality=quality, optimize=True)
+    return buffer.getvalue()
 
 
 def _zero(subject: Subject) -> list[int]:
@@ -177,14 +389,20 @@ def _zero(subject: Subject) -> list[int]:
     return colors if len(colors) == 3 else [colors[0]] * 3
 
 
+def _shares(box: Sequence[float], seen: Box) -> list[float]:
+    """A box in pixels of the photo as shares of the part that the model saw."""
+    places = zip(box, (seen.left, seen.top) * 2, (seen.width, seen.height) * 2, strict=True)
+    return [(edge - start) / length for edge, start, length in places]
+
+
 def _target(subject: Subject, index: int, live: bool) -> dict[str, Any]:
     attribution = next(iter(subject.results[index].values()))
     category = int(attribution.target[0]) if isinstance(attribution.target, torch.Tensor) else None
     known = category is not None and subject.probabilities is not None
+    probability = float(subject.probabilities[category]) if known else None  # type: ignore[index]
+    box = subject.boxes[index] if index < len(subject.boxes) else None
     return {
-        "label": printable(subject.targets[index]),
-        "class": category,
-        "probability": float(subject.probabilities[category]) if known else None,  # type: ignore[index]
-        "score": float(attribution.score[0]),
+        "label": printable(subject.targets[index]), "class": category if box is None else box.label,
+        "probability": probability if box is None else box.probability, "score": float(attribution.score[0]),
         "place": place(subject, index, live=live),
-    }
+    }  # fmt: skip

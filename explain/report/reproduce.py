@@ -3,22 +3,60 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 
 from explain._utils.errors import ExplainError, printable
-from explain.attribution.records import decode, method_of, unknown
+from explain.attribution.records import ModelOrigin, RecordedRequest, decode, method_of, unknown
+from explain.attribution.result import Attribution
 from explain.baselines.base import Baseline
+from explain.data.images import Box
 from explain.methods import Method
-from explain.methods.base import options
-from explain.methods.registry import get_method
-from explain.report.subject import Subject
+from explain.methods.base import get_method, options
+from explain.targets.outputs import Prediction
 
-FLAGS = ("model", "weights", "size", "crop", "mean", "std", "interpolation")
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Subject(ABC):
+    """A photo that was explained; see `explain.Explanation` for each field."""
+
+    photo: Image.Image
+    source: str | None
+    origin: ModelOrigin
+    box: Box
+    results: tuple[Mapping[str, Attribution], ...]
+    input_size: tuple[int, int]
+    question: RecordedRequest
+    categories: Sequence[str] | None = None
+    probabilities: torch.Tensor | None = None
+    crops: tuple[Box, ...] = ()
+    explainer: Any = None
+    detections: tuple[Prediction, ...] = ()
+    boxes: tuple[Prediction | None, ...] = ()
+
+    @property
+    def methods(self) -> list[str]:
+        """The names of the methods."""
+        return list(self.results[0])
+
+    @property
+    @abstractmethod
+    def targets(self) -> list[str]: ...
+    @property
+    @abstractmethod
+    def predictions(self) -> list[tuple[str, float]]: ...
+    @abstractmethod
+    def record(self, method: str | None = None, target: int | str = 0) -> dict[str, Any]: ...
+
+
+FLAGS = ("model", "weights", "size", "crop", "mean", "std", "interpolation", "activation")
 """The arguments of an `Explainer` that are options of the command line too, under the same names."""
 
 
@@ -40,6 +78,7 @@ def reproduction(subject: Subject) -> Reproduction:
         *(f"the {part} was your own" for part in subject.origin.own),
         *(f"{name} was made with options that cannot be typed" for name, spec in specs.items() if spec is None),
         *(["a target was an object"] if any(each is not None for each in targets) else []),
+        *(["the number of channels was given"] if "channels" in _explainer_arguments(subject) else []),
         *([] if subject.source else ["the photo had no file"]),
     ]
     python = _python(subject, records, specs)
@@ -59,10 +98,11 @@ def _command(subject: Subject, records: Mapping[str, Any], specs: Iterable[str])
         category = next(iter(result.values())).target
         words += ["--target", str(int(category[0]))] if isinstance(category, torch.Tensor) else []
     layer, fuse = _layer_and_fuse(records)
+    checked = any(record.get("verdict") is not None for record in records.values())
     for name in [layer] if isinstance(layer, str) else layer or []:
         words += ["--layer", name]
     words += ["--fuse", fuse] if fuse else []
-    words += ["--check"] if _has_verdict(records) else []
+    words += ["--check"] if checked else []
     words += ["--bf16"] if subject.question.precision == "bf16" else []
     return shlex.join([*words, "--html"])
 
@@ -81,6 +121,7 @@ def _python(subject: Subject, records: Mapping[str, Any], specs: Mapping[str, st
     target = f"target={targets[0]}" if len(targets) == 1 else f"targets=[{', '.join(targets)}]"
     methods = [_method_code(name, spec, records[name]) for name, spec in specs.items()]
     layer, fuse = _layer_and_fuse(records)
+    checked = any(record.get("verdict") is not None for record in records.values())
     lines += [
         "explanation = explainer(",
         f"    {repr(subject.source) if subject.source else 'photo'},",
@@ -90,7 +131,7 @@ def _python(subject: Subject, records: Mapping[str, Any], specs: Mapping[str, st
         *([f"    fuse={fuse!r},"] if fuse else []),
         *([f"    precision={subject.question.precision!r},"] if subject.question.precision != "full" else []),
         ")",
-        *(["explanation.check()"] if _has_verdict(records) else []),
+        *(["explanation.check()"] if checked else []),
         f"explanation.to_html({(Path(subject.source).stem if subject.source else 'report') + '.html'!r})",
     ]
     if not subject.source:
@@ -105,7 +146,7 @@ def _explainer_arguments(subject: Subject) -> dict[str, Any]:
     return {
         name: value
         for name, value in subject.origin.arguments.items()
-        if name in FLAGS and value is not None and (name, value) != ("crop", "center")
+        if name in (*FLAGS, "channels") and value is not None and (name, value) != ("crop", "center")
     }
 
 
@@ -115,11 +156,9 @@ def _layer_and_fuse(records: Mapping[str, Any]) -> tuple[str | list[str] | None,
     The layer is None where methods had different layers, or where it would move a method that had none.
     """
     for record in records.values():
-        try:
+        with suppress(ExplainError):
             if record["layer"] is None and method_of(record).layer_optional:
                 return None, None
-        except ExplainError:
-            continue
     layers = [record["layer"] for record in records.values() if record["layer"] is not None]
     if not layers or any(each != layers[0] for each in layers):
         return None, None
@@ -127,49 +166,33 @@ def _layer_and_fuse(records: Mapping[str, Any]) -> tuple[str | list[str] | None,
     return layers[0], fuses.pop() if len(fuses) == 1 and isinstance(layers[0], list) else None
 
 
-def _has_verdict(records: Mapping[str, Any]) -> bool:
-    return any(record.get("verdict") is not None for record in records.values())
-
-
 def _spec(record: Mapping[str, Any]) -> str | None:
     """A method as it is typed on the command line, as "rise(samples=500)"; None where it cannot be."""
-    try:
+    with suppress(ExplainError, RuntimeError, ValueError):  # also of options that are tensors: none can be compared
         method = method_of(record)
-        text = _method_spec(method)
-        return text if text is not None and get_method(text) == method else None
-    except (ExplainError, RuntimeError, ValueError):  # options that are tensors cannot be compared
-        return None
+        text = _value_spec(method)
+        return text if get_method(text) == method else None
+    return None
 
 
-def _method_spec(method: Method) -> str | None:
-    try:
-        defaults = options(get_method(method.name))
-    except ExplainError:
-        return None
-    inner, others = [], []  # a wrapper's method is written first, without the name of the option
-    for name, value in options(method).items():
-        is_inner = "(" in method.name and isinstance(value, Method)
-        if name in defaults and defaults[name] == value and not is_inner:
-            continue
-        text = _value_spec(value)
-        if text is None:
-            return None
-        if is_inner:
-            inner.append(text)
-        else:
-            others.append(f"{name}={text}")
-    return f"{method.name.split('(')[0]}({', '.join(inner + others)})" if inner or others else method.name
-
-
-def _value_spec(value: Any) -> str | None:
+def _value_spec(value: Any) -> str:
+    """An option as it is typed; a ValueError where it cannot be."""
     if isinstance(value, Method):
-        return _method_spec(value)
+        defaults = options(get_method(value.name))
+        inner, others = [], []  # a wrapper's method is written first, without the name of the option
+        for name, each in options(value).items():
+            if "(" in value.name and isinstance(each, Method):
+                inner.append(_value_spec(each))
+            elif name not in defaults or defaults[name] != each:
+                others.append(f"{name}={_value_spec(each)}")
+        return f"{value.name.split('(')[0]}({', '.join(inner + others)})" if inner or others else value.name
     if isinstance(value, Baseline):
         return value.name
     if isinstance(value, (tuple, list)):
-        parts = [_value_spec(each) for each in value]
-        return None if None in parts else f"({', '.join(map(str, parts))},)"
-    return repr(value) if value is None or isinstance(value, (bool, int, float, str)) else None
+        return f"({', '.join(map(_value_spec, value))},)"
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return repr(value)
+    raise ValueError
 
 
 def _method_code(name: str, spec: str | None, record: Mapping[str, Any]) -> str:
@@ -177,7 +200,7 @@ def _method_code(name: str, spec: str | None, record: Mapping[str, Any]) -> str:
         return repr(spec)
     if record.get("class") is None or unknown(record["options"]):
         return "your_" + "".join(letter if letter.isalnum() else "_" for letter in name)
-    return f"explain.methods.{record['class']}({_options_code(record['options'])})"
+    return _call_code("explain.methods", record)
 
 
 def _target_code(subject: Subject, index: int) -> str:
@@ -194,7 +217,7 @@ def _code(value: Any) -> str:
         return f"[{', '.join(map(_code, value))}]"
     if isinstance(value, Mapping):
         if "class" in value:
-            return f"explain.targets.{value['class']}({_options_code(value['options'])})"
+            return _call_code("explain.targets", value)
         if "tuple" in value:
             return f"({', '.join(map(_code, value['tuple']))},)"
         if "category" in value:
@@ -205,5 +228,6 @@ def _code(value: Any) -> str:
     return repr(found)
 
 
-def _options_code(encoded: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={_code(value)}" for name, value in encoded.items())
+def _call_code(module: str, encoded: Mapping[str, Any]) -> str:
+    options = ", ".join(f"{name}={_code(value)}" for name, value in encoded["options"].items())
+    return f"{module}.{encoded['class']}({options})"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import json
 import logging
@@ -11,7 +10,7 @@ import pickle
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -20,26 +19,27 @@ from typing import Any, TypeAlias, Unpack
 import torch
 from torch import nn
 
-from explain._utils.errors import RunError, keywords, raised, shown
-from explain.attribution.options import RunOptions
+from explain._utils.errors import RunError, keywords, optional, raised, shown
+from explain.attribution.api import RunOptions
 from explain.attribution.records import versions
 from explain.explanation.explainer import Explainer
-from explain.methods.registry import MethodLike
+from explain.methods.base import MethodLike
 from explain.metrics import Metric
 from explain.models import Classifier
-from explain.runs.known_photos import KnownPhoto, KnownPhotos
+from explain.runs.exporting import ENDING, MANIFEST, REMARKS, Storage, arrow_modules, indexed, key_of, write_part
 from explain.runs.manifest import must_agree
-from explain.runs.parts import BEGUN, ENDING, MANIFEST, REMARKS, Attempt, Storage, attempt, indexed, write_part
 from explain.runs.preparing import Failed
 from explain.runs.result import Run
-from explain.runs.runner import TIME, Job, State, check_count
-from explain.runs.sources import Entry, entries_of, text
+from explain.runs.runner import TIME, Job, RunCall, State, check_count
+from explain.runs.sources import Entry, text
 from explain.runs.store import PhotoRecord, locked
 from explain.targets.resolve import TargetLike
 
 MAX_NOTES = 1000
 SAME = ("explain", "torch")  # packages whose versions have to be the same everywhere
 PER_FILE = 64
+BEGUN = "_begun-"  # how files begin that say which pieces were begun
+TOGETHER = 2  # attempts at a piece as a whole: a machine may be lost without any photo's fault
 
 
 @dataclass(frozen=True)
@@ -71,45 +71,47 @@ class PartExplainer:
 
     def __call__(self, entries: list[Entry]) -> Report:
         """Explain photos, write them into the folder, and report; an error is part of the report."""
-        request = self.job.request
+        file = f"{BEGUN}{key_of([entry.name for entry in entries])}.json"
         try:
-            _check_versions(self.job.manifest["versions"])
-            with attempt(self.folder, entries) as tried:
-                found = list(self._explained(entries, tried))
-                records = [each for each in found if isinstance(each, PhotoRecord)]
-                metrics = sorted(metric.name for metric in request.metrics)
-                write_part(self.folder, records, request.methods or [], metrics)
-        except Exception as error:
+            here, expected = versions(), self.job.manifest["versions"]
+            for name in SAME:  # values would be others
+                if expected.get(name) != here.get(name):
+                    got = f"{expected.get(name)} where the run began and {here.get(name)} on another"
+                    raise RunError(f"{name} must have the same version on all machines, but it is {got}; install that")
+            found = self._explained(entries, file)
+            records = [each for each in found if isinstance(each, PhotoRecord)]
+            request = self.job.request
+            write_part(self.folder, records, request.methods or [], sorted(each.name for each in request.metrics))
+            self.folder.remove(file)
+        except Exception as error:  # not an interrupt: it may be the end of the process
+            self.folder.remove(file)
             return Report(error=_sendable(error))
-        failures = tuple(
-            each if each.general is None else replace(each, general=_sendable(each.general))
-            for each in found
-            if isinstance(each, Failed)
-        )
+        failed = (each for each in found if isinstance(each, Failed))
+        failures = tuple(replace(each, general=each.general and _sendable(each.general)) for each in failed)
         notes = dict.fromkeys(note for record in records for note in record.notes)
         return Report(tuple(record.photo[0] for record in records), failures, tuple(notes))
 
-    def _explained(self, entries: list[Entry], tried: Attempt) -> Iterator[PhotoRecord | Failed]:
-        pieces = [[entry] for entry in entries] if tried.alone else [entries]
-        for piece in pieces:
+    def _explained(self, entries: list[Entry], file: str) -> list[PhotoRecord | Failed]:
+        """Explain photos, and note in a file for the next attempt what was begun: it stays if the process dies.
+
+        After `TOGETHER` attempts that came to no end, the photos are explained one by one, but for those during which
+        the process died then.
+        """
+        before = json.loads(self.folder.read(file) or b'{"attempts": 0, "ended": [], "now": null}')
+        ended = [*before["ended"], *filter(None, [before["now"]])]
+        alone = before["attempts"] >= TOGETHER
+        found: list[PhotoRecord | Failed] = []
+        for piece in [[entry] for entry in entries] if alone else [entries]:
             first = piece[0]
-            if tried.alone and first.name in tried.ended:
-                yield Failed(first.name, f"image {first.name!r} ended the process that explained it (out of memory?); "
-                             "explain it alone", first.path, stamp=first.stamp)  # fmt: skip
+            if alone and first.name in ended:
+                found.append(Failed(first.name, f"image {first.name!r} ended the process that explained it (out of "
+                                    "memory?); explain it alone", first.path, stamp=first.stamp))  # fmt: skip
                 continue
-            if tried.alone:
-                tried.begin(first.name)
+            state = {"attempts": before["attempts"] + 1, "ended": ended, "now": first.name if alone else None}
+            self.folder.write(file, json.dumps(state).encode())
             for batch in self.job.request.each(map(self.job.preparer, piece), self.job.labels):
-                yield from batch
-
-
-def _check_versions(expected: Mapping[str, str]) -> None:
-    """Refuse a machine with other versions: its values would be others."""
-    here = versions()
-    for name in SAME:
-        if expected.get(name) != here.get(name):
-            raise RunError(f"{name} must have the same version on all machines, but it is {expected.get(name)} where "
-                           f"the run began and {here.get(name)} on another; install the same")  # fmt: skip
+                found += batch
+        return found
 
 
 def _sendable(error: Exception) -> Exception:
@@ -125,135 +127,87 @@ Workers: TypeAlias = Callable[[Job, Storage, Iterator[list[Entry]]], Iterable[Re
 """Has each piece done by a `PartExplainer`, here or elsewhere; the reports may come in any order."""
 
 
-@dataclass
-class DistributedRun:
-    """One call of a run in pieces of ``per_file`` photos, one file each; photos in the folder are skipped."""
+def explain_in_pieces(
+    job: Job, folder: Storage, workers: Workers, per_file: int = PER_FILE,
+    progress: Callable[[State], None] | bool | None = None,
+) -> None:  # fmt: skip
+    """Explain the photos that a folder lacks in pieces of ``per_file`` photos, one file each.
 
-    job: Job
-    folder: Storage
-    workers: Workers
-    per_file: int = PER_FILE
-    progress: Callable[[State], None] | None = None
-    begun: float = field(default_factory=time.monotonic)
-    done: int = 0
-    there: int = 0
+    Raises:
+        RunError: the folder is that of another run, cannot be written, or machines write into folders of their own.
+        ExplainError: what holds for all photos.
+    """
+    before = _run_in(folder, job.manifest)
+    call = RunCall(job, progress, {} if before is None else before.known)
+    failures: dict[str, str] = {}
+    notes: dict[str, None] = {}
+    pending: set[str] = set()
+    prepare, ended = job.preparer, None
 
-    def go(self) -> None:
-        """Explain the photos that the folder lacks.
-
-        Raises:
-            RunError: the folder is that of another run, or cannot be written.
-            ExplainError: what holds for all photos.
-        """
-        self.known = self._begin()
-        self.failures: dict[str, str] = {}
-        self.notes: dict[str, None] = {}
-        self.named: set[str] = set()
-        self.open: set[str] = set()
-        ended = None
-        try:
-            for report in self.workers(self.job, self.folder, self._pieces()):
-                self._enter(report)
-            if self.open:
-                raise RunError(f"pieces must all come back, but {len(self.open)} photos did not; start once more")
-            self._report()
-            self._check_complete()
-            ended = time.strftime(TIME, time.gmtime())
-        finally:
-            remarks = {"ended": ended, "failures": self.failures, "notes": list(self.notes)}
-            self.folder.write(REMARKS, json.dumps(remarks, ensure_ascii=False, indent=1).encode())
-
-    def _begin(self) -> dict[str, KnownPhoto]:
-        """Check that the folder is that of this run, and return the photos in it."""
-        folder, manifest = self.folder, self.job.manifest
-        files = folder.stamps()
-        for file in files:  # of a run that was interrupted: attempts count from one again
-            if file.startswith(BEGUN):
-                folder.remove(file)
-        if not any(file.endswith(ENDING) for file in files):
-            folder.write(MANIFEST, json.dumps(manifest, ensure_ascii=False, indent=1).encode())
-            return {}
-        before = folder.read(MANIFEST)
-        if before is None:
-            raise RunError(f"output {text(folder.name)!r} must be a new folder or that of a run, got one with other "
-                           "Parquet files; choose another")  # fmt: skip
-        must_agree(json.loads(before), manifest, folder.name)
-        return Run(indexed(folder)[0]).known
-
-    def _pieces(self) -> Iterator[list[Entry]]:
-        entries = self._entries()
-        while piece := list(islice(entries, self.per_file)):
-            self.open.update(entry.name for entry in piece)
-            yield piece
-
-    def _entries(self) -> Iterator[Entry]:
-        """The photos to explain; those in the folder are compared with those of the source."""
-        known = KnownPhotos(self.job.source, self.job.labels, self.known)
-        for entry in entries_of(self.job.source):
-            self.named.add(entry.name)
-            if entry.name not in self.known:
+    def missing() -> Iterator[Entry]:
+        for entry in call.entries():
+            if entry.name not in call.known:
+                pending.add(entry.name)
                 yield entry
                 continue
-            self.there += 1
-            if known.has_file(entry):
-                continue
-            found = self.job.preparer(entry)
+            call.there += 1
+            found = prepare(entry)
             if isinstance(found, Failed):
-                self.failures[entry.name] = found.reason
-            elif not known.has(found):
-                raise RunError(f"photo {entry.name!r} must be as it was when it was explained, but it, its label or "
-                               "its boxes have changed; give another folder")  # fmt: skip
+                call.count(0, [found])
+                failures[entry.name] = found.reason
+            elif not call.has(found):
+                raise RunError(f"photo {entry.name!r}, its label or boxes have changed since; give another folder")
 
-    def _enter(self, report: Report) -> None:
-        if report.error is not None:
-            raise report.error
-        general = [each.general for each in report.failures if each.general is not None]
-        if general and not (self.known or self.done or report.done):
-            raise general[0]
-        self.done += len(report.done)
-        self.open.difference_update(report.done, (each.name for each in report.failures))
-        self.failures |= {each.name: each.reason for each in report.failures}
-        self.notes |= dict.fromkeys(report.notes[: max(0, MAX_NOTES - len(self.notes))])
-        self._report()
-
-    def _check_complete(self) -> None:
-        """Notice machines that wrote into a folder of their own."""
-        expected = self.named - self.failures.keys()
-        missing = expected - Run(indexed(self.folder)[0]).known.keys() if expected else set()
-        if missing:
-            raise RunError(f"output {text(self.folder.name)!r} must be a folder that all machines share, but "
-                           f"{len(missing)} photos were written elsewhere; choose one on a shared drive or in a "
-                           "storage")  # fmt: skip
-
-    def _report(self) -> None:
-        if self.progress is not None:
-            seconds = time.monotonic() - self.begun
-            self.progress(State(self.done, len(self.failures), self.there, self.job.source.count, seconds))
+    entries = missing()
+    try:
+        for report in workers(job, folder, iter(lambda: list(islice(entries, per_file)), [])):
+            if report.error is not None:
+                raise report.error
+            call.count(len(report.done), report.failures)
+            pending.difference_update(report.done, (each.name for each in report.failures))
+            failures |= {each.name: each.reason for each in report.failures}
+            notes |= dict.fromkeys(report.notes[: max(0, MAX_NOTES - len(notes))])
+            call.report()
+        if pending:
+            raise RunError(f"pieces must all come back, but {len(pending)} photos did not; start once more")
+        call.report()
+        elsewhere = call.named - failures.keys() - Run(indexed(folder)[0]).known.keys()
+        if elsewhere:
+            got = f"{len(elsewhere)} photos were written elsewhere; choose one on a shared drive or in a storage"
+            raise RunError(f"output {text(folder.name)!r} must be a folder that all machines share, but {got}")
+        ended = time.strftime(TIME, time.gmtime())
+    finally:
+        remarks = {"ended": ended, "failures": failures, "notes": list(notes)}
+        folder.write(REMARKS, json.dumps(remarks, ensure_ascii=False, indent=1).encode())
 
 
-@keywords(
-    RunOptions,
-    elsewhere={
-        "device": "gpus puts the model of each actor on a GPU",
-        "labels": "explain.Explainer(categories=...) takes them",
-        "workers": "actors says how many there are",
-    },
-)
+def _run_in(folder: Storage, manifest: Mapping[str, Any]) -> Run | None:
+    """What a folder has of this run; None where it has no photo yet."""
+    files = folder.stamps()
+    for file in files:  # of a run that was interrupted: attempts count from one again
+        if file.startswith(BEGUN):
+            folder.remove(file)
+    if not any(file.endswith(ENDING) for file in files):
+        folder.write(MANIFEST, json.dumps(manifest, ensure_ascii=False, indent=1).encode())
+        return None
+    before = folder.read(MANIFEST)
+    if before is None:
+        raise RunError(f"output {text(folder.name)!r} must be empty or hold a run, got other Parquet; choose another")
+    must_agree(json.loads(before), manifest, folder.name)
+    return Run(indexed(folder)[0])
+
+
+@keywords(RunOptions, elsewhere={
+    "device": "gpus puts the model of each actor on a GPU", "labels": "explain.Explainer(categories=...) takes them",
+    "workers": "actors says how many there are",
+})  # fmt: skip
 def run_on_ray(
-    source: Any,
-    explainer: Explainer | nn.Module | Classifier | str | None = None,
-    methods: MethodLike | Iterable[MethodLike] = "gradcam",
-    *,
-    output: str | os.PathLike[str],
-    address: str | None = None,
-    actors: int | None = None,
-    gpus: float = 0.0,
-    per_file: int = PER_FILE,
-    target: TargetLike = None,
-    metrics: Iterable[Metric | str] = (),
-    progress: Callable[[State], None] | None = None,
-    **options: Unpack[RunOptions],
-) -> Run:
+    source: Any, explainer: Explainer | nn.Module | Classifier | str | None = None,
+    methods: MethodLike | Iterable[MethodLike] = "gradcam", *, output: str | os.PathLike[str],
+    address: str | None = None, actors: int | None = None, gpus: float = 0.0, per_file: int = PER_FILE,
+    target: TargetLike = None, metrics: Iterable[Metric | str] = (),
+    progress: Callable[[State], None] | bool | None = None, **options: Unpack[RunOptions],
+) -> Run:  # fmt: skip
     """Explain all photos of a source on the machines of a Ray cluster, into a folder of Parquet files.
 
     The rows are those that `explain.run` finds on one machine. The same call continues a run that was interrupted:
@@ -284,24 +238,22 @@ def run_on_ray(
     explain.RunError: actors must be a whole number from 1, got 0; leave it out
     """
     check_count("actors", actors, 1)
-    check_count("per_file", per_file, 1)
+    check_count("per_file", per_file, 1, optional=False)
     check_count("batch_size", options.get("batch_size"), 1)
     if isinstance(gpus, bool) or not isinstance(gpus, (int, float)) or not 0 <= gpus < float("inf"):
         raise RunError(f"gpus must be a number from 0, got {shown(gpus)}; leave it out")
     job = Job.of(source, explainer, methods, target, metrics, **options)
     if job.request.device.type != "cpu":
-        raise RunError(f"explainer must be on the CPU to be sent to other machines, got {job.request.device}; each "
-                       "moves it to its own device")  # fmt: skip
+        raise RunError(f"explainer must be on the CPU to be sent elsewhere, got {job.request.device}; gpus= moves it")
     if isinstance(job.request.requested, str):
-        raise RunError(f"methods must be named to run on several machines, got the group {job.request.requested!r}; "
-                       "name them")  # fmt: skip
+        raise RunError(f"methods must be named for many machines, got the group {job.request.requested!r}; name them")
     ray = _ray()
     folder = Storage(output)
     with ExitStack() as stack:
         if folder.is_local:
             stack.enter_context(locked(Path(folder.path, MANIFEST)))
         stack.enter_context(_connected(ray, address))
-        DistributedRun(job, folder, partial(_on_ray, ray, actors, float(gpus)), per_file, progress).go()
+        explain_in_pieces(job, folder, partial(_on_ray, ray, actors, float(gpus)), per_file, progress)
     return Run(output)
 
 
@@ -309,13 +261,13 @@ class Actor:
     """A process of Ray that explains pieces: they come, and the reports go, pickled in a table with one column."""
 
     def __init__(self, job: Any, folder: Storage, device: str | None) -> None:
-        self._pyarrow: Any = importlib.import_module("pyarrow")
         torch.set_num_threads(1)  # as many actors run as there are processors
         self._explain = PartExplainer(_ray().get(job), folder, device)
 
     def __call__(self, table: Any) -> Any:
+        arrow, _ = arrow_modules()
         reports = [pickle.dumps(self._explain(pickle.loads(piece))) for piece in table["piece"].to_pylist()]
-        return self._pyarrow.table({"report": self._pyarrow.array(reports, self._pyarrow.binary())})
+        return arrow.table({"report": arrow.array(reports, arrow.binary())})
 
 
 def _on_ray(
@@ -340,13 +292,13 @@ def _on_ray(
             yield pickle.loads(row["report"])
     except ray.exceptions.RayError as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise RunError(f"the Ray job failed: {lines[-1]}; the results until then are stored, and the same call "
-                       "continues from there") from error  # fmt: skip
+        raise RunError(f"the Ray job failed: {lines[-1]}; the same call continues from what is stored") from error
 
 
 @contextmanager
 def _connected(ray: Any, address: str | None) -> Iterator[None]:
-    """Connect to a cluster, which is started on this machine if there is none; afterwards as before."""
+    """Connect to a cluster, which is started on this machine if there is none, without bars and logs of Ray Data;
+    afterwards as before."""
     ours = not ray.is_initialized()
     if ours:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # or Ray would report its use to its makers
@@ -354,33 +306,19 @@ def _connected(ray: Any, address: str | None) -> Iterator[None]:
             ray.init(address or None, log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
         except Exception as error:
             raise RunError(f"ray must reach a cluster, but {raised(error)}; check the address {address!r}") from error
-    try:
-        with _quiet(ray):
-            yield
-    finally:
-        if ours:
-            ray.shutdown()
-
-
-@contextmanager
-def _quiet(ray: Any) -> Iterator[None]:
-    """Let Ray Data draw no bars and log no plans."""
     context, logger = ray.data.DataContext.get_current(), logging.getLogger("ray.data")
-    names = [name for name in ("enable_progress_bars", "print_on_execution_start") if hasattr(context, name)]
-    before, level = {name: getattr(context, name) for name in names}, logger.level
-    for name in names:
-        setattr(context, name, False)
+    before, level = (context.enable_progress_bars, context.print_on_execution_start), logger.level
+    context.enable_progress_bars = context.print_on_execution_start = False
     logger.setLevel(logging.ERROR)
     try:
         yield
     finally:
         logger.setLevel(level)
-        for name, value in before.items():
-            setattr(context, name, value)
+        context.enable_progress_bars, context.print_on_execution_start = before
+        if ours:
+            ray.shutdown()
 
 
 def _ray() -> Any:
-    with contextlib.suppress(ImportError):
-        importlib.import_module("ray.data")
-        return importlib.import_module("ray")
-    raise RunError("ray must be installed to run on a cluster; pip install 'explain[ray]'")
+    optional("ray.data", "to run on a cluster", "ray", RunError)
+    return importlib.import_module("ray")

@@ -15,11 +15,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from explain._utils.errors import ExplainError, ImageError, RunError, either, shown
-from explain._utils.spelling import did_you_mean
+from explain._utils.errors import ExplainError, ImageError, RunError, did_you_mean, shown
 from explain.data.images import EXTENSIONS
-from explain.runs.datasets import Columns, DataSet, HuggingFace, Photos, as_boxes, as_label
-from explain.runs.sources import Content, Entry, Folder, Source, stamp, text
+from explain.runs import sources
+from explain.runs.sources import Content, DataSet, Entry, Folder, Photos, Source, as_boxes, as_label, stamp, text
 
 PATHS = ("path", "image", "file", "filename", "photo")
 LABELS = ("label", "class", "target")
@@ -55,9 +54,6 @@ class PhotoList(Source):
         for entry in self._listed.values():
             yield replace(entry, stamp=stamp(entry.where))
 
-    def read(self, entry: Entry) -> Content:
-        return Content(Path(entry.where))
-
     def identity(self) -> dict[str, Any]:
         return {"kind": self.kind, "path": text(self.file)}
 
@@ -68,30 +64,30 @@ class PhotoList(Source):
         for number, row in enumerate(self._rows(), 1):
             try:
                 entry = self._entry(row)
-                found[entry.name] = _joined(found[entry.name], entry) if entry.name in found else entry
+                before = found.get(entry.name, entry)
+                if None not in (before.label, entry.label) and before.label != entry.label:
+                    raise RunError(f"photo {entry.name!r} is labelled {before.label!r} and {entry.label!r}; keep one")
+                label, boxes = before.label if entry.label is None else entry.label, (*before.boxes, *entry.boxes)
+                found[entry.name] = replace(before, label=label, boxes=tuple(dict.fromkeys(boxes)))
             except (ExplainError, ValueError) as error:  # of JSON among the boxes
                 raise RunError(f"source {str(self.file)!r}, photo {number}: {error}") from None
         return found
 
     def _entry(self, row: Any) -> Entry:
-        if isinstance(row, str):
-            row = {"path": row}
+        row = {"path": row} if isinstance(row, str) else row
         if not isinstance(row, Mapping):
             raise RunError(f'must be an object or a path, got {type(row).__name__}; write it as {{"path": ...}}')
-        row = {str(key).strip().lower(): value for key, value in row.items() if key is not None}
+        row = {str(key).strip().lower(): value for key, value in row.items() if value not in (None, "")}
         key = next((name for name in PATHS if row.get(name)), None)
         if key is None:
             raise RunError(f"must have a path, but has none; {did_you_mean('path', row)}, and path is needed")
         path = self.file.parent / str(row[key])
-        label = next((row[name] for name in LABELS if row.get(name) not in (None, "")), None)
+        label = next((row[name] for name in LABELS if name in row), None)
         if isinstance(label, str):  # a table has text only: a whole number is the number of a class
             label = int(label) if label.strip().isdecimal() else label.strip()
-        boxes = row.get("boxes") or [row.get(name) for name in EDGES]
-        if isinstance(boxes, str):
-            boxes = json.loads(boxes)
-        elif not any(each not in (None, "") for each in boxes):
-            boxes = ()
-        return Entry(text(str(row[key])), str(path), text(path), None, as_label(label), as_boxes(boxes))
+        boxes = row.get("boxes") or ([row.get(name) for name in EDGES] if any(name in row for name in EDGES) else ())
+        boxes = as_boxes(json.loads(boxes) if isinstance(boxes, str) else boxes)
+        return Entry(text(str(row[key])), str(path), text(path), None, as_label(label), boxes)
 
     def _rows(self) -> list[Any]:
         ending = self.file.suffix.lower()
@@ -107,21 +103,8 @@ class PhotoList(Source):
             reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:100]
             raise RunError(f"source {str(self.file)!r} cannot be read as a list ({reason}); save it again") from None
         if not isinstance(rows, list):
-            raise RunError(f"source {str(self.file)!r} must hold a JSON list, got {type(rows).__name__}; put its "
-                           "photos into one list")  # fmt: skip
+            raise RunError(f"source {str(self.file)!r} must hold a JSON list, got {type(rows).__name__}; make one")
         return rows
-
-
-def _joined(one: Entry, other: Entry) -> Entry:
-    """Return one entry with the boxes of two lines about the same photo.
-
-    Raises:
-        RunError: they give it different labels.
-    """
-    if None not in (one.label, other.label) and one.label != other.label:
-        raise RunError(f"photo {one.name!r} must have one label, got {one.label!r} and {other.label!r}; keep one")
-    boxes = dict.fromkeys((*one.boxes, *other.boxes))
-    return replace(one, label=one.label if other.label is None else other.label, boxes=tuple(boxes))
 
 
 SHARD_LABELS = ("cls", "txt", "json")
@@ -231,8 +214,7 @@ def _labelled(entry: Entry, files: Mapping[str, Any]) -> Entry:
             label = files["txt"].decode("utf-8").strip()
         return replace(entry, label=label, boxes=as_boxes(about.get("boxes")))
     except (ValueError, ExplainError) as error:
-        problem = f"label of {entry.name!r} cannot be read ({error}); pack the shard again"
-        return Entry(entry.name, problem=problem)
+        return Entry(entry.name, problem=f"label of {entry.name!r} cannot be read ({error}); pack the shard again")
 
 
 def _check_exists(path: str | os.PathLike[str], kind: str) -> None:
@@ -260,13 +242,10 @@ def source_of(given: Any) -> Source:
         return _of_name(given)
     if isinstance(given, Mapping):
         raise RunError(f"source must be one split of a data set, got several: {', '.join(map(str, given))}; choose one")
-    if hasattr(given, "features") and hasattr(given, "column_names"):
-        if hasattr(given, "__len__"):
-            return HuggingFace(given)
-        return Photos(given, Columns.of(given.features) if given.features else None)  # it only streams
-    if isinstance(given, (list, tuple)):
-        return Photos(given)
-    if hasattr(given, "__getitem__") and hasattr(given, "__len__") and not isinstance(given, bytes):
+    if hasattr(given, "features") and hasattr(given, "column_names") and not hasattr(given, "__len__"):
+        return Photos(given, sources.Columns.of(given.features) if given.features else None)  # it only streams
+    by_number = hasattr(given, "__getitem__") and hasattr(given, "__len__")
+    if by_number and not isinstance(given, (bytes, list, tuple)):
         return DataSet(given)
     if isinstance(given, Iterable) and not isinstance(given, bytes):
         return Photos(given)
@@ -292,7 +271,5 @@ def _of_name(name: str | os.PathLike[str]) -> Source:
     _check_exists(plain, "a folder, a list, a shard or a photo")
     if ending in EXTENSIONS:
         return Photos([plain])
-    known = ", ".join([*ENDINGS, ".tar"])
-    got = f"a file {ending}" if ending else "a file without ending"
-    remedy = either("give explain.run a folder or a list", "name a folder or a list")
-    raise RunError(f"source {text(plain)!r} must be a folder or one of {known}, got {got}; {remedy}")
+    known, got = ", ".join([*ENDINGS, ".tar"]), ending or "a file without ending"
+    raise RunError(f"source {text(plain)!r} must be a folder, a photo or one of {known}, got {got}; name one of these")

@@ -9,8 +9,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -21,14 +20,10 @@ from torch import nn
 from explain._utils import nested
 from explain._utils.errors import RunError, quiet
 from explain._utils.signals import came_by_signal
-from explain.attribution.records import class_name, encode, encode_fields, unknown, versions
+from explain.attribution.records import class_name, encode, encode_fields, unknown
 from explain.explanation.explainer import Explainer
 from explain.hooks.preserve import preserving_rng, untouched
 from explain.methods import Method
-from explain.metrics import Metric
-from explain.runs.schema import FORMAT
-from explain.runs.sources import Source
-from explain.targets import Target
 
 SIZES = ((160, 120), (300, 400))  # of the test pictures: width and height
 WAVES = 4  # numbers in the summary of a tensor
@@ -46,15 +41,13 @@ def identity(explainer: Explainer, *, trained: bool = False) -> dict[str, Any]:
     """
     origin, model = explainer._origin, explainer.model
     found = {
-        "model": origin.name,
-        "network": type(model).__name__,
-        "weights": CHANGED if trained else digest_of(model),
-        "weights_from": origin.weights,
-        "preprocess": origin.preprocess,
-        "explainer": origin.to_dict(),
+        "model": origin.name, "network": type(model).__name__, "weights": CHANGED if trained else digest_of(model),
+        "weights_from": origin.weights, "preprocess": origin.preprocess, "explainer": origin.to_dict(),
         "categories": None if explainer.categories is None else list(explainer.categories),
         "temperature": explainer._classifier.temperature,
-    }
+    }  # fmt: skip
+    if explainer.interventions:
+        found["interventions"] = encode(list(explainer.interventions))
     inputs = [_returned(explainer.preprocess, picture) for picture in _pictures()]
     found["test_inputs"] = [_summary(each) for each in inputs]
     if not trained:
@@ -105,10 +98,11 @@ def _of_model(explainer: Explainer, x: torch.Tensor | None) -> dict[str, Any]:
     The first call is for attributes that are set only once.
     """
     model = explainer.model
+    x = torch.zeros(1, 3, 224, 224) if x is None else explainer._placed(x[None])
 
     def scores() -> Any:
         with untouched(model), torch.no_grad():
-            output = _returned(model, torch.zeros(1, 3, 224, 224) if x is None else explainer._placed(x[None]))
+            output = _returned(model, x)
         return [_summary(tensor) for _, tensor in nested.paths(output)] if not isinstance(output, str) else output
 
     scores()
@@ -123,10 +117,8 @@ def _attributes(model: nn.Module) -> dict[str, str]:
     for path, module in model.named_modules():
         own = {name: value for name, value in vars(module).items() if name not in _OF_EVERY_MODULE}
         own |= {name: module._buffers[name] for name in sorted(module._non_persistent_buffers_set)}
-        for name, value in own.items():
-            plain = _plain(value)
-            if plain is not None:
-                found[f"{path}.{name}"] = plain
+        plain = {f"{path}.{name}": _plain(value) for name, value in own.items()}
+        found |= {name: value for name, value in plain.items() if value is not None}
     return found
 
 
@@ -134,17 +126,18 @@ def _plain(value: Any) -> str | None:
     """A plain value, a tensor or a container of these as text; None for anything else."""
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes, torch.dtype)):
         return repr(value)
-    if isinstance(value, (torch.Tensor, np.ndarray)):
-        tensor = torch.as_tensor(value) if isinstance(value, torch.Tensor) or value.dtype != object else None
-        return None if tensor is None else f"{tensor.dtype} {hashlib.sha256(_content(tensor)).hexdigest()}"
+    if isinstance(value, np.ndarray):
+        value = torch.as_tensor(value) if value.dtype != object else None
+    if isinstance(value, torch.Tensor):
+        return f"{value.dtype} {hashlib.sha256(_content(value)).hexdigest()}"
     if isinstance(value, Mapping):
         value = [each for pair in value.items() for each in pair]
-    if isinstance(value, (list, tuple, set, frozenset)):
-        parts = [_plain(each) for each in value]
-        known = [each for each in parts if each is not None]
-        ordered = sorted(known) if isinstance(value, (set, frozenset)) else known
-        return f"({', '.join(ordered)})" if len(known) == len(parts) else None
-    return None
+    if not isinstance(value, (list, tuple, set, frozenset)):
+        return None
+    parts = [_plain(each) for each in value]
+    known = [each for each in parts if each is not None]
+    ordered = sorted(known) if isinstance(value, (set, frozenset)) else known
+    return f"({', '.join(ordered)})" if len(known) == len(parts) else None
 
 
 def _returned(function: Any, argument: Any) -> Any:
@@ -185,43 +178,15 @@ FREE = frozenset(["begun", "ended", "device", "batch_size"])
 """Keys that may differ when a run is continued: they do not change the results."""
 
 
-def manifest_of(
-    *,
-    source: Source,
-    explainer: Explainer,
-    methods: Sequence[Method] | str,
-    targets: Sequence[Target],
-    metrics: Sequence[Metric],
-    options: Mapping[str, Any],
-    trained: bool = False,
-) -> dict[str, Any]:
-    """Return what fixes a run, in values of JSON; ``trained`` says that the model changes meanwhile."""
-    model = explainer.model
-    about = {name: value for name, value in options.items() if name not in ("layer", "progress", "keep_partial")}
-    found = {
-        "format": FORMAT,
-        "source": source.identity(),
-        **identity(explainer, trained=trained),
-        "methods": methods if isinstance(methods, str) else {each.name: described_method(each) for each in methods},
-        "targets": [encode(each) for each in targets],
-        "metrics": {metric.name: repr(metric) for metric in metrics},
-        "layer": named_layer(model, options.get("layer")),
-        **{name: encode(value) for name, value in about.items()},
-        "versions": {name: version for name, version in versions().items() if name != "torchvision"},
-        "device": str(next((p.device for p in model.parameters()), "cpu")),
-        "begun": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-    }
-    plain: dict[str, Any] = json.loads(json.dumps(found))  # so that it compares with what was read
-    return plain
-
-
 def described_method(method: Method) -> dict[str, Any]:
     """Return a method in plain values: its class in this package, and its options."""
     return {"class": class_name(method), "options": encode_fields(method)}
 
 
-def must_agree(before: Mapping[str, Any], now: Mapping[str, Any], file: str) -> None:
+def must_agree(before: Mapping[str, Any], now: Mapping[str, Any], file: str, *, more: bool = False) -> None:
     """Refuse to continue a run that was begun with other options, or with some that cannot be compared.
+
+    With ``more``, there may be further methods and metrics.
 
     Raises:
         RunError: the first thing that differs is named, with both values.
@@ -231,15 +196,13 @@ def must_agree(before: Mapping[str, Any], now: Mapping[str, Any], file: str) -> 
             continue
         own = unknown(now.get(key))
         if own:
-            raise RunError(
-                f"run {file!r} cannot be continued, since its {key} have {own[0]}, which is your own and cannot be "
-                "compared; give another output"
-            )
-        if not alike(key, before.get(key), now.get(key)):
-            difference = _difference(key, before.get(key), now.get(key))
-            raise RunError(
-                f"run {file!r} must be continued as it was begun, but {difference}; give the same, or another output"
-            )
+            raise RunError(f"run {file!r} cannot be continued: {own[0]} in its {key} is your own; give another output")
+        old, new = before.get(key), now.get(key)
+        by_name = more and key in ("methods", "metrics") and isinstance(now.get("methods"), dict)
+        added = by_name and isinstance(old, dict) and isinstance(new, dict) and old.items() <= new.items()
+        if not alike(key, old, new) and not added:
+            difference = _difference(key, old, new)
+            raise RunError(f"run {file!r} must be continued as it was begun, but {difference}; give another output")
 
 
 def named_layer(model: nn.Module, layer: Any) -> Any:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import xor
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -16,26 +17,15 @@ from urllib.parse import urlencode
 import torch
 from PIL import Image
 
-from explain._utils.errors import ExplainError, RunError, printable
-from explain._utils.spelling import did_you_mean
+from explain._utils.errors import ExplainError, RunError, did_you_mean, printable
+from explain._utils.html import table_html
 from explain.attribution.pictures import Scene
 from explain.attribution.result import Attribution
 from explain.data.images import Box, load_image
+from explain.methods.base import title_of
 from explain.render.styles import Style
-from explain.runs.known_photos import KnownPhoto
-from explain.runs.schema import (
-    APPLICATION,
-    COUNTED,
-    FORMAT,
-    METHOD,
-    ORDERS,
-    PHOTO,
-    RESULT,
-    ROW,
-    content_digest,
-    digest,
-    unpack,
-)  # fmt: skip
+from explain.runs import schema
+from explain.runs.preparing import KnownPhoto
 from explain.runs.sources import Corners, stamp, text
 
 _ALLOWED = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
@@ -85,7 +75,7 @@ class Row:
 
         Stored in half precision: no value is off by more than ``2**-11`` of itself, apart from very small ones.
         """
-        return unpack(*self._stored)
+        return schema.unpack(*self._stored)
 
     @property
     def correct(self) -> bool | None:
@@ -98,16 +88,11 @@ class Row:
     def attribution(self) -> Attribution:
         """The values with their metadata, as a batch of one."""
         return Attribution(
-            method=self.method,
-            values=self.values[None],
+            method=self.method, values=self.values[None], score=torch.tensor([self.score]), layer=self.layer,
             target=self.target if self.target_class is None else torch.tensor([self.target_class]),
-            score=torch.tensor([self.score]),
-            layer=self.layer,
-            size=self.input_size,
-            style=self.style,
-            delta=None if self.delta is None else torch.tensor([self.delta]),
+            size=self.input_size, style=self.style, delta=None if self.delta is None else torch.tensor([self.delta]),
             neutral=self.values.mean()[None] if self.uncentred else None,
-        )
+        )  # fmt: skip
 
     @property
     def heatmap(self) -> torch.Tensor:
@@ -137,7 +122,7 @@ class StoredRun:
         file: where it is.
 
     Raises:
-        RunError: there is no run, it cannot be read, or a later version has written it.
+        RunError: there is no run, it cannot be read, or another version has written it.
     """
 
     def __init__(self, file: str | os.PathLike[str]) -> None:
@@ -146,15 +131,13 @@ class StoredRun:
             raise RunError(f"run {text(file)!r} must be a file, but there is none; check the path")
         try:
             with closing(self._connect()) as db:
-                application = db.execute("PRAGMA application_id").fetchone()[0]
-                version = db.execute("PRAGMA user_version").fetchone()[0]
+                ask = ("PRAGMA application_id", "PRAGMA user_version")
+                application, version = (db.execute(each).fetchone()[0] for each in ask)
         except (sqlite3.DatabaseError, UnicodeError) as error:  # also of a damaged name of a table
             raise RunError(f"run {text(file)!r} cannot be read ({error}); give a file that explain.run wrote") from None
-        if application != APPLICATION:
+        if application != schema.APPLICATION:
             raise RunError(f"run {text(file)!r} must be the file of a run, got another database; check the path")
-        if not 1 <= version <= FORMAT:
-            raise RunError(f"run {text(file)!r} must have format {FORMAT}, got {version}; update this package")
-        self._digests = version > 1
+        schema.check_format(version, file)
         self._checked: tuple[str | None, ...] = ()
 
     def __len__(self) -> int:
@@ -162,11 +145,14 @@ class StoredRun:
 
     def __repr__(self) -> str:
         failures = f", {len(self.failures)} failed" if self.failures else ""
-        state = "" if self.ended else ", not finished"
-        methods = ", ".join(self.methods)
-        return printable(
-            f"{type(self).__name__}({text(self.path)!r}: {self.photos} photos, {methods}{failures}{state})"
-        )
+        about = f"{self.photos} photos, {', '.join(self.methods)}{failures}{'' if self.ended else ', not finished'}"
+        return printable(f"{type(self).__name__}({text(self.path)!r}: {about})")
+
+    def _repr_html_(self) -> str:
+        counts = "SELECT method, count(*), count(DISTINCT photo) FROM results GROUP BY method ORDER BY min(id)"
+        rows = [[title_of(name), *map(str, figures)] for name, *figures in self.query(counts)]
+        failed = table_html(["not explained", "reason"], [*self.failures.items()]) if self.failures else ""
+        return table_html(["method", "maps", "photos"], rows, repr(self)) + failed
 
     @property
     def photos(self) -> int:
@@ -206,15 +192,18 @@ class StoredRun:
         rows = self.query(f"SELECT name, {', '.join(KnownPhoto._fields)} FROM photos")
         return {name: KnownPhoto(*rest) for name, *rest in rows}
 
+    def lacking(self, methods: Collection[str], metrics: int) -> dict[str, frozenset[str]]:
+        """The photos that lack some of these methods, or of so many metrics of their maps, and which methods."""
+        have: dict[str, set[str]] = {name: set() for (name,) in self.query("SELECT name FROM photos")}
+        ask = "SELECT p.name, r.method FROM photos p JOIN results r ON r.photo = p.id"
+        for name, method in self.query(f"{ask} WHERE (SELECT count(*) FROM metrics WHERE result = r.id) = {metrics}"):
+            have[name].add(method)
+        return {name: frozenset(methods) - own for name, own in have.items() if not own.issuperset(methods)}
+
     def rows(
-        self,
-        method: str | None = None,
-        *,
-        label: str | None = None,
-        prediction: str | None = None,
-        correct: bool | None = None,
-        order: str = "source",
-    ) -> Iterator[Row]:
+        self, method: str | None = None, *, label: str | None = None, prediction: str | None = None,
+        correct: bool | None = None, order: str = "source",
+    ) -> Iterator[Row]:  # fmt: skip
         """Give the result for each photo, method and target, one after the other.
 
         Args:
@@ -229,15 +218,15 @@ class StoredRun:
         self._check_digests()
         if method is not None and method not in self.methods:
             raise RunError(f"method {method!r} is not in this run; {did_you_mean(method, self.methods)}")
-        if order not in ORDERS:
-            raise RunError(f"order must be one of {', '.join(ORDERS)}, got {order!r}")
+        if order not in schema.ORDERS:
+            raise RunError(f"order must be one of {', '.join(schema.ORDERS)}, got {order!r}")
         columns = {"r.method": method, "p.label": label, "p.prediction": prediction}
         wanted = {column: value for column, value in columns.items() if value is not None}
-        terms = [f"{column} = ?" for column in wanted]
+        terms = [*(f"{column} = ?" for column in wanted)]
         if correct is not None:
             terms.append(f"p.label_class {'=' if correct else '<>'} p.prediction_class")
         where = f" WHERE {' AND '.join(terms)}" if terms else ""
-        return self._rows(f"{where} ORDER BY {ORDERS[order]}, r.id", list(wanted.values()))
+        return self._rows(f"{where} ORDER BY {schema.ORDERS[order]}, r.id", list(wanted.values()))
 
     def query(self, statement: str, values: Any = ()) -> Iterator[tuple[Any, ...]]:
         """Run a query in SQL; the documentation lists the tables. Only SELECT is allowed, which changes nothing.
@@ -250,11 +239,11 @@ class StoredRun:
                 db.set_authorizer(lambda action, *_: sqlite3.SQLITE_OK if action in _ALLOWED else sqlite3.SQLITE_DENY)
                 yield from db.execute(statement, values)
         except (sqlite3.Error, UnicodeError) as error:
-            raise RunError(f"query {statement.strip()!r:.60} of run {text(self.path)!r} cannot be run: {error}; only "
-                           "SELECT is allowed") from None  # fmt: skip
+            asked = f"query {statement.strip()!r:.60} of run {text(self.path)!r}"
+            raise RunError(f"{asked} cannot be run: {error}; only SELECT is allowed") from None
 
     def _count(self, table: str) -> int:
-        tally = f"(SELECT count FROM tally WHERE name = '{table}')" if self._digests else "count(*)"
+        tally = f"(SELECT count FROM tally WHERE name = '{table}')"
         count, expected = next(self.query(f"SELECT count(*), {tally} FROM {table}"))  # at once: a run may go on
         if count != expected:
             raise self._damaged(f"it has {count} {table}, but not that many were written")
@@ -267,30 +256,25 @@ class StoredRun:
             RunError: some are.
         """
         state = tuple(stamp(f"{self.path}{ending}") for ending in ("", "-wal"))
-        if not self._digests or state == self._checked:
+        if state == self._checked:
             return
         with self._reading() as db:
             db.execute("BEGIN")  # so that all is read in one state
-            methods = {row[0] for row in self._verified(db, "methods", METHOD)}
-            columns = ("id", *(name for name in PHOTO if name != "stamp"))
+            methods = {row[0] for row in self._verified(db, "methods", schema.METHOD)}
+            columns = ("id", *(name for name in schema.PHOTO if name != "stamp"))
             photos = {row[0]: row[-1] for row in self._verified(db, "photos", columns, skip=1)}
             metrics: dict[int, list[Any]] = {}
             for result, *metric in db.execute("SELECT result, metric, value FROM metrics ORDER BY result, metric"):
                 metrics.setdefault(result, []).extend(metric)
-            results = []
-            for number, photo, expected, *cells in db.execute(
-                f"SELECT id, photo, digest, {', '.join(RESULT)} FROM results"
-            ):
-                found = digest(photos.get(photo), *cells, *metrics.get(number, ()))
+            names, results = schema.quoted(schema.RESULT), []
+            for number, photo, expected, *cells in db.execute(f"SELECT id, photo, digest, {names} FROM results"):
+                found = schema.digest(photos.get(photo), *cells, *metrics.get(number, ()))
                 if found != expected or photo not in photos or cells[0] not in methods:
                     raise self._damaged(f"row {number} of the results has changed since it was written")
                 results.append(expected)
             tally = {name: (count, digests) for name, count, digests in db.execute("SELECT * FROM tally")}
-            for table, digests in zip(COUNTED, (photos.values(), results), strict=True):
-                combined = 0
-                for each in digests:
-                    combined ^= each
-                if tally.pop(table, None) != (len(digests), combined):
+            for table, digests in zip(schema.COUNTED, (photos.values(), results), strict=True):
+                if tally.get(table) != (len(digests), reduce(xor, digests, 0)):
                     raise self._damaged(f"rows of the {table} are missing, or are there twice")
         self._checked = state
 
@@ -298,9 +282,8 @@ class StoredRun:
         self, db: sqlite3.Connection, table: str, columns: Sequence[str], skip: int = 0
     ) -> Iterator[tuple[Any, ...]]:
         """The rows of a table, each checked against its digest, which comes last; it leaves out ``skip`` columns."""
-        names = ", ".join((*columns, "digest" if self._digests else "NULL"))
-        for row in db.execute(f"SELECT {names} FROM {table} NOT INDEXED"):
-            if self._digests and digest(*row[skip:-1]) != row[-1]:
+        for row in db.execute(f"SELECT {schema.quoted(columns)}, digest FROM {table} NOT INDEXED"):
+            if schema.digest(*row[skip:-1]) != row[-1]:
                 raise self._damaged(f"a row of the {table} has changed since it was written")
             yield row
 
@@ -308,14 +291,17 @@ class StoredRun:
         with self._reading() as db:
             db.execute("BEGIN")  # rows that are written meanwhile are for the next reader
             db.row_factory = sqlite3.Row
+            methods = {method["name"]: method for method in db.execute("SELECT * FROM methods NOT INDEXED")}
             chosen = "SELECT r.id FROM results r NOT INDEXED CROSS JOIN photos p ON p.id = r.photo"  # without an index:
-            statement = ROW.format(content="r.content" if self._digests else "NULL")  # it may be damaged
-            for (number,) in db.execute(chosen + clause, values).fetchall():
-                found = db.execute(statement, (number,)).fetchone()
-                if found is None or (self._digests and content_digest(found["map"]) != found["content"]):
+            for (number,) in db.execute(chosen + clause, values).fetchall():  # it may be damaged
+                result = db.execute("SELECT * FROM results WHERE id = ?", (number,)).fetchone()
+                if result is None or schema.content_digest(result["map"]) != result["content"]:
                     raise self._damaged(f"the map of row {number} has changed since it was written")
+                photo = db.execute("SELECT * FROM photos WHERE id = ?", (result["photo"],)).fetchone()
                 metrics = db.execute("SELECT metric, value FROM metrics WHERE result = ?", (number,))
-                yield row_of(dict(found), dict(map(tuple, metrics)))
+                method = methods[result["method"]]
+                uncentred = json.loads(method["options"]).get("centred") is False
+                yield row_of(dict(photo), dict(result), dict(map(tuple, metrics)), method["style"], uncentred)
 
     def _damaged(self, reason: str) -> RunError:
         return RunError(f"run {text(self.path)!r} is damaged: {reason}; take another copy of it, or run it again")
@@ -330,7 +316,7 @@ class StoredRun:
             raise RunError(f"run {text(self.path)!r} cannot be read: {error}; take another copy of it") from None
         except ExplainError:  # which is a ValueError too
             raise
-        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        except (TypeError, ValueError, LookupError, OverflowError, RecursionError) as error:
             raise self._damaged(f"a cell cannot be read ({' '.join(str(error).split())[:80]})") from None
 
     def _connect(self) -> sqlite3.Connection:
@@ -349,18 +335,19 @@ class StoredRun:
         return db
 
 
-def row_of(columns: Mapping[str, Any], metrics: Mapping[str, float | None]) -> Row:
+def row_of(
+    photo: Mapping[str, Any], result: Mapping[str, Any], metrics: Mapping[str, float | None], style: str | None = None,
+    uncentred: bool = False,
+) -> Row:  # fmt: skip
     """Return a row from the columns of its photo and its result."""
-    layer, boxes = columns["layer"], columns["boxes"]
-    several = layer is not None and layer.startswith("[")
+    layer, boxes = result["layer"], photo["boxes"]
+    same = {name: value for name, value in {**photo, **result}.items() if name in Row.__dataclass_fields__}
     return Row(**{
-        **{name: value for name, value in columns.items() if name in Row.__dataclass_fields__},
-        "layer": tuple(json.loads(layer)) if several else layer,
-        "size": (columns["width"], columns["height"]),
-        "input_size": (columns["input_height"], columns["input_width"]),
-        "box": Box(columns["left"], columns["top"], columns["right"], columns["bottom"]),
+        **same, "target_class": result["class"], "prediction_probability": photo["probability"],
+        "layer": tuple(json.loads(layer)) if layer is not None and layer.startswith("[") else layer,
+        "size": (photo["width"], photo["height"]), "input_size": (photo["input_height"], photo["input_width"]),
+        "box": Box(photo["left"], photo["top"], photo["right"], photo["bottom"]),
         "boxes": () if boxes is None else tuple(tuple(box) for box in json.loads(boxes)),
-        "metrics": metrics,
-        "uncentred": json.loads(columns["options"]).get("centred") is False,
-        "_stored": (columns["map"], tuple(json.loads(columns["shape"])), columns["scale"]),
+        "metrics": metrics, "style": style, "uncentred": uncentred,
+        "_stored": (result["map"], tuple(json.loads(result["shape"])), result["scale"]),
     })  # fmt: skip

@@ -1,20 +1,205 @@
-"""`Run`: the file of a run, and all that can be made of it without a model."""
+"""`Run`: the file of a run, and all that can be made of it without a model: pictures, pages, tables."""
 
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Iterator
+from functools import cached_property
+from itertools import groupby, islice
+from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from explain._utils.errors import keywords
-from explain.hooks.layer_names import Where
-from explain.runs.exporting import export
-from explain.runs.parts import index_of
-from explain.runs.pictures import to_html, write_pictures
-from explain.runs.reading import StoredRun
+import torch
+from PIL import Image
+
+from explain._utils.errors import ExplainError, RunError, keywords, printable, shown
+from explain.attribution.pictures import Look
+from explain.attribution.records import ModelOrigin, RecordedRequest
+from explain.attribution.result import Attribution
+from explain.data.files import Files, distinct, slug
+from explain.data.images import load_image
+from explain.render.styles import StyleLike
+from explain.report.pages import entry, sheet_of, written
+from explain.report.reproduce import Reproduction
+from explain.runs.exporting import export, index_of
+from explain.runs.files import source_of
+from explain.runs.reading import Row, StoredRun
+from explain.runs.schema import ORDERS
+from explain.runs.sources import Entry, Source, entries_of
 
 if TYPE_CHECKING:
-    from explain.explanation.explainer import Explainer
     from explain.insight import Insight
+
+
+def choice(which: str) -> tuple[str, int | None]:
+    """Read a choice of photos: an order, and how many of them.
+
+    Raises:
+        RunError: it is not written in this way.
+
+    >>> choice("worst:50"), choice("source")
+    (('worst', 50), ('source', None))
+    """
+    order, _, count = which.partition(":") if isinstance(which, str) else ("", "", "")
+    if order not in ORDERS or not (which == order or re.fullmatch(r"0*[1-9]\d*", count)):
+        known = ", ".join(ORDERS)
+        raise RunError(f"pictures must be one of {known}, as in 'worst:50', got {shown(which)}; choose one of them")
+    return order, int(count) if count else None
+
+
+def write_pictures(
+    run: StoredRun, which: str, folder: str | os.PathLike[str], *, source: Source | None = None,
+    style: StyleLike | None = None, overwrite: bool = False,
+) -> tuple[list[Path], dict[str, str]]:  # fmt: skip
+    """Write overlays of some photos: of each, one for every method and target.
+
+    Args:
+        run: the run.
+        which: "worst:50" (the photos whose label, or else prediction, has the lowest probability), "best:50", or
+            "source" for all.
+        folder: where to write.
+        source: the source of photos that had no file.
+        style: how the maps are drawn, in place of each method's own style.
+        overwrite: replace files that exist.
+
+    Returns:
+        The paths, the first photo first; and why photos could not be drawn, by their names.
+
+    Raises:
+        ExplainError: the choice or the style is unknown, or the folder cannot be written.
+    """
+    look = Look(style)
+    paths: list[Path] = []
+    failures: dict[str, str] = {}
+    digits = len(str(min(run.photos, choice(which)[1] or run.photos)))
+    for number, rows, photo in _shown(run, which, source, failures):
+        files = Files(folder, overwrite=overwrite)
+        prefix = slug(f"{number:0{digits}} {Path(rows[0].name).stem}")
+        names = distinct(slug(f"{prefix}-{row.target}-{row.method}") for row in rows)
+        for name, row in zip(names, rows, strict=True):
+            files.add_picture(f"{name}.png", row.overlay(look.of(row.style), photo))
+        paths += files.write()
+    return paths, failures
+
+
+def to_html(
+    run: StoredRun, path: str | os.PathLike[str], which: str = "source:200", *, source: Source | None = None,
+    title: str | None = None, overwrite: bool = False,
+) -> tuple[Path, dict[str, str]]:  # fmt: skip
+    """Write some photos of a run as one page, to filter, sort and open: see `explain.report.sheet`.
+
+    Args:
+        run: the run.
+        path: where to write it.
+        which: "source:200" for the first 200, "worst:50" (the photos whose label, or else prediction, has the lowest
+            probability) or "best:50".
+        source: the source of photos that had no file.
+        title: the title of the page.
+        overwrite: replace a file that exists.
+
+    Returns:
+        The path; and why photos could not be shown, by their names.
+
+    Raises:
+        ExplainError: the choice is unknown, no photo can be shown, or the page cannot be written.
+    """
+    origin = ModelOrigin(str(run.manifest.get("model", "model")), None, "")
+    code = Reproduction(f"import explain\n\nrun = explain.open_run({str(run.path)!r})\nprint(run)")
+    items, failures = [], dict[str, str]()
+    for _, rows, photo in _shown(run, which, source, failures):
+        figures = {row.method: dict(row.metrics) for row in rows if row.target == rows[0].target}
+        short, full = entry(_as_explanation(rows, photo, origin), [figures], made=code)
+        known = {} if rows[0].correct is None else {"truth": printable(rows[0].label), "right": rows[0].correct}
+        items.append(({**short, **known}, full))
+    if not items:
+        reason = next(iter(failures.values()), "it has none")
+        raise RunError(f"run {str(run.path)!r} must have photos that can be shown, but has not: {reason}")
+    page = sheet_of(items, title or f"{run.path.stem}: {len(items)} photos")
+    return written(page, path, overwrite=overwrite), failures
+
+
+def _as_explanation(rows: list[Row], photo: Image.Image, origin: ModelOrigin) -> Any:
+    """One photo of a run in the form of an explanation, as a report takes it: the top class, and the maps."""
+    maps: dict[str, dict[str, Attribution]] = {}
+    for row in rows:
+        maps.setdefault(row.target, {})[row.method] = row.attribution
+    first, targets = rows[0], list(maps)
+    methods = [name for name in maps[targets[0]] if all(name in each for each in maps.values())]
+    results = [{name: each[name] for name in methods} for each in maps.values()]
+
+    def record(method: str | None = None, target: int | str = 0) -> dict[str, Any]:
+        label = targets[target] if isinstance(target, int) else target
+        row = next(row for row in rows if (row.target, row.method) == (label, method or methods[0]))
+        return {**{name: getattr(row, name) for name in RECORDED.split()}, "metrics": dict(row.metrics)}
+
+    known = first.prediction is not None and first.prediction_probability is not None
+    return SimpleNamespace(
+        photo=photo, origin=origin, results=results, source=first.path or first.name, box=first.box, crops=(),
+        input_size=first.input_size, methods=methods, targets=targets, record=record, question=RecordedRequest({}),
+        predictions=[(first.prediction, first.prediction_probability)] if known else [],
+        categories=None, probabilities=None, explainer=None, detections=(), boxes=(),
+    )  # fmt: skip
+
+
+RECORDED = "name method target target_class score probability label prediction layer path sha256 delta runs error"
+"""What is told of a map in the form of a record."""
+
+
+def _shown(
+    run: StoredRun, which: str, source: Source | None, failures: dict[str, str]
+) -> Iterator[tuple[int, list[Row], Image.Image]]:
+    """Number the chosen photos, and give each with its rows; ``failures`` says why others cannot be shown."""
+    order, count = choice(which)
+    reader = PhotoReader(source)
+    by_photo = groupby(run.rows(order=order), key=lambda row: row.name)
+    for number, (name, (*rows,)) in enumerate(islice(by_photo, count), 1):
+        try:
+            photo = reader.picture(rows[0])
+        except ExplainError as error:
+            failures[name] = str(error)
+        else:
+            yield number, rows, photo
+
+
+class PhotoReader:
+    """Reads the photos of a run once more: from their source, or else from their files.
+
+    Args:
+        source: where photos come from that had no file.
+    """
+
+    def __init__(self, source: Any = None) -> None:
+        self.source = None if source is None else source_of(source)
+
+    @cached_property
+    def _entries(self) -> dict[str, Entry]:
+        entries = () if self.source is None else entries_of(self.source)
+        return {entry.name: entry for entry in entries if entry.problem is None}
+
+    def read(self, row: Row) -> Any:
+        """The photo of a row as the source has it: a path, an image or a tensor.
+
+        Raises:
+            RunError: it has no file, and the source does not have it.
+        """
+        if self.source is not None and row.name in self._entries:
+            return self.source.read(self._entries[row.name]).image
+        if row.path is None:
+            raise RunError(f"photo {row.name!r} must have a file to be drawn, but has none; give its source")
+        return row.path
+
+    def picture(self, row: Row) -> Image.Image:
+        """The photo of a row, to be drawn.
+
+        Raises:
+            ExplainError: it cannot be read, or its source has a tensor.
+        """
+        found = self.read(row)
+        if isinstance(found, torch.Tensor):
+            raise RunError(f"photo {row.name!r} must be an image to be drawn, but its source has a tensor; give images")
+        return load_image(found)
 
 
 class Run(StoredRun):
@@ -47,29 +232,13 @@ class Run(StoredRun):
     to_html = to_html
 
     def __init__(self, file: str | os.PathLike[str]) -> None:
-        in_folder = "://" in os.fspath(file) or os.path.isdir(file)
-        super().__init__(index_of(file) if in_folder else file)
+        super().__init__(index_of(file) if "://" in os.fspath(file) or os.path.isdir(file) else file)
 
-    def insight(
-        self,
-        method: str | None = None,
-        *,
-        explainer: Explainer | None = None,
-        source: Any = None,
-        channels: int = 0,
-        concepts: int = 0,
-        examples: Any = None,
-        target: int | str | None = None,
-        layer: Where | None = None,
-        seed: int = 0,
-    ) -> Insight:
-        """Summarise the maps: where classes lie, clusters of reasons, mistakes; see `explain.insight`."""
-        from explain.insight import insight  # a convenience: that room builds on this one
+    def insight(self, method: str | None = None, **options: Any) -> Insight:
+        """Summarise the maps: statistics of classes, clusters, mistakes; options as for `explain.insight.insight`."""
+        from explain.insight.result import insight  # a convenience: that room builds on this one
 
-        return insight(
-            self, method, explainer=explainer, source=source, channels=channels, concepts=concepts, examples=examples,
-            target=target, layer=layer, seed=seed,
-        )  # fmt: skip
+        return insight(self, method, **options)
 
 
 @keywords()

@@ -1,17 +1,23 @@
-"""Sources of photos: their names come first, their pixels later, perhaps in another process. `Folder` is one."""
+"""Sources of photos: their names come first, their pixels later. Folders, lists in Python, and data sets."""
 
 from __future__ import annotations
 
+import math
 import os
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
-from explain.data.images import EXTENSIONS
+import numpy as np
+import torch
+from PIL import Image
+
+from explain._utils.errors import ImageError, RunError, shown
+from explain.data.images import photos_in
 
 Label: TypeAlias = str | int | None
 Corners: TypeAlias = tuple[float, float, float, float]
@@ -65,8 +71,9 @@ class Source(ABC):
     @abstractmethod
     def entries(self) -> Iterator[Entry]: ...
 
-    @abstractmethod
-    def read(self, entry: Entry) -> Content: ...
+    def read(self, entry: Entry) -> Content:
+        """The content of an entry: of the file at ``where``, unless a source reads it differently."""
+        return Content(Path(entry.where))
 
     @abstractmethod
     def identity(self) -> dict[str, Any]:
@@ -76,7 +83,6 @@ class Source(ABC):
 def entries_of(source: Source) -> Iterator[Entry]:
     """Return the entries of a source by names that are all different: of two "a.png", the second is "a.png (2)".
 
-    >>> from explain.runs.datasets import Photos
     >>> [entry.name for entry in entries_of(Photos(["a.png", "a.png", "b.png"]))]
     ['a.png', 'a.png (2)', 'b.png']
     """
@@ -107,7 +113,8 @@ class Folder(Source):
     @cached_property
     def _survey(self) -> tuple[int, bool]:
         """How many photos there are, and whether their folders are labels."""
-        folders = Counter(os.path.dirname(name).split(os.sep)[0] for name, problem in self._files() if problem is None)
+        places = (os.path.dirname(name) for name, problem in photos_in(self.folder) if problem is None)
+        folders = Counter(place.split(os.sep)[0] for place in places)
         return folders.total(), "" not in folders and len(folders) > 1
 
     @property
@@ -116,36 +123,15 @@ class Folder(Source):
 
     def entries(self) -> Iterator[Entry]:
         labelled = self._survey[1]
-        for name, problem in self._files():
+        for name, problem in photos_in(self.folder):
             if problem is not None:
-                yield Entry(text(name or self.folder), problem=problem)
-                continue
-            path = os.path.join(self.folder, name)
-            label = text(name.split(os.sep, 1)[0]) if labelled else None
-            yield Entry(text(name.replace(os.sep, "/")), path, text(path), stamp(path), label)
-
-    def read(self, entry: Entry) -> Content:
-        return Content(Path(entry.where))
+                yield Entry(text(name or self.folder), problem=f"folder {problem}")
+            else:
+                path, label = os.path.join(self.folder, name), text(name.split(os.sep, 1)[0]) if labelled else None
+                yield Entry(text(name.replace(os.sep, "/")), path, text(path), stamp(path), label)
 
     def identity(self) -> dict[str, Any]:
         return {"kind": self.kind, "path": text(self.folder)}
-
-    def _files(self, inside: str = "") -> Iterator[tuple[str, str | None]]:
-        """The paths of photos, each with None, and of folders with a problem; one by one, as there may be millions."""
-        try:
-            with os.scandir(os.path.join(self.folder, inside)) as found:
-                items = sorted((item.name, item.is_dir(follow_symlinks=False)) for item in found)
-        except OSError as error:
-            yield inside, f"folder cannot be read: {error.strerror}; check its permissions"
-            return
-        for name, is_folder in items:
-            path = os.path.join(inside, name)
-            if name.startswith("."):
-                continue
-            if is_folder:
-                yield from self._files(path)
-            elif os.path.splitext(name)[1].lower() in EXTENSIONS:
-                yield path, None
 
 
 def stamp(path: str | os.PathLike[str]) -> str | None:
@@ -167,3 +153,211 @@ def text(name: str | os.PathLike[str]) -> str:
     'caf\\\\xe9.jpg'
     """
     return os.fsencode(name).decode("utf-8", "backslashreplace")
+
+
+IMAGES = ("image", "img", "photo", "picture", "pixel_values", "x")
+LABELS = ("label", "labels", "class", "fine_label", "target", "y")
+
+
+def content_of(item: Any, image: str | None = None, label: str | None = None) -> Content:
+    """Return what an item holds: an image, a pair of an image and a label, or a dictionary with both.
+
+    Args:
+        item: what a data set or a list gives.
+        image, label: the keys of a dictionary, where they are not the usual ones.
+
+    Raises:
+        ImageError: it has no image.
+
+    >>> content_of((b"...", 3)).label
+    3
+    """
+    if isinstance(item, Mapping):
+        key = image or next((name for name in IMAGES if name in item), None)
+        named = label or next((name for name in LABELS if name in item), None)
+        if key is None or item.get(key) is None:
+            known = ", ".join(map(str, item))
+            raise ImageError(f"item must have an image under one of {', '.join(IMAGES)}, got {known}")
+        about = as_label(None if named is None else item[named])
+        return Content(as_image(item[key]), about, as_boxes(item.get("boxes")))
+    if isinstance(item, (tuple, list)) and item and not isinstance(item[0], (int, float)):
+        return Content(as_image(item[0]), as_label(item[1] if len(item) > 1 else None))
+    return Content(as_image(item))
+
+
+def as_image(value: Any) -> Any:
+    """Return an image as `explain.data.images.load_image` takes it, or a float tensor as it is.
+
+    Tensors of bytes ``(C, H, W)`` become arrays, and what Hugging Face has of a file that is not decoded, its bytes.
+    """
+    if isinstance(value, torch.Tensor) and not value.is_floating_point():
+        return value.permute(1, 2, 0).contiguous().cpu().numpy() if value.ndim == 3 else value.cpu().numpy()
+    return value.get("bytes") or value.get("path") if isinstance(value, Mapping) else value
+
+
+def as_label(value: Any) -> Label:
+    """Return a label as text or a whole number; None for anything else, such as several labels.
+
+    >>> as_label(torch.tensor(3)), as_label("cat"), as_label([1, 2])
+    (3, 'cat', None)
+    """
+    if isinstance(value, (torch.Tensor, np.ndarray, np.generic)):
+        value = value.item() if math.prod(value.shape) == 1 else None
+    if isinstance(value, str):
+        return value
+    return int(value) if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def as_boxes(value: Any) -> tuple[Corners, ...]:
+    """Return boxes: x0 y0 x1 y1 in pixels of the photo, ends exclusive; a single one too.
+
+    Raises:
+        ImageError: they are no such numbers.
+
+    >>> as_boxes([1, 2, 3, 4])
+    ((1.0, 2.0, 3.0, 4.0),)
+    """
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        value = value.tolist()
+    if value is None or (isinstance(value, Sequence) and not value):
+        return ()
+    rows = value if isinstance(value, Sequence) and isinstance(value[0], (list, tuple)) else [value]
+    try:
+        found = [tuple(float(edge) for edge in row) for row in rows]
+    except (TypeError, ValueError):
+        found = [()]
+    for row in found:
+        if len(row) != 4 or not (np.isfinite(row).all() and row[0] < row[2] and row[1] < row[3]):
+            raise ImageError(f"boxes must be x0 y0 x1 y1 with x0 < x1 and y0 < y1, got {shown(value)}; mend them")
+    return tuple(found)  # type: ignore[arg-type]  # of four each, as was checked
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns of a data set that hold the image and the label, and what it calls the classes."""
+
+    image: str | None = None
+    label: str | None = None
+    classes: list[str] | None = None
+
+    @classmethod
+    def of(cls, features: Mapping[str, Any]) -> Columns:
+        """Find the columns by their features, as data sets of Hugging Face have them.
+
+        Raises:
+            RunError: none holds images.
+        """
+        kinds = [(name, type(feature).__name__) for name, feature in features.items()]
+        images, labels = ([name for name, kind in kinds if kind == wanted] for wanted in ("Image", "ClassLabel"))
+        if not images:
+            raise RunError(f"source must have a column with images, got {', '.join(features)}; cast one to an Image")
+        return cls(images[0], labels[0], list(features[labels[0]].names)) if labels else cls(images[0])
+
+
+class Photos(Source):
+    """Photos in a list, or in anything that gives one after the other: paths, pictures, or pairs with a label.
+
+    Args:
+        photos: what `explain.data.images.load_image` takes, each alone, as a pair ``(photo, label)`` or a dictionary.
+        columns: the keys of dictionaries, where they are not the usual ones.
+    """
+
+    kind = "photos"
+
+    def __init__(self, photos: Iterable[Any], columns: Columns | None = None) -> None:
+        self.photos = photos
+        self.columns = columns or Columns()
+        self.classes = self.columns.classes
+
+    @property
+    def count(self) -> int | None:
+        return len(self.photos) if isinstance(self.photos, Sequence) else None
+
+    def entries(self) -> Iterator[Entry]:
+        for place, item in enumerate(self.photos):
+            photo, *rest = item if isinstance(item, tuple) and item else (item,)
+            where = item if self.count is None else place
+            if isinstance(photo, (str, os.PathLike)):
+                yield Entry(text(photo), where, text(Path(photo)), stamp(photo), as_label(rest[0]) if rest else None)
+            else:  # an opened picture may have been changed since: it has no stamp
+                path = text(str(getattr(photo, "filename", "") or "")) if isinstance(photo, Image.Image) else ""
+                yield Entry(path or f"photo {place}", where, path or None)
+
+    def read(self, entry: Entry) -> Content:
+        photos: Any = self.photos
+        item = photos[entry.where] if self.count is not None else entry.where
+        return content_of(item, self.columns.image, self.columns.label)
+
+    def identity(self) -> dict[str, Any]:
+        return {"kind": self.kind}
+
+
+class DataSet(Source):
+    """The items of a data set that has a length and gives an item by its number: an image, perhaps with a label.
+
+    Items are named by their files where the data set knows them, as torchvision's `ImageFolder` does, and otherwise by
+    their numbers. A float tensor is given to the model as it is; an image is preprocessed first. In data sets of
+    Hugging Face, the columns with an image and with a label are found by their features.
+
+    Args:
+        items: ``len(items)`` and ``items[i]``, as ``torch.utils.data.Dataset`` has them.
+
+    Raises:
+        RunError: a data set of Hugging Face has no column with images.
+    """
+
+    kind = "data set"
+    by_file = False  # it may transform what is in its files
+
+    def __init__(self, items: Any) -> None:
+        self.items = items
+        self.inner, _ = innermost(items, 0)
+        self.is_hugging_face = hasattr(items, "features") and hasattr(items, "column_names")
+        self.columns = Columns.of(dict(items.features or {})) if self.is_hugging_face else Columns()
+        self.classes, known = self.columns.classes, getattr(self.inner, "classes", None)
+        if not self.classes and isinstance(known, (list, tuple, np.ndarray)) and len(known):
+            # ImageNet of torchvision has several names for each class.
+            names = (name if isinstance(name, (tuple, list)) else [name] for name in known)
+            self.classes = [", ".join(map(str, name)) for name in names]
+
+    @property
+    def count(self) -> int:
+        return len(self.items)
+
+    def entries(self) -> Iterator[Entry]:
+        files = getattr(self.inner, "samples", None) or getattr(self.inner, "imgs", None)
+        for place in range(self.count):
+            _, number = innermost(self.items, place)
+            try:
+                path = files[number]  # type: ignore[index]
+            except (TypeError, IndexError, KeyError):  # it has no list of its files
+                path = None
+            path = path[0] if isinstance(path, (tuple, list)) and path else path
+            if isinstance(path, (str, os.PathLike)):
+                yield Entry(text(path), place, text(path), stamp(path))
+            else:
+                yield Entry(f"item {number}", place)
+
+    def read(self, entry: Entry) -> Content:
+        return content_of(self.items[entry.where], self.columns.image, self.columns.label)
+
+    def identity(self) -> dict[str, Any]:
+        root = getattr(self.inner, "root", None)
+        kind = f"{type(self.inner).__module__}.{type(self.inner).__qualname__}"
+        about = {"kind": self.kind, "type": kind, "length": self.count}
+        if self.is_hugging_face:
+            about["fingerprint"] = getattr(self.items, "_fingerprint", None)
+        return about if root is None else {**about, "root": text(os.path.realpath(root))}
+
+
+def innermost(items: Any, place: int) -> tuple[Any, int]:
+    """Follow subsets of a data set to the data set that they were taken from.
+
+    >>> from torch.utils.data import Subset
+    >>> innermost(Subset(Subset(["a", "b", "c"], [2, 1]), [1]), 0)
+    (['a', 'b', 'c'], 1)
+    """
+    while hasattr(items, "dataset") and hasattr(items, "indices"):
+        place = int(items.indices[place]) if len(items.indices) else 0
+        items = items.dataset
+    return items, place

@@ -5,41 +5,25 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import queue
 import sqlite3
-import threading
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from explain._utils.errors import RunError, raised
+from explain._utils.errors import RunError
+from explain.data import files
 from explain.methods import Method
+from explain.runs import schema
 from explain.runs.manifest import described_method, must_agree
 from explain.runs.preparing import Failed
-from explain.runs.schema import (
-    APPLICATION,
-    FORMAT,
-    METHOD,
-    PHOTO,
-    RESULT,
-    TABLES,
-    TRIGGERS,
-    Packed,
-    content_digest,
-    digest,
-)
 from explain.runs.sources import Entry, text
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
-
 PATIENCE = 30.0  # seconds to wait for a program that has locked the file
-STAMP = PHOTO.index("stamp")
 
 
 @dataclass(frozen=True)
@@ -52,11 +36,17 @@ class MapRecord:
     score: float
     probability: float | None
     layer: str | None
-    map: Packed = field(repr=False)
+    map: schema.Packed = field(repr=False)
     delta: float | None = None
     runs: int | None = None
     error: float | None = None
     metrics: Mapping[str, float | None] = field(default_factory=dict)
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """The columns of ``results``, among others."""
+        stored = {"shape": json.dumps(self.map.shape), "scale": self.map.scale, "map": self.map.content}
+        return {**vars(self), **stored, "class": self.index, "content": schema.content_digest(self.map.content)}
 
 
 @dataclass(frozen=True)
@@ -66,6 +56,13 @@ class PhotoRecord:
     photo: tuple[Any, ...]
     results: tuple[MapRecord, ...]
     notes: tuple[str, ...] = ()
+    added: bool = False
+    """Whether these results join those that are stored of this very photo."""
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """The columns of ``photos`` by name."""
+        return dict(zip(schema.PHOTO, self.photo, strict=True))
 
 
 def method_row(method: Method) -> tuple[Any, ...]:
@@ -79,7 +76,8 @@ class Store:
 
     Args:
         file: where it is.
-        manifest: what fixes the run; that of a run that is there already must be the same.
+        manifest: what fixes the run; that of a run that is there already must be the same, but for methods and metrics
+            that are added.
         compare: refuse a run with another manifest.
 
     Raises:
@@ -99,28 +97,22 @@ class Store:
 
     def _open(self, manifest: Mapping[str, Any], compare: bool) -> None:
         exists = self._is_run()
-        if exists and self._db.execute("SELECT count(*) FROM photos").fetchone()[0]:
-            if compare:
-                rows = self._db.execute("SELECT key, value FROM manifest")
-                must_agree({key: json.loads(value) for key, value in rows}, manifest, text(self.file))
-        else:
-            self._create(manifest, [] if exists else [*TABLES.split(";\n"), *TRIGGERS])
-        self._db.execute("PRAGMA journal_mode = WAL")
-        self._db.execute("PRAGMA synchronous = NORMAL")
-        self._db.execute("PRAGMA foreign_keys = ON")
+        if not exists or not self._db.execute("SELECT count(*) FROM photos").fetchone()[0]:
+            with self._transaction():  # a run that has tables, but no photo yet, begins once more
+                for statement in [] if exists else schema.TABLES:
+                    self._db.execute(statement)
+                for table in ("manifest", "methods", "failures", "notes"):
+                    self._db.execute(f"DELETE FROM {table}")
+                self._db.execute(f"PRAGMA application_id = {schema.APPLICATION}")
+                self._db.execute(f"PRAGMA user_version = {schema.FORMAT}")
+                for key, value in manifest.items():
+                    self._enter_in_manifest(key, value)
+        elif compare:
+            rows = self._db.execute("SELECT key, value FROM manifest")
+            must_agree({key: json.loads(value) for key, value in rows}, manifest, text(self.file), more=True)
+        for setting in ("journal_mode = WAL", "synchronous = NORMAL", "foreign_keys = ON"):
+            self._db.execute(f"PRAGMA {setting}")
         self._db.execute("DELETE FROM manifest WHERE key = 'ended'")
-
-    def _create(self, manifest: Mapping[str, Any], tables: Sequence[str]) -> None:
-        """Make the tables; a run that has them, but no photo yet, begins once more."""
-        with self._transaction():
-            for statement in tables:
-                self._db.execute(statement)
-            for table in ("manifest", "methods", "failures", "notes"):
-                self._db.execute(f"DELETE FROM {table}")
-            self._db.execute(f"PRAGMA application_id = {APPLICATION}")
-            self._db.execute(f"PRAGMA user_version = {FORMAT}")
-            for key, value in manifest.items():
-                self._enter_in_manifest(key, value)
 
     def _is_run(self) -> bool:
         """Whether the file holds a run; an empty one does not.
@@ -129,31 +121,29 @@ class Store:
             RunError: it holds something else, or was written by another version.
         """
         try:
-            tables = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-            application = self._db.execute("PRAGMA application_id").fetchone()[0]
-            version = self._db.execute("PRAGMA user_version").fetchone()[0]
+            ask = ("SELECT count(*) FROM sqlite_master", "PRAGMA application_id", "PRAGMA user_version")
+            tables, application, version = (self._db.execute(each).fetchone()[0] for each in ask)
         except sqlite3.OperationalError:
             raise
         except sqlite3.DatabaseError:
-            raise RunError(f"output {text(self.file)!r} must be a run or a new file, got something else; choose "
-                           "another") from None  # fmt: skip
-        if tables and application != APPLICATION:
-            raise RunError(f"output {text(self.file)!r} must be a run or a new file, got another database; choose "
-                           "another")  # fmt: skip
-        if tables and version != FORMAT:
-            remedy = "update this package" if version > FORMAT else "give another output: it can be read, not continued"
-            raise RunError(f"run {text(self.file)!r} must have format {FORMAT}, got {version}; {remedy}")
+            tables, application, version = 1, 0, 0
+        if tables and application != schema.APPLICATION:
+            raise RunError(f"output {text(self.file)!r} must be a run or a new file; choose another")
+        if tables:
+            schema.check_format(version, self.file)
         return bool(tables)
 
-    def enter_methods(self, methods: Iterable[Method]) -> None:
-        """Write which methods the run has, as soon as they are known."""
-        self.enter_method_rows(map(method_row, methods))
+    def enter_methods(self, rows: Iterable[tuple[Any, ...]], manifest: Mapping[str, Any] | None = None) -> None:
+        """Write which methods the run has, by their columns (see `method_row`), as soon as they are known.
 
-    def enter_method_rows(self, rows: Iterable[tuple[Any, ...]]) -> None:
-        """Write methods by their columns, see `method_row`."""
-        insert = _insert("methods", (*METHOD, "digest")).replace("INSERT", "INSERT OR IGNORE")
+        Those and the metrics of the ``manifest`` replace what the run was begun with.
+        """
         with self._transaction():
-            self._db.executemany(insert, [(*row, digest(*row)) for row in rows])
+            for key in {"methods", "metrics"} & (manifest or {}).keys():
+                self._enter_in_manifest(key, (manifest or {})[key])
+            for row in rows:
+                columns = dict(zip(schema.METHOD, row, strict=True))
+                self._insert("methods", {**columns, "digest": schema.digest(*row)}, "OR IGNORE")
 
     def write(self, found: Sequence[PhotoRecord | Failed]) -> None:
         """Write photos with all their results at once: all of them are there afterwards, or none.
@@ -165,27 +155,28 @@ class Store:
             for each in found:
                 if isinstance(each, Failed):
                     self._db.execute("DELETE FROM photos WHERE name = ? AND stamp IS NOT ?", (each.name, each.stamp))
-                    row = (each.name, each.path, each.reason)
-                    self._db.execute("INSERT OR REPLACE INTO failures VALUES (?, ?, ?)", row)
+                    failure = {"name": each.name, "path": each.path, "reason": each.reason}
+                    self._insert("failures", failure, "OR REPLACE")
                 else:
                     self._write_photo(each)
 
     def _write_photo(self, record: PhotoRecord) -> None:
-        for table in ("photos", "failures"):
-            self._db.execute(f"DELETE FROM {table} WHERE name = ?", (record.photo[0],))
-        of_photo = digest(*record.photo[:STAMP], *record.photo[STAMP + 1 :])
-        photo = self._db.execute(_insert("photos", (*PHOTO, "digest")), (*record.photo, of_photo)).lastrowid
+        name = record.photo[0]
+        for table in ("failures",) if record.added else ("photos", "failures"):
+            self._db.execute(f"DELETE FROM {table} WHERE name = ?", (name,))
+        if record.added:
+            number, of_photo = self._db.execute("SELECT id, digest FROM photos WHERE name = ?", (name,)).fetchone()
+            again = {(number, result.method) for result in record.results}  # those that lacked a metric
+            self._db.executemany("DELETE FROM results WHERE photo = ? AND method = ?", again)
+        else:
+            of_photo = schema.digest(*(value for column, value in record.columns.items() if column != "stamp"))
+            number = self._insert("photos", {**record.columns, "digest": of_photo})
         for result in record.results:
-            row = (
-                result.method, result.target, result.index, result.score, result.probability, result.layer,
-                result.delta, result.runs, result.error, json.dumps(result.map.shape), result.map.scale,
-                content_digest(result.map.content),
-            )  # fmt: skip
+            columns = {name: value for name, value in result.columns.items() if name in (*schema.RESULT, "map")}
             metrics = sorted(result.metrics.items())
-            of_result = digest(of_photo, *row, *chain(*metrics))
-            insert = _insert("results", (*RESULT, "photo", "map", "digest"))
-            number = self._db.execute(insert, (*row, photo, result.map.content, of_result)).lastrowid
-            self._db.executemany("INSERT INTO metrics VALUES (?, ?, ?)", [(number, *metric) for metric in metrics])
+            of_result = schema.digest(of_photo, *(columns[name] for name in schema.RESULT), *chain(*metrics))
+            row = self._insert("results", {**columns, "photo": number, "digest": of_result})
+            self._db.executemany("INSERT INTO metrics VALUES (?, ?, ?)", [(row, *metric) for metric in metrics])
         self._db.executemany("INSERT OR IGNORE INTO notes VALUES (?)", [(note,) for note in record.notes])
 
     def confirm(self, entries: Iterable[Entry]) -> None:
@@ -212,7 +203,12 @@ class Store:
 
     def _enter_in_manifest(self, key: str, value: Any) -> None:
         row = key, json.dumps(value, ensure_ascii=False)
-        self._db.execute("INSERT OR REPLACE INTO manifest VALUES (?, ?, ?)", (*row, digest(*row)))
+        self._insert("manifest", {"key": key, "value": row[1], "digest": schema.digest(*row)}, "OR REPLACE")
+
+    def _insert(self, table: str, row: Mapping[str, Any], conflict: str = "") -> int:
+        """Enter a row; return its number."""
+        statement = f"INSERT {conflict} INTO {table} ({schema.quoted(row)}) VALUES ({', '.join('?' * len(row))})"
+        return int(self._db.execute(statement, tuple(row.values())).lastrowid or 0)
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -236,72 +232,39 @@ class Store:
         try:
             yield
         except sqlite3.Error as error:
-            raise RunError(
-                f"output {text(self.file)!r} cannot be written ({error}); make room or end the program that uses it: "
-                "the same command goes on where it stopped"
-            ) from error
-
-
-def _insert(table: str, columns: Sequence[str]) -> str:
-    return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
+            raise RunError(f"output {text(self.file)!r} cannot be written ({error}); make room or end the program that "
+                           "uses it: the same command goes on where it stopped") from error  # fmt: skip
 
 
 @contextmanager
 def locked(file: Path) -> Iterator[None]:
     """Let no other run write a file while the block lasts, in this process or another.
 
-    The lock ends with the process that holds it, however it ends. It is on a file beside the run, since SQLite has
-    locks of its own on the run.
+    The lock ends with the process that holds it and its workers, however they end. It is on a file beside the run,
+    since SQLite has locks of its own on the run.
 
     Raises:
         RunError: another run writes the file.
     """
-    name = os.path.realpath(file)
-    with _guard:
-        if name in _ours:
-            raise _in_use(file)
-        _ours.add(name)
-    try:
-        lock = Path(f"{name}-lock")
-        descriptor = _acquired(lock, file)
-        try:
-            yield
-        finally:
-            with contextlib.suppress(OSError):
-                lock.unlink()  # while it is still locked: nobody else can have locked this very file
-            os.close(descriptor)
-    finally:
-        with _guard:
-            _ours.discard(name)
-
-
-_ours: set[str] = set()
-_guard = threading.Lock()
-
-
-def _acquired(lock: Path, file: Path) -> int:
-    """Lock a file that still has this name afterwards: another run may have removed it meanwhile."""
+    lock = Path(f"{os.path.realpath(file)}-lock")
     while True:
         try:
             descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
         except OSError as error:
             raise RunError(f"output {text(file)!r} cannot be written: {error.strerror}; choose another file") from None
-        try:
-            if fcntl is not None:
-                fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):
+        if not files.lock(descriptor):
             os.close(descriptor)
-            raise _in_use(file) from None
-        except OSError:  # a network drive without locks
-            return descriptor
-        with contextlib.suppress(OSError):
+            raise RunError(f"output {text(file)!r} is being written by another run; wait for it")
+        with contextlib.suppress(FileNotFoundError):  # another run may have removed it meanwhile
             if os.path.samestat(os.stat(lock), os.fstat(descriptor)):
-                return descriptor
+                break
         os.close(descriptor)
-
-
-def _in_use(file: Path) -> RunError:
-    return RunError(f"output {text(file)!r} is being written by another run; wait for it, or choose another file")
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            lock.unlink()  # while it is still locked: nobody else can have locked this very file
+        files.unlock(descriptor)
 
 
 MAX_WAITING = 4  # batches that wait to be written: their maps have to fit into memory
@@ -310,46 +273,21 @@ MAX_WAITING = 4  # batches that wait to be written: their maps have to fit into 
 class Writer:
     """Does what it is given in that order, in a thread of its own.
 
-    What goes wrong is raised by the next `put`, or by `close`; nothing more is done after it.
+    An error is raised by a later `put`, or by `close`.
     """
 
     def __init__(self) -> None:
-        self._queue: queue.Queue[Callable[[], None] | None] = queue.Queue(MAX_WAITING)
-        self._error: RunError | None = None
-        self._thread = threading.Thread(target=self._serve, name="explain-writing", daemon=True)
-        self._thread.start()
+        self._thread = ThreadPoolExecutor(1, "explain-writing")
+        self._waiting: deque[Future[None]] = deque()
 
-    def put(self, work: Callable[[], None]) -> None:
-        """Have something done; wait if too much is waiting already.
-
-        Raises:
-            RunError: something before could not be written.
-        """
-        self._check()
-        self._queue.put(work)
+    def put(self, work: Callable[..., None], *args: Any) -> None:
+        """Have something done; wait if too much is waiting already."""
+        self._waiting.append(self._thread.submit(work, *args))
+        while self._waiting and (len(self._waiting) > MAX_WAITING or self._waiting[0].done()):
+            self._waiting.popleft().result()
 
     def close(self) -> None:
-        """Wait until all is done.
-
-        Raises:
-            RunError: something could not be written.
-        """
-        if self._thread.is_alive():
-            self._queue.put(None)
-        self._thread.join()
-        self._check()
-
-    def _serve(self) -> None:
-        while (work := self._queue.get()) is not None:
-            if self._error is None:  # afterwards nothing is written, but whoever puts something does not wait forever
-                try:
-                    work()
-                except RunError as error:
-                    self._error = error
-                except Exception as error:
-                    self._error = RunError(f"results must be written, but that {raised(error)}; report this")
-                    self._error.__cause__ = error
-
-    def _check(self) -> None:
-        if self._error is not None:
-            raise self._error
+        """Wait until all is done."""
+        self._thread.shutdown()
+        while self._waiting:
+            self._waiting.popleft().result()

@@ -2,19 +2,23 @@
 
     base       what a target is; sums of targets; class scores in an output
     classes    one score for a whole image: a class, a yes or no, a similarity
-    regions    a class within a region, and a detected box
+    regions    a class within a region
+    detections a detected box, found again in perturbed images
+    layouts    what detectors return, in one form
+    places     a place on the photo as text: "cup@2", "person@320,200", "box 120,40,300,380"
     functions  any function of the output; other numbers to differentiate than the target's score
-    per_image  a target of its own for each image; single numbers of an output with several dimensions
+    per_image  a target of its own for each image; single numbers of an output; whether scores follow their rows
+    texts      the similarity of a photo and a text
+    answers    the log-probability of an answer in words
     resolve    what a caller may pass as a target: an index, a label, a callable, a difference
     labels     labels of classes, their synonyms, and the class that a label stands for
-    rows       rows of an output; whether scores follow their rows
     outputs    how a model's outputs become probabilities
 
 A target is a frozen value with a ``name`` and a ``pick`` that takes the model's output and gives the score ``(N,)`` and
 what was picked: the class indices ``(N,)``, or None for scores that are not a class. Targets add up: ``a - b`` is one.
 
 A single neuron is explained as an output of the network that ends at its layer. A tuple then says which neuron it is,
-here in channel 3 at row 2 and column 1; a function of the features can ask for anything else of them:
+here in channel 3 at row 2 and column 1; a function of the features can be anything else:
 
 >>> import explain, torch
 >>> from explain.hooks import FeatureExtractor
@@ -32,27 +36,19 @@ torch.Size([1])
 from typing import TYPE_CHECKING
 
 from explain._utils.errors import getattr_of
+from explain.targets.answers import Answer
 from explain.targets.base import Target
 from explain.targets.classes import BinaryLogit, ClassTarget, Similarity, TopClass
+from explain.targets.detections import Detections
 from explain.targets.functions import ScoreTarget
-from explain.targets.labels import find_label
-from explain.targets.regions import Detection, Segmentation
-from explain.targets.resolve import Difference, as_target, as_targets
+from explain.targets.regions import Segmentation
+from explain.targets.resolve import Difference, as_target
+from explain.targets.texts import Text
 
 __all__ = [
-    "BinaryLogit",
-    "ClassTarget",
-    "Detection",
-    "Difference",
-    "ScoreTarget",
-    "Segmentation",
-    "Similarity",
-    "Target",
-    "TopClass",
-    "as_target",
-    "as_targets",
-    "find_label",
-]
+    "Answer", "BinaryLogit", "ClassTarget", "Detections", "Difference", "ScoreTarget", "Segmentation", "Similarity",
+    "Target", "Text", "TopClass", "as_target",
+]  # fmt: skip
 
 if not TYPE_CHECKING:
-    __getattr__ = getattr_of("targets")
+    __getattr__ = getattr_of(__name__)

@@ -17,7 +17,7 @@ Labels: TypeAlias = "Sequence[str] | None"
 
 
 class Target:
-    """What a model is asked to explain: one score for each image. Targets add up: ``a + b``, ``a - b``, ``2 * a``.
+    """What is explained: one score for each image. Targets add up: ``a + b``, ``a - b``, ``2 * a``.
 
     A target of your own is a frozen dataclass with a ``name`` and a ``pick``; all else has a default. One that reads a
     choice from the output (a class, a region, a box) makes it in ``settled``, on the images as they are, so that it is
@@ -31,7 +31,9 @@ class Target:
 
     def pick(self, output: Any, count: int) -> Picked:
         """Return the scores ``(count,)`` and the class indices ``(count,)`` that they belong to, if they do."""
-        raise NotImplementedError
+        if (settled := self.settled(output, count)) is self:
+            raise NotImplementedError(f"{type(self).__name__} must have a method pick")
+        return settled.pick(output, count)
 
     def settled(self, output: Any, count: int) -> Target:
         """Return the target with its choices made, on the output ``model(images)`` for the images as they are."""
@@ -44,6 +46,26 @@ class Target:
     def labelled(self, categories: Labels) -> Target:
         """Return the target with labels replaced by class indices."""
         return self
+
+    def sized(self, size: tuple[int, ...]) -> Target:
+        """Return the target for a model whose input has this height and width."""
+        return self
+
+    def class_scores(self, output: Any, count: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Return the scores ``(count, K)`` of all classes in the settled target's region or box, and its own classes.
+
+        None where the output has no others.
+        """
+        return None
+
+    def of_classes(self, classes: tuple[int, ...]) -> Target:
+        """Return the settled target for other classes ``(N,)`` in the same region or box."""
+        raise NotImplementedError(f"{type(self).__name__} has no class_scores, and so no of_classes")
+
+    @property
+    def gives_probability(self) -> bool:
+        """Whether its scores are probabilities already."""
+        return False
 
     @property
     def may_ignore_rows(self) -> bool:
@@ -101,8 +123,23 @@ class Sum(Target):
     def rows(self, images: torch.Tensor) -> Sum:
         return Sum(tuple((weight, target.rows(images)) for weight, target in self.terms))
 
+    def sized(self, size: tuple[int, ...]) -> Sum:
+        return Sum(tuple((weight, target.sized(size)) for weight, target in self.terms))
+
     def labelled(self, categories: Labels) -> Sum:
         return Sum(tuple((weight, target.labelled(categories)) for weight, target in self.terms))
+
+
+def check_count(what: str, held: int, count: int) -> None:
+    """Refuse a target that holds something, such as boxes, for another number of images."""
+    if held != count:
+        remedy = "give one alone to use it for all, and several targets for every image as targets="
+        raise TargetError(f"{what} must have one item for each of the {count} images, got {held}; {remedy}")
+
+
+def images_of_rows(images: tuple[int, ...] | None, rows: torch.Tensor) -> tuple[int, ...]:
+    """The original images of perturbed copies of rows, where these belong to ``images``, or to each image in turn."""
+    return tuple(rows.tolist() if images is None else (images[row] for row in rows.tolist()))
 
 
 def _terms(target: Any) -> tuple[tuple[float, Target], ...]:
@@ -125,22 +162,43 @@ def find_tensor(output: Any, count: int, dims: Sequence[int], names: Sequence[st
     return next((t for n in dims for t in tensors if t.ndim == n and len(t) == count), None)
 
 
+def need_tensor(
+    output: Any, count: int, dims: Sequence[int], target: Target, shape: str, names: Sequence[str] = ("logits", "out")
+) -> torch.Tensor:
+    """The same, refused where there is none: ``shape`` says what the target needs."""
+    found: torch.Tensor | None = find_tensor(output, count, dims, names)
+    if found is None:
+        raise unsuitable(target.name, f"{shape}, with {count} rows", output)
+    return found
+
+
+def unsuitable(target: str, needs: str, output: Any) -> TargetError:
+    """The error of a target that a model's output does not suit."""
+    return TargetError(
+        f"target {target} must have a model that returns {needs}, got {described(output)}; give a class index, or a "
+        "callable as target"
+    )
+
+
 def find_logits(output: Any, count: int) -> torch.Tensor:
     """Return the class scores ``(count, K)`` in a model's output: a tensor, or one in a tuple, mapping or dataclass.
 
     One number for each image, ``(count,)``, counts as the score of a single class.
     """
-    names = ("logits", "out")
-    found: torch.Tensor | None = find_tensor(output, count, (2,), names)
+    found: torch.Tensor | None = find_tensor(output, count, (2,))
     if found is not None:
         return found
-    first = next(iter(_tensors(output, names)), None)
+    first = next(iter(_tensors(output, ("logits", "out"))), None)
     if first is not None and first.ndim < 2 and first.numel() == count:
         return first.reshape(count, 1)
-    raise ModelError(
-        f"model must return class scores ({count}, K), got {described(output)}; {_remedy(output)}pass a callable as "
-        "target"
-    )
+    inside = output[0] if isinstance(output, (tuple, list)) and output else output
+    remedy = ""
+    if isinstance(inside, Mapping) and {"boxes", "scores"} <= set(inside):
+        remedy = "for a detector take explain.targets.Detections(label), or "
+    elif first is not None and first.ndim == 4:
+        remedy = "for a map of classes take explain.targets.Segmentation(category), or "
+    got = described(output)
+    raise ModelError(f"model must return class scores ({count}, K), got {got}; {remedy}give a callable target")
 
 
 def _tensors(output: Any, names: Sequence[str]) -> list[torch.Tensor]:
@@ -157,37 +215,20 @@ def described(output: Any) -> str:
     """Say in a few words what a model returned.
 
     >>> described({"out": torch.zeros(1, 2)}), described([3])
-    ("dict with 'out' (1, 2)", 'list of int')
+    ("dict with 'out' (1, 2)", 'list with 0 int')
     """
+    kind = type(output).__name__
     if isinstance(output, torch.Tensor):
         return f"shape {tuple(output.shape)}"
-    kind = type(output).__name__
-
-    def brief(value: Any) -> str:
-        return str(tuple(value.shape)) if isinstance(value, torch.Tensor) else type(value).__name__
-
-    if isinstance(output, Mapping) and output:
-        return f"{kind} with {', '.join(f'{key!r} {brief(value)}' for key, value in list(output.items())[:4])}"
-    if isinstance(output, (tuple, list)) and output:
-        return f"{kind} of {', '.join(brief(value) for value in output[:4])}"
-    return kind
-
-
-def _remedy(output: Any) -> str:
-    """What to ask instead of a class of the whole image, where the output shows it."""
-    first = output[0] if isinstance(output, (tuple, list)) and output else output
-    if isinstance(first, Mapping) and {"boxes", "scores"} <= set(first):
-        return "for a detector take explain.targets.Detection(category), or "
-    maps = first.get("out", first.get("logits")) if isinstance(first, Mapping) else first
-    if isinstance(maps, torch.Tensor) and maps.ndim == 4:
-        return "for a map of classes take explain.targets.Segmentation(category), or "
-    return ""
+    parts = [
+        f"{key!r} {tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__}"
+        for key, value in nested.items(output)[:4]
+    ]
+    return f"{kind} with {', '.join(parts)}" if parts else kind
 
 
 def check_class(index: int, classes: int) -> None:
     """Refuse an index outside of the model's ``classes``."""
     if not 0 <= index < classes:
-        raise TargetError(
-            f"target must be a class from 0 to {classes - 1} for this model, got {index}; "
-            "leave it out to explain the top prediction"
-        )
+        last = classes - 1
+        raise TargetError(f"target must be a class from 0 to {last} here, got {index}; leave it out for the top class")

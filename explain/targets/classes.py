@@ -2,45 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from explain._utils.errors import TargetError, in_short
-from explain.targets.base import Picked, Target, check_class, described, find_logits, find_tensor
+from explain.targets.base import Labels, Picked, Target, check_class, check_count, find_logits, find_tensor, need_tensor
+from explain.targets.detections import Detections
+from explain.targets.layouts import find_layout
+from explain.targets.regions import Segmentation, read_class_maps
 
 EMBEDDINGS = ("embedding", "embeddings", "image_embeds", "pooler_output", "features", "out", "logits")
 
 
-class Category(int):
-    """A class index that remembers its label, and is shown by it.
-
-    >>> tabby = Category(66, "tabby cat")
-    >>> tabby == 66, f"{tabby}"
-    (True, 'tabby cat')
-    """
-
-    label: str
-
-    def __new__(cls, index: int, label: str) -> Category:
-        made = super().__new__(cls, index)
-        made.label = label
-        return made
-
-    def __getnewargs__(self) -> tuple[int, str]:  # type: ignore[override]  # for copies and pickles
-        return int(self), self.label
-
-    def __str__(self) -> str:
-        return self.label
-
-
 @dataclass(frozen=True)
 class ClassTarget(Target):
-    """The logit of a class: one index for every image, or one index for each."""
+    """The logit of a class: one index for every image, or one index for each.
+
+    Where a model gives boxes, it stands for the best `Detections` of the class, and where it gives maps of classes for
+    its `Segmentation`.
+    """
 
     index: int | tuple[int, ...]
+    categories: Labels = field(default=None, repr=False, compare=False)
+    """The labels of the classes, for messages."""
 
     @property
     def name(self) -> str:
@@ -48,16 +36,15 @@ class ClassTarget(Target):
 
     def pick(self, output: Any, count: int) -> Picked:
         scores = find_logits(output, count)
-        if isinstance(self.index, tuple) and len(self.index) != count:
-            raise TargetError(
-                f"target must hold one class for each of the {count} images, got {len(self.index)}; "
-                "targets= takes several classes for every image"
-            )
         indices = [self.index] * count if isinstance(self.index, int) else list(self.index)
+        check_count("target", len(indices), count)
         for index in indices:
             check_class(index, scores.shape[1])
         chosen = torch.tensor(indices, device=scores.device)
         return scores.gather(1, chosen[:, None])[:, 0], chosen
+
+    def settled(self, output: Any, count: int) -> Target:
+        return _elsewhere(output, count, self.index, categories=self.categories) or self
 
     def rows(self, images: torch.Tensor) -> ClassTarget:
         index = self.index
@@ -66,25 +53,40 @@ class ClassTarget(Target):
 
 @dataclass(frozen=True)
 class TopClass(Target):
-    """Each image's own best class, or with ``rank`` its second best (1), third best (2) and so on."""
+    """Each image's own best class, or with ``rank`` its second best (1), third best (2) and so on.
+
+    Where a model gives boxes, these are its best detections; where it gives one map, the region that it predicts.
+    """
 
     rank: int = 0
+    top_k: int | None = field(default=None, repr=False, compare=False)
+    """How many best classes are wanted, for errors."""
 
     @property
     def name(self) -> str:
         return f"top-{self.rank + 1}"
 
-    def pick(self, output: Any, count: int) -> Picked:
-        return self.settled(output, count).pick(output, count)
-
-    def settled(self, output: Any, count: int) -> ClassTarget:
+    def settled(self, output: Any, count: int) -> Target:
+        elsewhere = _elsewhere(output, count, None, self.rank)
+        if elsewhere is not None:
+            return elsewhere
         scores = find_logits(output, count).detach()
         if not 0 <= self.rank < scores.shape[1]:
-            raise TargetError(
-                f"target must be among the {scores.shape[1]} best classes, since the model has no more, got number "
-                f"{self.rank + 1}; ask for at most {scores.shape[1]}"
-            )
+            most, got = scores.shape[1], self.top_k or self.rank + 1
+            raise TargetError(f"top_k must be at most {most}, the number of the model's classes, got {got}; give fewer")
         return ClassTarget(tuple(scores.topk(self.rank + 1, dim=1).indices[:, self.rank].tolist()))
+
+
+def _elsewhere(
+    output: Any, count: int, label: int | tuple[int, ...] | None, rank: int = 0, categories: Labels = None
+) -> Target | None:
+    """The target for a class of a model that gives boxes or maps, settled; None for one that gives class scores."""
+    if (isinstance(output, Mapping) and "boxes" in output) or find_tensor(output, count, (2,)) is None:
+        if find_layout(output, count) is not None:
+            return Detections(label, index=rank, categories=categories).settled(output, count)
+        if read_class_maps(output, count) is not None:
+            return Segmentation(label).settled(output, count)
+    return None
 
 
 @dataclass(frozen=True)
@@ -101,21 +103,20 @@ class BinaryLogit(Target):
 
     @property
     def name(self) -> str:
-        return "positive" if self.positive else "negative"
+        return "yes" if self.positive else "no"
 
     def pick(self, output: Any, count: int) -> Picked:
         logits = find_logits(output, count)
         if logits.shape[1] != 1:
-            raise TargetError(
-                f"target {self.name} must be asked of a model with one logit per image, got {logits.shape[1]}; give "
-                "the class index"
-            )
-        return logits[:, 0] if self.positive else -logits[:, 0], None
+            got = logits.shape[1]
+            raise TargetError(f"target {self.name} must have a model with one logit per image, got {got}; give a class")
+        yes = logits[:, 0]
+        return (yes, torch.zeros_like(yes, dtype=torch.long)) if self.positive else (-yes, None)
 
 
 @dataclass(frozen=True, eq=False)
 class Similarity(Target):
-    """The cosine between the embedding that a model gives and another one: what makes this image like that one?
+    """The cosine between the embedding that a model gives and another one: what makes this image similar to that one?
 
     Args:
         embedding: ``(D,)``, or ``(N, D)`` with one for each image; what the model says of a second image, for example.
@@ -137,27 +138,18 @@ class Similarity(Target):
         flat = given.flatten(1) if given.ndim > 1 else given
         flat = flat[0] if flat.ndim == 2 and len(flat) == 1 else flat
         if flat.ndim not in (1, 2) or not flat.is_floating_point() or not torch.isfinite(flat).all():
-            raise TargetError(
-                f"embedding must be a vector (D,) or (N, D) of finite numbers, got {given.dtype} of shape "
-                f"{tuple(given.shape)}; take what the model returns for the second image"
-            )
+            got = f"{given.dtype} of shape {tuple(given.shape)}"
+            raise TargetError(f"embedding must hold finite numbers (D,) or (N, D), got {got}; take a model's output")
         if (flat.abs().amax(-1) == 0).any():
-            raise TargetError("embedding must point somewhere, got only zeros; take that of another image")
+            raise TargetError("embedding must not be zero, got only zeros; take that of another image")
         object.__setattr__(self, "embedding", flat)
 
     def pick(self, output: Any, count: int) -> Picked:
-        found = find_tensor(output, count, (2, 4), EMBEDDINGS)
-        if found is None:
-            raise TargetError(
-                f"target {self.name} must be asked of a model that returns embeddings ({count}, D), got "
-                f"{described(output)}; cut it off before its head, or pass a callable as target"
-            )
-        found, other = found.flatten(1), self.embedding.to(found)
+        found = need_tensor(output, count, (2, 4), self, "embeddings (N, D)", EMBEDDINGS).flatten(1)
+        other = self.embedding.to(found)
         if other.shape not in (found.shape, found.shape[1:]):
-            raise TargetError(
-                f"embedding must have the shape ({found.shape[1]},) or {tuple(found.shape)} of the model's own, got "
-                f"{tuple(other.shape)}; take both from the same model"
-            )
+            own, got = tuple(found.shape), tuple(other.shape)
+            raise TargetError(f"embedding must have the shape {own} of the model's, or one row of it, got {got}")
         return F.cosine_similarity(found, other.expand_as(found), dim=1), None
 
     def rows(self, images: torch.Tensor) -> Similarity:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import nn
 
 from explain._utils.errors import TargetError
 from explain._utils.nested import find
-from explain.targets.base import Picked, Target
+from explain.targets.base import Picked, Target, described, images_of_rows
 
 
 @dataclass(frozen=True)
@@ -42,10 +43,8 @@ class ScoreTarget(Target):
 
     def __post_init__(self) -> None:
         if not callable(self.function):
-            raise TargetError(
-                f"function must be callable, as output -> (N,), got {self.function!r}; use explain.targets.as_target"
-            )
-        _needed(self.function, self.name)
+            raise TargetError(f"function must be callable, as output -> (N,), got {self.function!r}; use as_target")
+        _images_argument(self.function, self.name)
 
     @property
     def name(self) -> str:
@@ -54,72 +53,54 @@ class ScoreTarget(Target):
     @property
     def takes_images(self) -> bool:
         """Whether the function takes the images that its rows belong to."""
-        return _needed(self.function, self.name) is not None
+        return _images_argument(self.function, self.name) is not None
 
     @property
     def may_ignore_rows(self) -> bool:
-        return self.images is None and not self.takes_images  # of perturbed rows, it was asked before
+        return self.images is None and not self.takes_images  # a target of perturbed rows has proved it
 
     def pick(self, output: Any, count: int) -> Picked:
-        score = self._score(output, count)
-        if not isinstance(score, torch.Tensor):
-            raise TargetError(
-                f"target {self.name} must return a tensor of {count} scores, got {type(score).__name__}; pick a "
-                "class as in output[:, 0]"
-            )
-        if score.ndim == 0 and count == 1:
+        keyword, rest = _images_argument(self.function, self.name), {}
+        if keyword is not None:
+            first = find(output)
+            device = None if first is None else first[1].device
+            rest[keyword] = torch.tensor(range(count) if self.images is None else self.images, device=device)
+        score = self.function(output, *rest.values()) if keyword == "" else self.function(output, **rest)
+        if isinstance(score, torch.Tensor) and score.ndim == 0 and count == 1:
             score = score[None]
-        if tuple(score.shape) != (count,):
-            raise TargetError(
-                f"target {self.name} must return one score per image, shape ({count},), got {tuple(score.shape)}; pick "
-                "a class as in output[:, 0], and sum over no images"
-            )
+        if not isinstance(score, torch.Tensor) or tuple(score.shape) != (count,):
+            got = f"{described(score)}; pick a class as in output[:, 0], and sum over no images"
+            raise TargetError(f"target {self.name} must return one score per image, a tensor ({count},), got {got}")
         return score, None
 
     def rows(self, images: torch.Tensor) -> ScoreTarget:
-        """The target for altered copies of these rows."""
-        rows = images.tolist()
-        return replace(self, images=tuple(rows if self.images is None else (self.images[row] for row in rows)))
-
-    def _score(self, output: Any, count: int) -> Any:
-        needed = _needed(self.function, self.name)
-        if needed is None:
-            return self.function(output)
-        first = find(output)
-        device = None if first is None else first[1].device
-        images = torch.tensor(range(count) if self.images is None else self.images, device=device)
-        return self.function(output, images) if needed == "" else self.function(output, **{needed: images})
+        return replace(self, images=images_of_rows(self.images, images))
 
 
-def _needed(function: Callable[..., Any], name: str) -> str | None:
-    """How a function takes the images of the rows: by this keyword, at the second place (""), or not at all (None)."""
+def _images_argument(function: Callable[..., Any], name: str) -> str | None:
+    """How a function takes the images of the rows: by this keyword, as its second argument (""), or not at all."""
     try:
-        found = inspect.signature(function.forward if isinstance(function, nn.Module) else function).parameters.values()
+        signature = inspect.signature(function.forward if isinstance(function, nn.Module) else function)
     except (TypeError, ValueError):  # a function of another language may not say what it takes
         return None
-    if any(each.name == "images" and each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY) for each in found):
+    images = signature.parameters.get("images")
+    if images is not None and images.kind in (images.POSITIONAL_OR_KEYWORD, images.KEYWORD_ONLY):
         return "images"
-    placed = [each for each in found if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
-    taken = len(placed) + 2 * any(each.kind == each.VAR_POSITIONAL for each in found)
-    needed = [each for each in found if each.default is each.empty]
-    needed = [each for each in needed if each in placed or each.kind == each.KEYWORD_ONLY]
-    if not taken or len(needed) > 2 or any(each not in placed for each in needed):
-        raise TargetError(
-            f"target {name} must be a function of the output, or of the output and its rows' images, got "
-            f"{inspect.signature(function)}; bind other arguments with functools.partial"
-        )
-    return "" if len(needed) == 2 else None
+    with suppress(TypeError):
+        signature.bind("output")
+        return None
+    with suppress(TypeError):
+        signature.bind("output", "images")
+        return ""
+    got = f"{signature}; bind other arguments with functools.partial"
+    raise TargetError(f"target {name} must be a function of the output, or of it and its rows' images, got {got}")
 
 
-@runtime_checkable
-class Objective(Protocol):
-    """Another number to differentiate than the score: a function of all class scores and of the target's class."""
+Objective: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Another number to differentiate than the score: from ``(N, K)`` scores and the target's classes ``(N,)`` to ``(N,)``.
 
-    def __call__(self, logits: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
-        """From ``(N, K)`` scores and ``(N,)`` classes to ``(N,)`` numbers."""
-        ...
-
-    def __hash__(self) -> int: ...
+It is frozen, as all that a need holds.
+"""
 
 
 @dataclass(frozen=True)
@@ -130,8 +111,7 @@ class ResidualSoftmax:
         return "the score and its log-probability"
 
     def __call__(self, logits: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
-        both = logits + logits.log_softmax(1)
-        return both.gather(1, classes[:, None])[:, 0]
+        return (logits + logits.log_softmax(1)).gather(1, classes[:, None])[:, 0]
 
 
 @dataclass(frozen=True)
@@ -153,12 +133,9 @@ class Contrast:
         distance = (logits - own).detach().abs().scatter(1, classes[:, None], float("inf"))
         count = min(self.references, logits.shape[1] - 1)
         if count < 1:
-            raise TargetError(
-                "target must have another class to be compared with, but the model has only one; use gradcam"
-            )
+            raise TargetError("target must have another class to compare with, but the model has one; use gradcam")
         similar = distance.topk(count, dim=1, largest=False).indices
-        gaps = own - self.alpha * logits.gather(1, similar)
-        if self.kind == "mean":
-            return gaps.mean(1)
+        others = logits.gather(1, similar)
+        gaps = own - self.alpha * others
         # Probabilities that add up to one among these classes; next to the best class, all of them may be nothing.
-        return (logits.gather(1, similar).softmax(1) * gaps).sum(1)
+        return gaps.mean(1) if self.kind == "mean" else (others.softmax(1) * gaps).sum(1)

@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Iterable, Sequence
 from functools import cache, lru_cache
+from typing import Any, Self
 
 from explain._utils.errors import TargetError, either
 from explain._utils.spelling import did_you_mean
@@ -25,13 +26,41 @@ class Categories(tuple[str, ...]):
     synonyms: tuple[tuple[str, ...], ...]
     absent: tuple[str, ...]
 
-    def __new__(
-        cls, labels: Iterable[str], synonyms: Iterable[Iterable[str]] = (), absent: Iterable[str] = ()
-    ) -> Categories:
+    def __new__(cls, labels: Iterable[str], synonyms: Iterable[Iterable[str]] = (), absent: Iterable[str] = ()) -> Self:
         found = super().__new__(cls, labels)
-        found.synonyms = tuple(tuple(words) for words in synonyms)
-        found.absent = tuple(absent)
+        found.synonyms, found.absent = tuple(map(tuple, synonyms)), tuple(absent)
         return found
+
+
+class Category(int):
+    """A class index that remembers its label, and is shown by it.
+
+    >>> tabby = Category(66, "tabby cat")
+    >>> tabby == 66, f"{tabby}"
+    (True, 'tabby cat')
+    """
+
+    label: str
+
+    def __new__(cls, index: int, label: str) -> Category:
+        made = super().__new__(cls, index)
+        made.label = label
+        return made
+
+    def __getnewargs__(self) -> tuple[int, str]:  # type: ignore[override]  # for copies and pickles
+        return int(self), self.label
+
+    def __str__(self) -> str:
+        return self.label
+
+
+def class_label(categories: Sequence[str] | None, index: int) -> str:
+    """Return the label of a class, or a plain name where it has none.
+
+    >>> class_label(["cat", "dog"], 1), class_label(None, 1)
+    ('dog', 'class 1')
+    """
+    return categories[index] if categories is not None and index < len(categories) else f"class {index}"
 
 
 def find_label(label: str, categories: Sequence[str] | None) -> int:
@@ -48,27 +77,21 @@ def find_label(label: str, categories: Sequence[str] | None) -> int:
     1
     """
     if categories is None:
-        raise TargetError(
-            f"target {label!r} is a label, but the labels are not known; "
-            f"{either('pass categories=', 'give --labels')}, or give the class index"
-        )
-    wanted, folded = _words(label), [_words(category) for category in categories]
+        how = either("pass categories=", "give --labels")
+        raise TargetError(f"target {label!r} is a label, but the labels are not known; {how}, or give the class index")
+    wanted = _words(label)
     exact = [i for i, category in enumerate(categories) if _folded(category) == _folded(label)]
     if len(exact) > 1:
-        raise TargetError(
-            f"target {label!r} is the label of classes {', '.join(map(str, exact))}; give the class index"
-        )
-    own = [[words] for words in folded]
-    others = [
-        [_words(word) for word in words]
-        for words in (categories.synonyms if isinstance(categories, Categories) else ())
-    ]
+        raise TargetError(f"target {label!r} is the label of classes {', '.join(map(str, exact))}; give a class index")
+    own = [[_words(category)] for category in categories]
+    known = categories if isinstance(categories, Categories) else Categories(categories)
+    others = [[_words(word) for word in words] for words in known.synonyms]
     found = exact
-    for fits, names in ((_whole, own), (_whole, others), (_ends, own), (_ends, others), (_within, own)):
-        if not found and fits is _ends:
-            _refuse_absent(label, categories)
+    for where, names in (("whole", own), ("whole", others), ("end", own), ("end", others), ("inside", own)):
+        if not found and where == "end" and any(_fits(wanted, _words(word), "whole", False) for word in known.absent):
+            raise TargetError(f"target {label!r} is not a label of this model, which has no class for it; name another")
         for plain in (True, False):
-            found = found or [i for i, known in enumerate(names) if any(fits(wanted, words, plain) for words in known)]
+            found = found or [i for i, each in enumerate(names) if any(_fits(wanted, w, where, plain) for w in each)]
     if len(found) == 1:
         return found[0]
     if found:
@@ -77,10 +100,12 @@ def find_label(label: str, categories: Sequence[str] | None) -> int:
     raise TargetError(f"target {label!r} is not a label of this model; {_suggestion(label, categories, others)}")
 
 
-def _refuse_absent(label: str, categories: Sequence[str]) -> None:
-    absent = categories.absent if isinstance(categories, Categories) else ()
-    if any(_whole(_words(label), _words(word), False) for word in absent):
-        raise TargetError(f"target {label!r} is not a label of this model, which has no class for it; name another")
+def find_category(given: Any, categories: Sequence[str] | None) -> Any:
+    """Return a class index, or None, as it is, and for a label its index."""
+    if not isinstance(given, str):
+        return given
+    index = find_label(given, categories)
+    return Category(index, given if categories is None else categories[index])
 
 
 def _folded(label: str) -> str:
@@ -92,22 +117,18 @@ def _words(label: str) -> tuple[str, ...]:
     return tuple(re.sub(r"[-_,()]", " ", label.casefold()).split())
 
 
-def _whole(wanted: tuple[str, ...], words: tuple[str, ...], plain: bool) -> bool:
-    """Whether words are the same; unless they are compared as they are, singular and plural make no difference."""
-    if plain or not len(wanted) == len(words) > 0:
-        return len(wanted) > 0 and wanted == words
-    return all(_forms(a) & _forms(b) for a, b in zip(wanted, words, strict=True))
+def _fits(wanted: tuple[str, ...], words: tuple[str, ...], where: str, plain: bool) -> bool:
+    """Whether words are the "whole" of others, their "end" (which in English says what kind of thing it is), or a part.
 
-
-def _ends(wanted: tuple[str, ...], words: tuple[str, ...], plain: bool) -> bool:
-    """Whether words are the last ones of others, which in English say what kind of thing it is."""
-    return _whole(wanted, words[max(len(words) - len(wanted), 0) :], plain)
-
-
-def _within(wanted: tuple[str, ...], words: tuple[str, ...], plain: bool) -> bool:
-    """Whether words are a part of others, in a row."""
-    count = len(wanted)
-    return any(_whole(wanted, words[i : i + count], plain) for i in range(len(words) - count + 1))
+    Unless they are compared as they are, singular and plural make no difference.
+    """
+    spare = len(words) - len(wanted)
+    starts = range(spare + 1) if where == "inside" else [spare] if where == "end" or spare == 0 else []
+    return len(wanted) > 0 and any(
+        all(a == b if plain else _forms(a) & _forms(b) for a, b in zip(wanted, words[start:], strict=False))
+        for start in starts
+        if start >= 0
+    )
 
 
 @cache
@@ -121,17 +142,13 @@ def _forms(word: str) -> frozenset[str]:
 def _suggestion(label: str, categories: Sequence[str], others: Sequence[Sequence[tuple[str, ...]]]) -> str:
     """Suggest labels with a word that begins like what was typed, those with a similar synonym, or similar ones."""
     part = " ".join(_words(label))
-    inside = [name for name in categories if len(part) > 2 and f" {part}" in f" {' '.join(_words(name))}"]
-    if inside:
-        return f"did you mean {' or '.join(repr(name) for name in inside[:3])}?"
-    known = {" ".join(words): categories[i] for i, names in enumerate(others) for words in names}
-    spelt = difflib.get_close_matches(part, [*known, *(name.casefold() for name in categories)], n=1, cutoff=0.8)
-    if spelt and spelt[0] in known:
-        return f"did you mean {known[spelt[0]]!r}?"
-    return did_you_mean(label, categories)
+    meant = [name for name in categories if len(part) > 2 and f" {part}" in f" {' '.join(_words(name))}"]
+    if not meant:
+        known = {" ".join(words): categories[i] for i, names in enumerate(others) for words in names}
+        spelt = difflib.get_close_matches(part, [*known, *(name.casefold() for name in categories)], n=1, cutoff=0.8)
+        meant = [known[word] for word in spelt if word in known]
+    return f"did you mean {' or '.join(map(repr, meant[:3]))}?" if meant else did_you_mean(label, categories)
 
 
-PLURALS = {
-    **{"mice": "mouse", "geese": "goose", "wolves": "wolf", "knives": "knife", "oxen": "ox"},
-    **{"men": "man", "women": "woman", "children": "child"},
-}
+PLURALS = {"mice": "mouse", "geese": "goose", "wolves": "wolf", "knives": "knife", "oxen": "ox", "men": "man",
+           "women": "woman", "children": "child"}  # fmt: skip

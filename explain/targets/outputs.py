@@ -22,11 +22,15 @@ COARSE = 2e-2
 
 
 class Prediction(NamedTuple):
-    """A label, its probability, and its class; None for the answer "no" of a model with one output."""
+    """A label, its probability, and its class; None for the answer "no" of a model with one output.
+
+    ``box`` is where a detection is: x0 y0 x1 y1 in pixels of the photo.
+    """
 
     label: str
     probability: float
     category: int | None
+    box: tuple[float, float, float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -61,13 +65,12 @@ class Outputs:
         with one output says yes or no.
 
         >>> Outputs("sigmoid", exclusive=False).predicted(torch.tensor([0.25]), ["cat"], 5)[0]
-        Prediction(label='not cat', probability=0.75, category=None)
+        Prediction(label='not cat', probability=0.75, category=None, box=None)
         """
         if len(probabilities) == 1:
             yes = float(probabilities[0])
             label = self.label(categories, 0, classes=1)
-            no = "no" if categories is None else f"not {label}"
-            both = [Prediction(label, yes, 0), Prediction(no, 1 - yes, None)]
+            both = [Prediction(label, yes, 0), Prediction(label_of_no(categories), 1 - yes, None)]
             return both if yes >= THRESHOLD else both[::-1]
         best = probabilities.topk(min(most, len(probabilities)) if self.exclusive else len(probabilities))
         found = [
@@ -94,6 +97,15 @@ class Outputs:
         return values.softmax(1) if self.activation == "softmax" else values.sigmoid()
 
 
+def label_of_no(categories: Sequence[str] | None) -> str:
+    """Return how a model with one output says no.
+
+    >>> label_of_no(None), label_of_no(["pneumonia"])
+    ('no', 'not pneumonia')
+    """
+    return "no" if categories is None else f"not {categories[0]}"
+
+
 def check_activation(given: object) -> None:
     """Refuse what is no activation.
 
@@ -101,10 +113,8 @@ def check_activation(given: object) -> None:
         ModelError: it is neither one of their names nor None.
     """
     if given is not None and given not in get_args(Activation):
-        raise ModelError(
-            f"{option('activation')} must be 'softmax', 'sigmoid' or 'none', got {shown(given)}; leave it out to have "
-            "it found out"
-        )
+        known, got = "'softmax', 'sigmoid' or 'none'", shown(given)
+        raise ModelError(f"{option('activation')} must be {known}, got {got}; leave it out to detect it")
 
 
 def outputs_like(
@@ -117,7 +127,7 @@ def outputs_like(
         activation: what the caller says; None finds it out. Values in [0, 1] that add up to one are probabilities, and
             so are others in [0, 1] that the network got from a softmax or sigmoid. Else, several are scores for a
             softmax, and one alone is a score for a sigmoid.
-        squashed: asked whether the network got them so.
+        squashed: whether the network got them so; called where this decides.
 
     Raises:
         ModelError: a softmax is wanted of a single output, which would always be certain.
@@ -126,26 +136,18 @@ def outputs_like(
     (Outputs(activation='none', exclusive=True, temperature=1.0), 'softmax')
     """
     several = outputs.shape[1] > 1
-    sums = outputs.double().sum(1)
+    off = (outputs.double().sum(1) - 1).abs()
     if activation is None:
-        within = _within(outputs)
-        if within and ((several and _are_ones(sums, ROUNDING)) or squashed()):
+        if _within(outputs) and ((several and bool((off < ROUNDING).all())) or squashed()):
             activation = "none"
         else:
             activation = "softmax" if several else "sigmoid"
     if activation == "softmax" and not several:
-        raise ModelError(
-            f"{option('activation')} must be 'sigmoid' or 'none' for a model with one output, got 'softmax'; leave it "
-            "out to have it found out"
-        )
-    return Outputs(
-        activation, activation == "softmax" or (activation == "none" and several and _are_ones(sums, COARSE))
-    )
+        name = option("activation")
+        raise ModelError(f"{name} must be 'sigmoid' or 'none' for a model with one output, got 'softmax'; leave it out")
+    exclusive = activation == "softmax" or (activation == "none" and several and bool((off < COARSE).all()))
+    return Outputs(activation, exclusive)
 
 
 def _within(outputs: torch.Tensor, slack: float = 0.0) -> bool:
     return bool(((outputs >= -slack) & (outputs <= 1 + slack)).all())
-
-
-def _are_ones(sums: torch.Tensor, slack: float) -> bool:
-    return bool(((sums - 1).abs() < slack).all())

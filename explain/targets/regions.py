@@ -1,41 +1,104 @@
-"""Targets that lie somewhere in the image: a class within a region, and the score of a detected box."""
+"""A class within a region of the image as the target, for models that give maps of classes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 
+from explain._utils import nested
 from explain._utils.errors import TargetError, in_short
-from explain.targets.base import Labels, Picked, Target, check_class, described, find_tensor
-from explain.targets.resolve import find_category
+from explain.targets.base import Labels, Picked, Target, check_class, check_count, find_tensor, unsuitable
+from explain.targets.labels import find_category
+
+
+class ClassMaps(NamedTuple):
+    """A map for each class ``(N, K, H, W)``, of volumes ``(N, K, D, H, W)``, and the layout that they were in.
+
+    Of masks for prompts, K counts the masks of all prompts in their order, and ``quality`` ``(N, K)`` is how good the
+    model expects each to be.
+    """
+
+    maps: torch.Tensor
+    layout: str
+    quality: torch.Tensor | None = None
+
+
+def read_class_maps(output: Any, count: int) -> ClassMaps | None:
+    """Return the maps of classes in what a segmenter returns; None where there are none.
+
+    The layouts are:
+
+    * class maps: ``(N, K, H, W)``, alone, or as "out" (torchvision) or "logits" (SegFormer, UPerNet, DPT), also smaller
+      than the input
+    * queries: class logits ``(N, Q, K + 1)``, the last for "no object", and mask logits ``(N, Q, h, w)`` (MaskFormer,
+      Mask2Former, OneFormer, DETR's for masks); the map of a class is the sum of its probability times the mask's
+    * prompts: "pred_masks" ``(N, P, M, h, w)`` and "iou_scores" ``(N, P, M)``, M masks for each prompt (SAM, SAM 2)
+
+    >>> logits, masks = torch.tensor([[[0.0, 0.0]]]), torch.zeros(1, 1, 2, 2)
+    >>> found = read_class_maps({"class_queries_logits": logits, "masks_queries_logits": masks}, 1)
+    >>> found.layout, found.maps.flatten()
+    ('queries', tensor([0.2500, 0.2500, 0.2500, 0.2500]))
+    """
+    for names in (("class_queries_logits", "masks_queries_logits"), ("logits", "pred_masks")):
+        logits, masks = _named(output, names, count)
+        if logits.ndim == 3 and masks.ndim == 4 and logits.shape[:2] == masks.shape[:2]:
+            shares = logits.softmax(-1)[..., :-1]
+            return ClassMaps(torch.einsum("nqk,nqhw->nkhw", shares, masks.sigmoid()), "queries")
+    masks, quality = _named(output, ("pred_masks", "iou_scores"), count)
+    if masks.ndim == 5 and masks.shape[:3] == quality.shape:
+        return ClassMaps(masks.flatten(1, 2), "prompts", quality.detach().flatten(1))
+    maps = find_tensor(output, count, (4, 5), ("out", "logits"))
+    return None if maps is None else ClassMaps(maps, "class maps")
+
+
+def _named(output: Any, names: tuple[str, ...], count: int) -> list[torch.Tensor]:
+    """The tensors of an output with these names; one that is not there, or has other rows, has no dimensions."""
+    inside = dict(nested.items(output))
+    outside = None if isinstance(output, Mapping) else output  # the attributes of a mapping may be its keys again
+    found = [inside[name] if name in inside else getattr(outside, name, None) for name in names]
+    return [
+        each if isinstance(each, torch.Tensor) and each.ndim and len(each) == count else torch.tensor(0)
+        for each in found
+    ]
 
 
 @dataclass(frozen=True, eq=False)
 class Segmentation(Target):
-    """The mean logit of a class over a region, for a model that gives class maps ``(N, K, H, W)``.
+    """The mean score of a class over a region, for a model that gives class maps ``(N, K, H, W)``, or of volumes.
 
-    The output may be the maps or hold them as "out" or "logits", as torchvision's and Hugging Face's do.
+    What the model returns may have any of the layouts of `explain.targets.regions.read_class_maps`; that of the
+    settled target says which it was. Models that are prompted (SAM) give masks instead of classes.
 
     Args:
-        category: the class: its index or label.
+        category: the class: its index or label, or a tuple with an index for each image; of a prompted model, the
+            number of the mask. None is the class that is predicted at the point, or most in the mask; of a single map,
+            its class; of a prompted model, the mask that it expects to be the best.
         mask: the region, true or nonzero inside: ``(H, W)``, or ``(N, H, W)`` with one for each image, over the
-            model's whole input and at any resolution. None is where the model predicts the class in the images as they
-            are (for a single map, where its logit is positive); methods that alter the images keep to that region.
+            model's whole input and at any resolution; of volumes with the depth before the height. None is where the
+            model predicts the class in the images as they are (for a single map, where its logit is positive); methods
+            that alter the images keep to that region.
+        point: only the connected part of where the class is predicted around this point ``(x, y)``, each a share from 0
+            to 1 of the model's input; of volumes ``(x, y, z)``.
 
     Raises:
-        TargetError: a mask of another shape, or one with nothing in it.
+        TargetError: a mask of another shape, or an empty one.
 
     >>> maps = torch.tensor([[[[1.0, 2.0]], [[5.0, 0.0]]]])  # one image, two classes, two pixels
     >>> Segmentation(1).pick({"out": maps}, 1)[0], Segmentation(1, torch.tensor([[1, 1]])).pick(maps, 1)[0]
     (tensor([5.]), tensor([2.5000]))
+    >>> Segmentation(point=(0.9, 0.5)).settled(maps, 1).category
+    (0,)
     """
 
-    category: int | str
+    category: int | str | tuple[int, ...] | None = None
     mask: torch.Tensor | None = None
+    point: tuple[float, ...] | None = None
+    layout: str = field(default="", compare=False)
+    """The layout of the output that it was settled on; leave it out."""
 
     __repr__ = in_short
 
@@ -43,240 +106,149 @@ class Segmentation(Target):
         if self.mask is None:
             return
         mask = torch.as_tensor(self.mask).detach().bool()
-        if mask.ndim not in (2, 3):
+        if mask.ndim not in (2, 3, 4):
             raise TargetError(f"mask must have the shape (H, W) or (N, H, W), got {tuple(mask.shape)}")
-        if not mask.flatten(-2).any(-1).all():
-            raise TargetError(
-                "mask must be true somewhere for each image, got an empty one; leave it out for the region that the "
-                "model predicts"
-            )
         object.__setattr__(self, "mask", mask)
 
     @property
     def name(self) -> str:
-        return f"{self.category} {'where predicted' if self.mask is None else 'in the mask'}"
+        what: Any = "prediction" if self.category is None else self.category
+        if isinstance(what, tuple) and len(set(what)) == 1:
+            what = what[0]
+        if self.point is not None:
+            return f"{what} at one place"
+        return f"{what} {'where predicted' if self.mask is None else 'in the mask'}"
 
     def pick(self, output: Any, count: int) -> Picked:
-        if self.mask is None:
+        if not self.layout:
             return self.settled(output, count).pick(output, count)
-        maps = self._maps(output, count)
-        weights = _resized(self.mask.to(maps.device).expand(count, *self.mask.shape[-2:]), maps)
-        own = maps[:, int(self.category)].to(weights)
-        return (own * weights).sum((1, 2)) / weights.sum((1, 2)), None
+        return self._means(of_class(self._read(output, count).maps, self.category)[:, None])[:, 0], None
 
     def settled(self, output: Any, count: int) -> Segmentation:
-        if self.mask is not None:
+        """Return it with a class and a mask for each image, as the output has them."""
+        if self.layout:
             return self
-        maps = self._maps(output, count).detach()
-        predicted = maps.argmax(1) if maps.shape[1] > 1 else (maps[:, 0] <= 0).long()
-        mask = predicted == int(self.category)
-        empty = (~mask.flatten(1).any(1)).nonzero().flatten().tolist()
-        if empty:
-            there, pixels = torch.unique(predicted[empty[0]], return_counts=True)
-            seen = there[pixels.argsort(descending=True)].tolist()[:5]
-            others = f", or one of the classes predicted there ({', '.join(map(str, seen))})"
-            raise TargetError(
-                f"class {self.category} must be predicted somewhere in each image, but is not in image {empty[0]}; "
-                f"give a mask{others if maps.shape[1] > 1 else ''}"
-            )
-        return replace(self, mask=mask)
+        found = self._read(output, count)
+        found = found._replace(maps=found.maps.detach())
+        known = replace(self, mask=self._masks(found.maps), layout=found.layout)
+        categories = known._categories(found)
+        mask = known._predicted(found, categories) if known.mask is None else known.mask
+        return replace(known, category=categories, mask=mask)
 
     def rows(self, images: torch.Tensor) -> Segmentation:
-        if self.mask is None or self.mask.ndim == 2:
+        if self.mask is None or not isinstance(self.category, tuple):
             return self
-        return replace(self, mask=self.mask[images.to(self.mask.device)])
+        categories = tuple(self.category[image] for image in images.tolist())
+        return replace(self, category=categories, mask=self.mask[images.to(self.mask.device)])
 
     def labelled(self, categories: Labels) -> Segmentation:
         return replace(self, category=find_category(self.category, categories))
 
-    def _maps(self, output: Any, count: int) -> torch.Tensor:
-        maps: torch.Tensor | None = find_tensor(output, count, (4,), ("out", "logits"))
-        if maps is None:
-            raise TargetError(
-                f"target {self.name} must be asked of a model that returns class maps ({count}, K, H, W), got "
-                f"{described(output)}; give a class index, or pass a callable as target"
-            )
-        check_class(int(find_category(self.category, None)), maps.shape[1])
-        if self.mask is not None and self.mask.ndim == 3 and len(self.mask) != count:
-            raise TargetError(
-                f"mask must hold one region for each of the {count} images, got {len(self.mask)}; give a single one "
-                "(H, W) to use it for all"
-            )
-        return maps
+    def class_scores(self, output: Any, count: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+        scores = self._means(self._read(output, count).maps.detach())
+        return None if self.layout == "prompts" else (scores, torch.tensor(self.category, device=scores.device))
 
+    def of_classes(self, classes: tuple[int, ...]) -> Segmentation:
+        return replace(self, category=classes)
 
-def _resized(mask: torch.Tensor, maps: torch.Tensor) -> torch.Tensor:
-    """The share of each cell of the maps ``(N, K, H, W)`` that a mask covers: ``(N, H, W)``."""
-    (rows, columns), (height, width) = mask.shape[-2:], maps.shape[-2:]
-    if abs(rows * width - columns * height) > max(rows * width / height, columns * height / width):
-        raise TargetError(
-            f"mask must cover the model's whole input, whose maps are {height} x {width} (height x width), got "
-            f"{rows} x {columns}; give it in the shape of the input, without its width and height swapped"
-        )
-    weights = mask.to(torch.promote_types(maps.dtype, torch.float32))  # half precision cannot count the pixels
-    return weights if (rows, columns) == (height, width) else F.adaptive_avg_pool2d(weights, (height, width))
+    def _read(self, output: Any, count: int) -> ClassMaps:
+        found = read_class_maps(output, count)
+        if found is None:
+            raise unsuitable(self.name, f"class maps (N, K, H, W), with {count} rows", output)
+        return found
 
+    def _masks(self, maps: torch.Tensor) -> torch.Tensor | None:
+        """The mask of each image, where there are masks."""
+        if self.mask is None:
+            return None
+        mask = self.mask.expand(len(maps), *self.mask.shape) if self.mask.ndim == maps.ndim - 2 else self.mask
+        check_count("mask", len(mask), len(maps))
+        if not mask.flatten(1).any(1).all():
+            raise TargetError("mask must be true somewhere for each image, got an empty one; None is where predicted")
+        return mask
 
-@dataclass(frozen=True, eq=False)
-class Detection(Target):
-    """The score of a detected box, for a model that returns "boxes", "labels" and "scores" for each image.
+    def _categories(self, found: ClassMaps) -> tuple[int, ...]:
+        """The class of each image: the one that is given, or that is predicted in the region."""
+        count, classes = found.maps.shape[:2]
+        if self.category is not None:
+            category = find_category(self.category, None)
+            chosen = category if isinstance(category, tuple) else (category,) * count
+            check_count("category", len(chosen), count)
+            for index in chosen:
+                check_class(index, classes)
+            return tuple(chosen)
+        if found.quality is not None:
+            return tuple(found.quality.argmax(1).tolist())
+        predicted = found.maps.argmax(1)
+        if self.point is not None:
+            return tuple(predicted[_at(self.point, predicted)].tolist())
+        if self.mask is not None:
+            weights = self._weights(predicted)
+            shares = [(weights * (predicted == k)).flatten(1).sum(1) for k in range(classes)]
+            return tuple(torch.stack(shares, 1).argmax(1).tolist())
+        if classes > 1:
+            there = sorted(set(predicted.flatten().tolist()))[:8]
+            remedy = f"take explain.targets.Segmentation(category); predicted here are {there}"
+            raise TargetError(f"category must be one of the {classes} classes of the model's maps, got None; {remedy}")
+        return (0,) * count
 
-    The box is chosen on the original images. In altered images, the score is that of the box that overlaps it best,
-    among those of the same label that overlap it enough; without any, it is 0.
-
-    Args:
-        category: the label of the box, as an index or in words; None takes any.
-        box: ``(x1, y1, x2, y2)`` in pixels of the model's input, or ``(N, 4)`` with one for each image: the detection
-            that overlaps it best is explained. None takes the one with the highest score.
-        overlap: the least intersection over union for two boxes to be the same, from 0 to 1.
-
-    Raises:
-        TargetError: a box that is not valid, or an overlap outside of [0, 1].
-
-    >>> found = {"boxes": torch.tensor([[0.0, 0, 4, 4], [4, 0, 8, 4]]), "labels": torch.tensor([1, 2])}
-    >>> output = [{**found, "scores": torch.tensor([0.9, 0.8])}]
-    >>> Detection().pick(output, 1)[0], Detection(box=(5, 0, 8, 4)).pick(output, 1)[0]
-    (tensor([0.9000]), tensor([0.8000]))
-    """
-
-    category: int | str | None = None
-    box: torch.Tensor | Sequence[float] | None = None
-    overlap: float = 0.5
-
-    __repr__ = in_short
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.overlap <= 1:
-            raise TargetError(f"overlap must be a share from 0 to 1, got {self.overlap}; 0.5 is usual")
-        if self.box is None:
-            return
-        box = torch.as_tensor(self.box).detach().float()
-        if box.ndim not in (1, 2) or box.shape[-1] != 4 or not (box[..., :2] < box[..., 2:]).all():
-            raise TargetError(
-                f"box must be (x1, y1, x2, y2) with x1 < x2 and y1 < y2, or (N, 4) of them, got {self.box!r}"
-            )
-        object.__setattr__(self, "box", box)
-
-    @property
-    def name(self) -> str:
-        what = "detection" if self.category is None else f"{self.category} detection"
-        if self.box is None:
-            return f"best {what}"
-        near = torch.as_tensor(self.box)
-        return f"{what} at {' '.join(f'{edge:g}' for edge in near.tolist())}" if near.ndim == 1 else f"{what} at boxes"
-
-    def pick(self, output: Any, count: int) -> Picked:
-        return self.settled(output, count).pick(output, count)
-
-    def settled(self, output: Any, count: int) -> Detected:
-        found = find_detections(output, count, self.name)
-        if self.box is None:
-            wanted: list[torch.Tensor | None] = [None] * count
+    def _predicted(self, found: ClassMaps, categories: tuple[int, ...]) -> torch.Tensor:
+        """Where the class of each image is predicted, or the part of it at the point."""
+        several = found.quality is None and found.maps.shape[1] > 1
+        if several:
+            best = found.maps.argmax(1)
+            mask = best == torch.tensor(categories, device=best.device).reshape(-1, *[1] * (best.ndim - 1))
         else:
-            near = torch.as_tensor(self.box)
-            wanted = list(near) if near.ndim == 2 else [near] * count
-        if len(wanted) != count:
-            raise TargetError(
-                f"box must hold one box for each of the {count} images, got {len(wanted)}; give a single one to use "
-                "it for all"
-            )
-        best = [self._find(boxes, labels, scores, wanted[i], i) for i, (boxes, labels, scores) in enumerate(found)]
-        labels = torch.stack([found[i][1][k] for i, k in enumerate(best)])
-        boxes = torch.stack([found[i][0][k] for i, k in enumerate(best)])
-        return Detected(self.name, labels, boxes, self.overlap)
+            mask = of_class(found.maps, categories) > 0
+        for image in (~mask.flatten(1).any(1)).nonzero().flatten().tolist()[:1]:
+            there = sorted(set(found.maps[image].argmax(0).flatten().tolist()))[:5] if several else []
+            got = f"is not in image {image}; give a mask, or a class predicted there {there}"
+            raise TargetError(f"class {categories[image]} must be predicted somewhere in each image, but {got}")
+        return mask if self.point is None else _connected(mask, self.point, self.name)
 
-    def labelled(self, categories: Labels) -> Detection:
-        return self if self.category is None else replace(self, category=find_category(self.category, categories))
+    def _means(self, maps: torch.Tensor) -> torch.Tensor:
+        """The means over the region of maps ``(N, K, H, W)``: ``(N, K)``."""
+        weights = self._weights(maps[:, 0])[:, None]
+        return (maps.to(weights) * weights).flatten(2).sum(2) / weights.flatten(2).sum(2)
 
-    def _find(
-        self, boxes: torch.Tensor, labels: torch.Tensor, scores: torch.Tensor, wanted: torch.Tensor | None, image: int
-    ) -> int:
-        """The position of the detection that is meant in one image."""
-        category = None if self.category is None else int(find_category(self.category, None))
-        right = torch.ones_like(labels, dtype=torch.bool) if category is None else labels == category
-        if not right.any():
-            there = ", ".join(map(str, torch.unique(labels).tolist()[:8])) or "none at all"
-            raise TargetError(
-                f"target {self.name} must be detected in the unaltered image {image}, but is not; ask for one of the "
-                f"labels found there ({there}), or lower the model's score threshold"
-            )
-        if wanted is None:
-            return int(torch.where(right, scores.detach(), -torch.inf).argmax())
-        shared = torch.where(right, overlaps(boxes, wanted), -1.0)
-        best = (shared == shared.max()).nonzero()[:, 0]
-        if shared.max() < self.overlap:
-            nearest = ", ".join(f"{edge:.0f}" for edge in boxes[best[0]].tolist())
-            raise TargetError(
-                f"target {self.name} must overlap a detection of image {image} by {self.overlap:g}, but the nearest, "
-                f"({nearest}), does so by {float(shared.max()):.2f}; give this box, or a lower overlap"
-            )
-        return int(best[scores.detach()[best].argmax()])
+    def _weights(self, maps: torch.Tensor) -> torch.Tensor:
+        """The share of each cell of maps ``(N, h, w)`` that the mask covers."""
+        assert self.mask is not None
+        mask, size = self.mask.to(maps.device), tuple(maps.shape[1:])
+        (rows, columns), (height, width) = mask.shape[-2:], size[-2:]
+        if abs(rows * width - columns * height) > max(rows * width / height, columns * height / width):
+            whole, got = f"whole input, whose maps are {height} x {width} (height x width)", f"{rows} x {columns}"
+            raise TargetError(f"mask must cover the {whole}, got {got}; give it in the shape of the input")
+        floating = maps.dtype if maps.is_floating_point() else torch.float32
+        weights = mask.to(torch.promote_types(floating, torch.float32))  # half precision cannot count the pixels
+        pool: Any = F.adaptive_avg_pool2d if len(size) == 2 else F.adaptive_avg_pool3d
+        return weights if mask.shape[1:] == size else pool(weights, size)
 
 
-@dataclass(frozen=True, eq=False)
-class Detected(Target):
-    """A detection that has been settled: for each image, the label ``(N,)`` and box ``(N, 4)`` to look for again."""
-
-    name: str
-    labels: torch.Tensor
-    boxes: torch.Tensor
-    overlap: float
-
-    def pick(self, output: Any, count: int) -> Picked:
-        found = find_detections(output, count, self.name)
-        # Where nothing is detected, the score is 0, and still part of the graph.
-        nothing = 0 * torch.stack([scores.sum() for _, _, scores in found]).sum()
-        picked = []
-        for i, (boxes, labels, scores) in enumerate(found):
-            shared = torch.where(labels == self.labels[i], overlaps(boxes, self.boxes[i]), -1.0)
-            there = len(shared) > 0 and bool(shared.max() >= self.overlap)
-            picked.append(scores[shared.argmax()] if there else nothing)
-        return torch.stack(picked), None
-
-    def likeness(self, output: Any, count: int) -> torch.Tensor:
-        """How much the best detection in each image is like this one ``(count,)``.
-
-        Of a detection with the same label, the overlap times the score; 0 where there is none. (In Petsiuk et al.,
-        2021, the cosine of the class distributions takes part; with a label for each box, that is 1 or 0.)
-        """
-        best = []
-        for i, (boxes, labels, scores) in enumerate(find_detections(output, count, self.name)):
-            alike = torch.where(labels == self.labels[i], overlaps(boxes, self.boxes[i]) * scores.float(), 0.0)
-            best.append(alike.max() if len(alike) else self.boxes.new_zeros(()))
-        return torch.stack(best)
-
-    def rows(self, images: torch.Tensor) -> Detected:
-        images = images.to(self.labels.device)
-        return replace(self, labels=self.labels[images], boxes=self.boxes[images])
+def of_class(maps: torch.Tensor, categories: Any) -> torch.Tensor:
+    """The map of each image's own class: ``(N, K, H, W)`` and N indices to ``(N, H, W)``."""
+    return maps[torch.arange(len(maps), device=maps.device), torch.tensor(categories, device=maps.device)]
 
 
-def find_detections(output: Any, count: int, name: str) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Return the boxes ``(Q, 4)``, detached, the labels ``(Q,)`` and the scores ``(Q,)`` of each image."""
-    images = [output] if isinstance(output, Mapping) and count == 1 else output
-    keys = ("boxes", "labels", "scores")
-    found = []
-    for each in images if isinstance(images, (list, tuple)) else ():
-        given = (each.get(key) if isinstance(each, Mapping) else getattr(each, key, None) for key in keys)
-        tensors = [value for value in given if isinstance(value, torch.Tensor)]
-        if len(tensors) == 3 and len({len(tensor) for tensor in tensors}) == 1:
-            found.append((tensors[0].detach(), tensors[1], tensors[2]))
-    if len(found) != count or len(images) != count:
-        raise TargetError(
-            f"target {name} must be asked of a detector that returns boxes, labels and scores for each of the {count} "
-            f"images, got {described(output)}; give a class index, or pass a callable as target"
-        )
-    return found
+def _at(point: Sequence[float], masks: torch.Tensor) -> Any:
+    """The index of all masks ``(N, H, W)`` at a point, in shares of the width, height and depth."""
+    if len(point) != masks.ndim - 1:
+        got = f"{len(point)} for {masks.ndim - 1} dimensions"
+        raise TargetError(f"point must be (x, y), or (x, y, z) in a volume, got {got}; give a share for each")
+    places = zip(reversed(point), masks.shape[1:], strict=True)
+    return slice(None), *(min(int(share * length), length - 1) for share, length in places)
 
 
-def overlaps(boxes: torch.Tensor, box: torch.Tensor) -> torch.Tensor:
-    """Return the intersection over union of each of ``boxes`` ``(Q, 4)`` with one box ``(4,)``.
-
-    >>> overlaps(torch.tensor([[0.0, 0, 2, 2], [1, 0, 3, 2]]), torch.tensor([0.0, 0, 2, 2]))
-    tensor([1.0000, 0.3333])
-    """
-    boxes, box = boxes.float(), box.to(boxes.device).float()
-    sides = (torch.minimum(boxes[:, 2:], box[2:]) - torch.maximum(boxes[:, :2], box[:2])).clamp(min=0)
-    shared, areas = sides.prod(1), (boxes[:, 2:] - boxes[:, :2]).prod(1)
-    union = areas + (box[2:] - box[:2]).prod() - shared
-    same = (boxes == box).all(1)  # also where a box has no area
-    return torch.where(same, 1.0, shared / union.clamp(min=torch.finfo(union.dtype).tiny))
+def _connected(masks: torch.Tensor, point: Sequence[float], name: str) -> torch.Tensor:
+    """The connected parts of masks ``(N, H, W)`` that hold a point, in shares of width and height."""
+    place = _at(point, masks)
+    part = torch.zeros_like(masks)
+    part[place] = masks[place]
+    if not part.flatten(1).any(1).all():
+        raise TargetError(f"target {name} must be predicted at this point of the image, but is not; give a point in it")
+    pool = F.max_pool2d if masks.ndim == 3 else F.max_pool3d
+    while True:
+        grown = (pool(part[:, None].float(), 3, 1, 1)[:, 0] > 0) & masks
+        if torch.equal(grown, part):
+            return part
+        part = grown

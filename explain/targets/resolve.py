@@ -12,10 +12,12 @@ import torch
 
 from explain._utils.errors import ModelError, TargetError, shown
 from explain.targets.base import Labels, Picked, Sum, Target
-from explain.targets.classes import Category, ClassTarget, TopClass
+from explain.targets.classes import BinaryLogit, ClassTarget, TopClass
 from explain.targets.functions import ScoreTarget
-from explain.targets.labels import Categories, find_label
+from explain.targets.labels import Categories, find_category
+from explain.targets.outputs import label_of_no
 from explain.targets.per_image import Element, Separate, Tuple
+from explain.targets.places import as_place
 
 One: TypeAlias = "int | str | tuple[int, ...] | Callable[..., torch.Tensor] | Target | None"
 TargetLike: TypeAlias = "One | torch.Tensor | Sequence[One]"
@@ -34,6 +36,11 @@ def as_target(target: TargetLike, categories: Sequence[str] | None = None) -> Ta
     callables, or of other targets, has one for each image; each callable is given the whole output, and returns a score
     for every row.
 
+    A text may say where something is in what the model detects or segments: "cup@2" is the second best cup,
+    "person@320,200" the person at this point, and "box 120,40,300,380" or "cup box 120,40,300,380" what is in this
+    rectangle, in pixels of the model's input (for an `Explainer`, of the photo). "yes" and "no" are the answers of a
+    model with one output and no labels; with the label "pneumonia", "not pneumonia" is the second.
+
     A tuple such as ``(3, 2, 1)`` is the place ``output[:, 3, 2, 1]`` of an output with more dimensions than class
     scores have; a list of N tuples, or a tensor ``(N, D)``, is a place for each image.
 
@@ -49,26 +56,18 @@ def as_target(target: TargetLike, categories: Sequence[str] | None = None) -> Ta
     if target is None:
         return TopClass()
     if isinstance(target, bool):
-        raise TargetError(
-            f"target must be a class index, a label or a callable, got {target!r}; for a yes or no take "
-            f"explain.targets.BinaryLogit({'' if target else 'positive=False'})"
-        )
+        raise TargetError(f"target must be a class, not {target!r}; explain.targets.BinaryLogit is a yes or a no")
     if isinstance(target, type):
         raise TargetError(f"target must be an object, got the class {target.__name__}; use {target.__name__}(...)")
     if isinstance(target, str):
-        return Label(target).labelled(categories)
+        return (as_place(target) or Label(target)).labelled(categories)
     if isinstance(target, Target):
         return target.labelled(categories)
-    if isinstance(target, ARRAYS):
-        return _from_numbers(target.tolist(), target, categories)
-    if isinstance(target, (int, Sequence)):
-        return _from_numbers(target, target, categories)
+    if isinstance(target, (*ARRAYS, int, Sequence)):
+        return _from_numbers(target.tolist() if isinstance(target, ARRAYS) else target, target, categories)
     if callable(target):
         return ScoreTarget(target)
-    raise TargetError(
-        f"target must be a class index, a label, N class indices or a callable, got {shown(target)}; give the index of "
-        "a class as a whole number"
-    )
+    raise TargetError(f"target must be a class index, a label or a callable, or N of them, got {shown(target)}")
 
 
 def as_targets(
@@ -91,7 +90,7 @@ def as_targets(
     if top_k is not None:
         if isinstance(top_k, bool) or not hasattr(top_k, "__index__") or operator.index(top_k) < 1:
             raise TargetError(f"top_k must be a whole number from 1, got {shown(top_k)}; None is the top class")
-        return [TopClass(rank) for rank in range(top_k)]
+        return [TopClass(rank, top_k) for rank in range(top_k)]
     if targets is None:
         return [as_target(target, categories)]
     several = targets.tolist() if isinstance(targets, ARRAYS) else targets
@@ -142,8 +141,11 @@ class Label(Target):
     def pick(self, output: Any, count: int) -> Picked:
         return self.labelled(None).pick(output, count)
 
-    def labelled(self, categories: Labels) -> ClassTarget:
-        return ClassTarget(find_category(self.name, categories))
+    def labelled(self, categories: Labels) -> Target:
+        one = categories is None or (len(categories) == 1 and self.name != categories[0])
+        if one and self.name in ("yes", "no", label_of_no(categories)):
+            return BinaryLogit(self.name == "yes")
+        return ClassTarget(find_category(self.name, categories), categories)
 
 
 def _from_numbers(numbers: Any, given: object, categories: Labels) -> Target:
@@ -168,10 +170,7 @@ def _for_one_image(each: Any, given: object, categories: Labels) -> Target:
         return ClassTarget(_whole([each], given)[0])
     target = as_target(each, categories)
     if isinstance(target, ScoreTarget) and target.takes_images:
-        raise TargetError(
-            f"a list of targets must hold functions of the output alone, but {target.name} takes images too; give it "
-            "as the one target"
-        )
+        raise TargetError(f"a target of one image must be a function of the output alone, but {target.name} is not")
     return target
 
 
@@ -192,20 +191,11 @@ def check_categories(categories: object) -> Labels:
     """
     if categories is None or isinstance(categories, Categories):
         return categories
-    several = isinstance(categories, Iterable) and not isinstance(categories, (str, bytes, Mapping, Set))
-    labels = list(categories) if several else []  # type: ignore[call-overload]
-    wrong = [label for label in labels if not isinstance(label, str)]
-    if several and not wrong:
-        return labels
-    got = f"{shown(wrong[0])} among them" if several else type(categories).__name__
-    raise ModelError(
-        f"categories must be a list of the labels of all classes, got {got}; give one text for each class, in order"
-    )
-
-
-def find_category(given: int | str, categories: Labels) -> int:
-    """Return a class index as it is, and for a label its index."""
-    if not isinstance(given, str):
-        return given
-    index = find_label(given, categories)
-    return Category(index, given if categories is None else categories[index])
+    got = f"a {type(categories).__name__}"
+    if isinstance(categories, Iterable) and not isinstance(categories, (str, bytes, Mapping, Set)):
+        labels = list(categories)
+        wrong = [label for label in labels if not isinstance(label, str)]
+        if not wrong:
+            return labels
+        got = f"{shown(wrong[0])} among them"
+    raise ModelError(f"categories must be a list with a text for each class, in order, got {got}")

@@ -5,14 +5,14 @@ twice make this hard to tell from a shape alone: as many heads as images look li
 followed from call to call.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
-from explain.tracing.calls import Call, TensorMap, places
+from explain.tracing.calls import Call, places
 
 
 class BatchLayout:
@@ -29,10 +29,10 @@ class BatchLayout:
 
     def __init__(self, count: int) -> None:
         self._count = count
-        self._known: TensorMap[torch.Tensor] = TensorMap()
+        self._known: Any = WeakIdKeyDictionary()
         self._seen_any = False
 
-    def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
+    def of(self, tensor: Tensor) -> Tensor | None:
         """The image of each value; None where the images come first, or it is not known."""
         return self._known.get(tensor) if self._seen_any else None
 
@@ -40,47 +40,38 @@ class BatchLayout:
         """Note what a call has made of its arguments, of which those at the ``dependent`` places come of the images."""
         if self._count == 1 or not dependent:
             return
+        given = call.flat[dependent[0]]
         if call.info.has("joins"):
             self._note(result, self._joined(call, dependent))
         elif call.info.has("moves"):
-            self._move(call, call.flat[dependent[0]], result)
-        elif isinstance(result, torch.Tensor):
-            self._note(result, self._made(call, dependent, result))
+            numbers = self._numbers(given)
+            if numbers is not None:  # do the same with the numbers of the images
+                made = call.made({0: numbers.expand(given.shape)})
+                pairs = [(result, made)] if isinstance(result, Tensor) else zip(result, made, strict=True)
+                for tensor, its in pairs:
+                    self._note(tensor, compact(its))
+        elif isinstance(result, Tensor):
+            self._note(result, self._made(call, dependent, given, result))
 
-    def _made(self, call: Call, dependent: Sequence[int], result: torch.Tensor) -> torch.Tensor | None:
+    def _made(self, call: Call, dependent: Sequence[int], given: Tensor, result: Tensor) -> Tensor | None:
         """The numbers of what was computed from the values in their places."""
-        given = call.flat[dependent[0]]
         if call.info.has("reshapes"):
-            return self._laid_out(given, result)
+            if self.of(given) is None and result.ndim and len(result) % self._count == 0:
+                return None  # as before, the first rows are those of the first image
+            numbers = self._numbers(given)
+            return None if numbers is None else compact(numbers.expand(given.shape).reshape(result.shape))
         if call.name == "einsum":
             return self._multiplied(call, dependent[0])
-        if not self._seen_any:
-            return None
         alike = next((call.flat[i] for i in dependent if call.flat[i].ndim == result.ndim), given)
         numbers = self.of(alike)
         if numbers is not None and call.info.has("reduces"):
-            numbers = _reduced(call, numbers.expand(alike.shape), result)
+            numbers = numbers.expand(alike.shape)
+            dims = call.kwargs.get("dim", call.args[1] if len(call.args) > 1 else None)
+            numbers = compact(numbers if dims is None else numbers.amax(dims, keepdim=result.ndim == numbers.ndim))
         return None if numbers is None else fitted(numbers, result.shape, self._count)
 
-    def _laid_out(self, given: torch.Tensor, result: torch.Tensor) -> torch.Tensor | None:
-        known = self.of(given)
-        if known is None and result.ndim and len(result) % self._count == 0:
-            return None  # as before, the first rows are those of the first image
-        numbers = self._numbers(given)
-        return None if numbers is None else compact(numbers.expand(given.shape).reshape(result.shape))
-
-    def _move(self, call: Call, given: torch.Tensor, result: Any) -> None:
-        """Do the same with the numbers of the images."""
-        numbers = self._numbers(given)
-        if numbers is None:
-            return
-        made = call.made({0: numbers.expand(given.shape)})
-        pairs = [(result, made)] if isinstance(result, torch.Tensor) else zip(result, made, strict=True)
-        for tensor, its in pairs:
-            self._note(tensor, compact(its))
-
-    def _joined(self, call: Call, dependent: Sequence[int]) -> torch.Tensor | None:
-        """The numbers of tensors that are joined; a constant belongs to the images beside it."""
+    def _joined(self, call: Call, dependent: Sequence[int]) -> Tensor | None:
+        """The numbers of tensors that are joined; a constant belongs to the images that it is joined with."""
         beside, found = self._numbers(call.flat[dependent[0]]), {}
         for i in places(call, lambda tensor: True):
             tensor = call.flat[i]
@@ -91,7 +82,7 @@ class BatchLayout:
             found[i] = numbers.expand(tensor.shape)
         return compact(call.made(found))
 
-    def _multiplied(self, call: Call, place: int) -> torch.Tensor | None:
+    def _multiplied(self, call: Call, place: int) -> Tensor | None:
         """The numbers of what `torch.einsum` gives, where its formula has no dots."""
         words = call.flat[0].replace(" ", "").split("->") if isinstance(call.flat[0], str) else []
         numbers = self._numbers(call.flat[place])
@@ -104,33 +95,29 @@ class BatchLayout:
         sizes = dict(zip(letters, numbers.shape, strict=True))
         return kept.reshape([sizes.get(letter, 1) for letter in words[1]])
 
-    def _numbers(self, tensor: torch.Tensor) -> torch.Tensor | None:
+    def _numbers(self, tensor: Tensor) -> Tensor | None:
         """The image of each value, also where the images come first; None where it is not known."""
         known = self.of(tensor)
         if known is None and tensor.ndim and len(tensor) and len(tensor) % self._count == 0:
             return first(self._count, tensor)
         return known
 
-    def _note(self, tensor: torch.Tensor, numbers: torch.Tensor | None) -> None:
-        if numbers is None or self._come_first(tensor, numbers):
-            if self._seen_any:
-                self._known.discard(tensor)
+    def _note(self, tensor: Tensor, numbers: Tensor | None) -> None:
+        by_rows = numbers is not None and tensor.ndim and not len(tensor) % self._count
+        alone = by_rows and numbers is not None and numbers.shape[1:].numel() == 1
+        if numbers is None or (alone and torch.equal(numbers, compact(first(self._count, tensor)))):
+            self._known.pop(tensor, None)
         else:
             self._known[tensor], self._seen_any = numbers, True
 
-    def _come_first(self, tensor: torch.Tensor, numbers: torch.Tensor) -> bool:
-        if tensor.ndim == 0 or len(tensor) % self._count or numbers.shape[1:].numel() != 1:
-            return False
-        return torch.equal(numbers, compact(first(self._count, tensor)))
 
-
-def first(count: int, like: torch.Tensor) -> torch.Tensor:
+def first(count: int, like: Tensor) -> Tensor:
     """The image numbers of a tensor that begins with the rows of the first image."""
     numbers = torch.arange(count, device=like.device, dtype=torch.int32)
     return numbers.repeat_interleave(len(like) // count).reshape(-1, *[1] * (like.ndim - 1))
 
 
-def compact(numbers: torch.Tensor) -> torch.Tensor:
+def compact(numbers: Tensor) -> Tensor:
     """The same numbers, of size 1 along each dimension in which they do not change.
 
     >>> compact(torch.tensor([[0, 0], [1, 1]]))
@@ -144,12 +131,12 @@ def compact(numbers: torch.Tensor) -> torch.Tensor:
     return numbers
 
 
-def fits(numbers: torch.Tensor, shape: torch.Size) -> bool:
+def fits(numbers: Tensor, shape: torch.Size) -> bool:
     """Whether a tensor of some shape can belong to the images of these numbers."""
     return numbers.ndim == len(shape) and all(n in (1, size) for n, size in zip(numbers.shape, shape, strict=True))
 
 
-def fitted(numbers: torch.Tensor, shape: torch.Size, count: int) -> torch.Tensor | None:
+def fitted(numbers: Tensor, shape: torch.Size, count: int) -> Tensor | None:
     """The numbers for a result of another shape: of one image all of it, of blocks of channels as many blocks.
 
     >>> fitted(torch.tensor([[0, 0, 1, 1]]), torch.Size([1, 6]), 2).tolist()
@@ -157,8 +144,10 @@ def fitted(numbers: torch.Tensor, shape: torch.Size, count: int) -> torch.Tensor
     """
     if numbers.numel() == 1:
         return numbers.reshape([1] * len(shape))
-    if fits(numbers, shape) or numbers.ndim != len(shape):
-        return numbers if numbers.ndim == len(shape) else None
+    if numbers.ndim != len(shape):
+        return None
+    if fits(numbers, shape):
+        return numbers
     d = max(range(numbers.ndim), key=lambda d: numbers.shape[d])
     blocks = [first(count, torch.empty(size, device=numbers.device)) for size in (numbers.shape[d], shape[d])]
     if numbers.numel() != numbers.shape[d] or shape[d] % count or not torch.equal(numbers.flatten(), blocks[0]):
@@ -166,15 +155,7 @@ def fitted(numbers: torch.Tensor, shape: torch.Size, count: int) -> torch.Tensor
     return blocks[1].reshape([-1 if i == d else 1 for i in range(len(shape))])
 
 
-def _reduced(call: Call, numbers: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
-    """The numbers of what is left when some dimensions are added up, or the like."""
-    dims = call.kwargs.get("dim", call.args[1] if len(call.args) > 1 else None)
-    if dims is None:
-        return compact(numbers)
-    return compact(numbers.amax(dims, keepdim=result.ndim == numbers.ndim))
-
-
-def numbers_of(tensor: torch.Tensor, count: int, images: torch.Tensor | None) -> torch.Tensor | None:
+def numbers_of(tensor: Tensor, count: int, images: Tensor | None) -> Tensor | None:
     """The image of each value of what a step has: ``images`` where they fit, or the rows, one or several for each.
 
     None where it is not known.
@@ -188,7 +169,7 @@ def numbers_of(tensor: torch.Tensor, count: int, images: torch.Tensor | None) ->
     return None
 
 
-def summed(values: torch.Tensor, numbers: torch.Tensor, count: int) -> torch.Tensor:
+def summed(values: Tensor, numbers: Tensor, count: int) -> Tensor:
     """The sum of the values of each image.
 
     >>> summed(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[0, 1]]), 2)

@@ -1,18 +1,18 @@
 """Linear maps among the calls of a forward pass: what is mapped, by which weights, and what is added."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
+from explain.hooks.preserve import detached
 from explain.tracing.calls import Call
 
-Run = Callable[[torch.Tensor, torch.Tensor, "torch.Tensor | None"], torch.Tensor]
-Back = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+Run = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+Back = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,16 +28,16 @@ class LinearMap:
 
     place: int
     run: Run
-    weight: torch.Tensor
-    bias: torch.Tensor | None
+    weight: Tensor
+    bias: Tensor | None
     channels: int
     back: Back | None = None
-    signed: Callable[[torch.Tensor], torch.Tensor] | None = None
-    size: torch.Tensor | None = None
+    signed: Callable[[Tensor], Tensor] | None = None
+    size: Tensor | None = None
     alike: bool = False
-    whole: Callable[[torch.Tensor], torch.Tensor] | None = None
+    whole: Callable[[Tensor], Tensor] | None = None
 
-    def then(self, factor: torch.Tensor, shift: torch.Tensor | None) -> LinearMap | None:
+    def then(self, factor: Tensor, shift: Tensor | None) -> "LinearMap | None":
         """This map, and behind it a normalisation that multiplies each channel and adds to it: one map.
 
         ``factor`` and ``shift`` have the shape that meets the result. The weights stay as they are, but for channels
@@ -46,7 +46,7 @@ class LinearMap:
         if self.signed is None:
             return None
         weight, bias, size = self.weight, self.bias, factor
-        if not float(factor.min()) > 0:
+        if not bool(factor.min() > 0):
             sign, size = factor.sign(), torch.where(factor == 0, 1, factor.abs())
             weight, bias = self.signed(sign.flatten()), None if bias is None else bias * sign
         if shift is not None:
@@ -54,19 +54,20 @@ class LinearMap:
         return replace(self, weight=weight, bias=bias, size=size, whole=None)
 
     @property
-    def added(self) -> torch.Tensor | None:
+    def added(self) -> Tensor | None:
         """What the whole map adds."""
         return self.bias if self.bias is None or self.size is None else self.bias * self.size
 
-    def backward(self, gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def backward(self, gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor:
         """The gradient in x of the sum of ``gradient * run(x, weight)``."""
         if self.back is not None and gradient.dtype == weight.dtype == x.dtype:
             return self.back(gradient, x, weight)
+        create_graph = torch.is_grad_enabled()
         with torch.enable_grad():
-            x = x.detach().requires_grad_()
-            return torch.autograd.grad(self.run(x, weight, None), x, gradient)[0]
+            x = x.clone() if x.requires_grad else x.detach().requires_grad_()
+            return torch.autograd.grad(self.run(x, weight, None), x, gradient, create_graph=create_graph)[0]
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         if self.whole is not None:
             return self.whole(x)
         found = self.run(x, self.weight, self.bias)
@@ -84,46 +85,39 @@ def linear_map(call: Call, places: Sequence[int]) -> LinearMap | None:
         return _convolution(call, place)
     if name == "linear" and place == 0:
         given = call.named
-        weight, bias = given["weight"].detach(), _detached(given.get("bias"))
+        weight, bias = detached(given["weight"]), detach(given.get("bias"))
         return LinearMap(0, F.linear, weight, bias, -1, lambda g, x, w: g @ w, lambda s: weight * s[:, None])
     if name == "addmm" and place == 1:
         given = call.named
-        scale, weight = given.get("alpha", 1), given["mat2"].detach()
-        bias = given["input"].detach() * given.get("beta", 1)
-        return LinearMap(1, lambda x, w, b: _plus(scale * (x @ w), b), weight, bias, -1)
+        scale, weight = given.get("alpha", 1), detached(given["mat2"])
+        bias = detached(given["input"]) * given.get("beta", 1)
+        return LinearMap(1, lambda x, w, b: scale * (x @ w) + (0 if b is None else b), weight, bias, -1)
     if name in ("matmul", "rmatmul", "mm", "bmm", "mv", "einsum"):
         return _product(call, place)
     return None
 
 
-def _detached(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    return None if tensor is None else tensor.detach()
-
-
-def _plus(found: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    return found if bias is None else found + bias
+def detach(value: Any) -> Any:
+    """A tensor without its graph; anything else as it is."""
+    return detached(value) if isinstance(value, Tensor) else value
 
 
 def _convolution(call: Call, place: int) -> LinearMap | None:
     given = call.named
     if place != 0 or "weight" not in given:
         return None
-    weight, bias = given["weight"].detach(), _detached(given.get("bias"))
+    weight, bias = detached(given["weight"]), detach(given.get("bias"))
     rest = {name: value for name, value in given.items() if name not in ("input", "weight", "bias")}
-    transposed = "transpose" in call.name
-    spatial = weight.ndim - 2
+    transposed, spatial, groups = "transpose" in call.name, weight.ndim - 2, rest.get("groups", 1)
+    function: Callable[..., Tensor] = call.function
 
-    function, groups = call.function, rest.get("groups", 1)
+    def run(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+        return function(x, w, None if b is None else b.flatten(), **rest)
 
-    def run(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> torch.Tensor:
-        found: torch.Tensor = function(x, w, None if b is None else b.flatten(), **rest)
-        return found
-
-    def signed(factor: torch.Tensor) -> torch.Tensor:
+    def signed(factor: Tensor) -> Tensor:
         parts = weight.reshape(groups, -1, *weight.shape[1:]) if transposed else weight
         shape = (groups, 1, -1, *[1] * spatial) if transposed else (-1, *[1] * (spatial + 1))
-        found: torch.Tensor = (parts * factor.reshape(shape)).reshape(weight.shape)
-        return found
+        return (parts * factor.reshape(shape)).reshape(weight.shape)
 
     shaped = None if bias is None else bias.reshape(-1, *[1] * spatial)
     batched = given["input"].ndim == weight.ndim
@@ -137,21 +131,18 @@ def _convolution_back(rest: Mapping[str, Any], spatial: int, *, transposed: bool
     if isinstance(padding, str):
         return None
 
-    def back(gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        options = (rest.get("stride", 1), padding, rest.get("dilation", 1), rest.get("output_padding", 0))
-        stride, pad, dilation, more = (_each(value, spatial) for value in options)
-        groups = rest.get("groups", 1)
-        found: torch.Tensor = torch.ops.aten.convolution_backward(
-            gradient, x, weight, None, stride, pad, dilation, transposed, more, groups, (True, False, False)
-        )[0]
-        return found
+    def each(value: int | Sequence[int]) -> list[int]:
+        """One number for each dimension, where one for all may be given."""
+        return [value] * spatial if isinstance(value, int) else list(value) * (spatial if len(value) == 1 else 1)
+
+    stride, dilation, more = rest.get("stride", 1), rest.get("dilation", 1), rest.get("output_padding", 0)
+    options = each(stride), each(padding), each(dilation), transposed, each(more), rest.get("groups", 1)
+
+    def back(gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        found = torch.ops.aten.convolution_backward(gradient, x, weight, None, *options, (True, False, False))
+        return found[0]  # type: ignore[no-any-return]
 
     return back
-
-
-def _each(value: int | Sequence[int], count: int) -> list[int]:
-    """One number for each dimension, where one for all may be given."""
-    return [value] * count if isinstance(value, int) else list(value) * (count if len(value) == 1 else 1)
 
 
 def _batch_norm(call: Call, place: int) -> LinearMap | None:
@@ -160,33 +151,32 @@ def _batch_norm(call: Call, place: int) -> LinearMap | None:
     if given.get("training", False) or mean is None or variance is None or place != 0:
         return None
     shape = (-1, *[1] * (given["input"].ndim - 2))
-    weight, bias, epsilon = _detached(given.get("weight")), _detached(given.get("bias")), given.get("eps", 1e-5)
-    with torch.no_grad():
-        factor = (variance + epsilon).rsqrt_()
-        factor = factor if weight is None else factor.mul_(weight)
-        shift = -mean * factor if bias is None else torch.addcmul(bias, mean, factor, value=-1)
+    weight, bias, epsilon = detach(given.get("weight")), detach(given.get("bias")), given.get("eps", 1e-5)
+    factor = (variance + epsilon).rsqrt_()
+    factor = factor if weight is None else factor * weight
+    shift = -mean * factor if bias is None else torch.addcmul(bias, mean, factor, value=-1)
 
-    def whole(x: torch.Tensor) -> torch.Tensor:
+    def whole(x: Tensor) -> Tensor:
         return F.batch_norm(x, mean, variance, weight, bias, False, 0.0, epsilon)
 
-    each, shift = factor.reshape(shape), shift.reshape(shape)
-    return LinearMap(
-        0, _scale, each, shift, -len(shape), lambda g, x, w: g * w, lambda s: each * s.reshape(shape), whole=whole
-    )
+    def scale(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return x * weight if bias is None else (x * weight).add_(bias)
 
+    each, shift, channels = factor.reshape(shape), shift.reshape(shape), -len(shape)
 
-def _scale(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    found = x * weight
-    return found if bias is None else found.add_(bias)
+    def signed(factor: Tensor) -> Tensor:
+        return factor.reshape(shape).mul(each)
+
+    return LinearMap(0, scale, each, shift, channels, lambda g, x, w: g * w, signed, whole=whole)
 
 
 def _product(call: Call, place: int) -> LinearMap | None:
-    others = [i for i, value in enumerate(call.flat) if isinstance(value, torch.Tensor) and i != place]
+    others = [i for i, value in enumerate(call.flat) if isinstance(value, Tensor) and i != place]
     if len(others) != 1:
         return None
-    other = others[0]
 
-    def run(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> torch.Tensor:
-        return _plus(call.made({place: x, other: w}), b)
+    def run(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+        found: Tensor = call.made({place: x, others[0]: w})
+        return found if b is None else found + b
 
-    return LinearMap(place, run, call.flat[other].detach(), None, -1)
+    return LinearMap(place, run, detached(call.flat[others[0]]), None, -1)

@@ -5,31 +5,79 @@ make. Of a step it keeps what a rule needs, as it was: what is overwritten later
 normalisations and products are given their inputs through an entrance, so that a rule can take autograd's place.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.autograd.graph import Node
+from torch.utils.weak import WeakIdKeyDictionary
 
-from explain._utils.errors import MethodError
-from explain.hooks.graph import Entrance
-from explain.hooks.preserve import is_transforming
+from explain.hooks.graph import Entrance, entrance
+from explain.hooks.preserve import detached, is_transforming
+from explain.hooks.tracer import ModuleTracker, Tracer
 from explain.tracing.batch_layout import BatchLayout
-from explain.tracing.calls import Call, TensorMap, is_watched, places, plain, storage_of
-from explain.tracing.dependence import Dependence
-from explain.tracing.linear_maps import LinearMap, linear_map
-from explain.tracing.snapshots import NonNegative, Snapshot, Snapshots
+from explain.tracing.calls import Call, inside_transform, is_watched, places, plain, storage_of
+from explain.tracing.linear_maps import LinearMap, detach, linear_map
+from explain.tracing.operations import Dependence
 from explain.tracing.table import LAYOUT_NODES, LINEAR, SCALE_NODES, info, operation_name
-from explain.tracing.tracer import ModuleTracker, Tracer
 
 _ENTERED = {*LINEAR, "deviation", "product", "quotient", "attention"}
 _WITH_VALUES = {"rectifier", "activation", "product", "quotient", "matrixproduct", "softmax", "attention", "deviation",
                 "maximum"}  # fmt: skip
+
+
+@dataclass(eq=False)
+class Snapshot:
+    """A tensor as it was when it was noted, and whether something has used it.
+
+    A result that a rectifier has overwritten at once is ``rectified``: known where it was positive, and no gradient
+    comes back elsewhere. One that can be computed ``again`` is recomputed after it has been overwritten.
+    """
+
+    kept: Tensor | None
+    is_result: bool = False
+    again: "tuple[LinearMap, Snapshot] | None" = None
+    used: bool = False
+    rectified: bool = False
+
+    @property
+    def tensor(self) -> Tensor:
+        if self.kept is None and self.again is not None:
+            linear, x = self.again
+            return linear(x.tensor)
+        assert self.kept is not None
+        return self.kept
+
+
+class Snapshots:
+    """Keeps tensors, and copies those that are about to be overwritten."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, list[Snapshot]] = {}
+
+    def keep(self, tensor: Tensor, **more: Any) -> Snapshot:
+        kept = Snapshot(detached(tensor), **more)
+        self._kept.setdefault(storage_of(tensor), []).append(kept)
+        return kept
+
+    def use(self, tensors: Sequence[Tensor]) -> None:
+        for tensor in tensors:
+            for kept in self._kept.get(storage_of(tensor), ()):
+                kept.used = True
+
+    def overwriting(self, tensor: Tensor, kind: str) -> None:
+        """Take copies of what is about to be overwritten; a result that is rectified at once is left alone."""
+        where = storage_of(tensor)
+        for each in self._kept.pop(where, ()):
+            if each.kept is None:
+                continue
+            if kind == "relu" and each.is_result and not each.used and each.kept.shape == tensor.shape:
+                each.rectified = True
+                self._kept.setdefault(where, []).append(each)
+            else:
+                each.kept = None if each.again is not None else each.kept.clone()
 
 
 @dataclass(eq=False)
@@ -57,21 +105,17 @@ class Step:
     values: Mapping[int, Snapshot] = field(default_factory=dict)
     result: Snapshot | None = None
     linear: LinearMap | None = None
-    preceding: Step | None = None
+    preceding: "Step | None" = None
     scales: Mapping[int, str] = field(default_factory=dict)
-    slope: torch.Tensor | None = None
-    offset: torch.Tensor | None = None
-    images: torch.Tensor | None = None
+    slope: Tensor | None = None
+    offset: Tensor | None = None
+    images: Tensor | None = None
     """Which image each value of the result belongs to, as `BatchLayout` tells it; None where the images come first."""
 
     @property
     def is_map(self) -> bool:
         """Whether it is a linear map that a rule can act on."""
         return self.linear is not None and (bool(self.entrances) or self.kind == "batchnorm")
-
-    @property
-    def entrance(self) -> Entrance:
-        return next(iter(self.entrances.values()))
 
 
 class StepRecorder(Tracer):
@@ -89,13 +133,7 @@ class StepRecorder(Tracer):
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        sources: Sequence[torch.Tensor],
-        *,
-        values: bool = False,
-        summands: bool = False,
-        images: int = 1,
+        self, model: nn.Module, sources: list[Tensor], *, values: bool = False, summands: bool = False, images: int = 1
     ) -> None:
         self._values, self._summands = values, summands
         self._entered = _ENTERED | (_WITH_VALUES - {"rectifier", "activation"}) if values else _ENTERED
@@ -103,8 +141,7 @@ class StepRecorder(Tracer):
         self._running = ModuleTracker(model)
         self._dependence = Dependence(sources)
         self._keeper = Snapshots()
-        self._made_by = TensorMap[tuple[Step, int]]()
-        self._unsigned = NonNegative()
+        self._made_by: Any = WeakIdKeyDictionary()
         self._layout = BatchLayout(images)
 
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -113,28 +150,28 @@ class StepRecorder(Tracer):
             return iter(self.called(torch.Tensor.unbind, args, {}))
         if info(name).has("query"):
             found = func(*args, **kwargs)
-            if name == "get" and isinstance(found, torch.Tensor) and found.requires_grad:
+            if name == "get" and isinstance(found, Tensor) and found.requires_grad:
                 self._layout.see(Call(func, func.__self__.__name__, args, {}), [0], found)
             return found
         call = plain(Call(func, name, args, kwargs))
         if call.in_place:
             self._keeper.overwriting(call.flat[0], name)
         dependent = places(call, self._dependence.of)
-        if is_transforming():
-            self._refuse_within(call)
+        if is_transforming() and call.info.kind is not None and any(map(self._dependence.of, call.tensors)):
+            # Tensors are proxies of those that the gradient leads to.
+            must, module = "relevance must be propagated", self._running()[0]
+            raise inside_transform(must, f"{name}()", module, "use integratedgradients")
         if not dependent or not torch.is_grad_enabled():
             result = call.made()
         elif self._has_rule(call, dependent):
             result = self._record(call, dependent)
-        elif is_watched(call) and not self._values:
-            result = self._record_other(call, dependent)
         else:
-            result = self._made(call, dependent)
+            other = is_watched(call) and not self._values
+            result = self._record_other(call, dependent) if other else self._made(call, dependent)
         self._keeper.use(call.tensors)
-        self._unsigned.see(call, result)
         return result
 
-    def _made(self, call: Call, dependent: Sequence[int], replaced: Mapping[int, torch.Tensor] | None = None) -> Any:
+    def _made(self, call: Call, dependent: Sequence[int], replaced: Mapping[int, Tensor] | None = None) -> Any:
         """Make a call, and follow which image the values of its result belong to."""
         result = call.made(replaced)
         self._layout.see(call, dependent, result)
@@ -147,36 +184,38 @@ class StepRecorder(Tracer):
         if call.in_place:
             run = call.out_of_place() or call
             given = {i: tensor.clone() if tensor is first else tensor for i, tensor in given.items()}
-        entrances = {i: Entrance(tensor) for i, tensor in given.items()}
-        made = self._made(run, dependent, {i: entrance.tensor for i, entrance in entrances.items()})
-        for entrance in entrances.values():
-            entrance.entered()
+        entered = {i: entrance(tensor) for i, tensor in given.items()}
+        entrances = {i: tensor.grad_fn for i, tensor in entered.items()}
+        made = self._made(run, dependent, entered)
         own = {storage_of(tensor) for tensor in call.tensors}
-        results = [t for t in (made if isinstance(made, (list, tuple)) else (made,)) if isinstance(t, torch.Tensor)]
+        several = isinstance(made, (list, tuple))
+        results = [t for t in (made if several else (made,)) if isinstance(t, Tensor)]
         if any(storage_of(result) in own for result in results):
             return call.made()  # what is written into a view has to be seen in what it is a view of
         if sum(result.grad_fn is not None for result in results) > 1:
             # One may be made of another, as an LSTM's output of its state: apart, each gets its own relevance.
-            made = results = type(made)(t.clone() if isinstance(t, torch.Tensor) else t for t in made)
+            made = type(made)(t.clone() if isinstance(t, Tensor) else t for t in made)
         values = {i: self._keeper.keep(tensor) for i, tensor in given.items()}
-        for result in results:
-            if isinstance(result, torch.Tensor) and result.grad_fn is not None:
-                self.steps.append(Step(
-                    "other", call.name, self._running()[0], dependent, result.grad_fn, result.output_nr,
-                    images=self._layout.of(result), entrances=entrances, values=values,
-                    result=self._keeper.keep(result),
-                ))  # fmt: skip
+        for result in made if several else (made,):
+            if isinstance(result, Tensor) and result.grad_fn is not None:
+                kept = {"entrances": entrances, "values": values, "result": self._keeper.keep(result)}
+                self._add("other", call.name, dependent, result, **kept)
         return self._written(first, made) if call.in_place else made
 
-    def _written(self, first: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
-        """Write a result where it belongs; what lies beside it in a constant is added, as it were."""
+    def _add(self, kind: str, function: str, dependent: Sequence[int], gave: Tensor, **noted: Any) -> Step:
+        """Add the step that gave a result, which has a Node."""
+        images, node = self._layout.of(gave), gave.grad_fn
+        assert node is not None
+        step = Step(kind, function, self._running()[0], dependent, node, gave.output_nr, images=images, **noted)
+        self.steps.append(step)
+        return step
+
+    def _written(self, first: Tensor, made: Tensor) -> Tensor:
+        """Write a result where it belongs; the rest of a constant that it is written into counts as added."""
         first.copy_(made)
         beside, base = self._dependence.rest_of_base(first), first._base
         if beside is not None and base is not None and base.grad_fn is not None:
-            self.steps.append(Step(
-                "sum", "iadd", self._running()[0], [0], base.grad_fn, base.output_nr,
-                shapes=[base.shape, beside], images=self._layout.of(base),
-            ))  # fmt: skip
+            self._add("sum", "iadd", [0], base, shapes=[base.shape, beside])
         return first
 
     def _record(self, call: Call, dependent: Sequence[int]) -> Any:
@@ -187,22 +226,18 @@ class StepRecorder(Tracer):
         hidden = first is not None and (first._is_view() or kind in ("product", "quotient"))
         apart = call.out_of_place() if hidden else None  # in its base, a view hides the Node
         before = self._before(kind, call, dependent)
-        replaced: dict[int, torch.Tensor] = {} if apart is None else {0: call.flat[0].clone()}
+        replaced: dict[int, Tensor] = {} if apart is None else {0: call.flat[0].clone()}
         run = call if apart is None else apart
         entrances = {}
         if kind in self._entered and not run.in_place and not (kind == "batchnorm" and "linear" in before):
-            entrances = {i: Entrance(replaced.get(i, call.flat[i])) for i in dependent}
-        made = self._made(run, dependent, {**replaced, **{i: entrance.tensor for i, entrance in entrances.items()}})
-        for entrance in entrances.values():
-            entrance.entered()
+            replaced |= {i: entrance(replaced.get(i, call.flat[i])) for i in dependent}
+            entrances = {i: replaced[i].grad_fn for i in dependent}
+        made = self._made(run, dependent, replaced)
         result = made[0] if isinstance(made, tuple) else made
-        if isinstance(result, torch.Tensor) and result.grad_fn is not None:
-            step = Step(
-                kind, call.name, self._running()[0], dependent, result.grad_fn, result.output_nr, call.in_place,
-                entrances=entrances, images=self._layout.of(result), **before,
-            )  # fmt: skip
+        if isinstance(result, Tensor) and result.grad_fn is not None:
+            noted = {"in_place": call.in_place, "entrances": entrances, **before}
+            step = self._add(kind, call.name, dependent, result, **noted)
             self._after(step, call, result)
-            self.steps.append(step)
             self._made_by[result] = step, result._version
         return made if first is None or apart is None else self._written(first, made)
 
@@ -213,32 +248,33 @@ class StepRecorder(Tracer):
         if kind in LINEAR:
             linear = linear_map(call, dependent)
             if linear is not None:
-                x = call.flat[linear.place]
-                preceding = self._giver(x) if kind == "batchnorm" else None
-                values = {0: self._keeper.keep(x, unsigned=x in self._unsigned)}
-                return {"linear": linear, "values": values, "preceding": preceding}
+                x, preceding = call.flat[linear.place], None
+                if kind == "batchnorm":  # what gave x, unless something has been done to it in place
+                    step, version = self._made_by.get(x) or (None, 0)
+                    preceding = step if step and step.node is x.grad_fn and version == x._version else None
+                return {"linear": linear, "values": {0: self._keeper.keep(x)}, "preceding": preceding}
         if kind in ("deviation", "batchnorm"):
             options = {name: value for name, value in call.named.items() if name != "input"}
             return {"values": {0: self._keeper.keep(call.flat[0])}, "options": options}
         if kind == "activation":
             x = call.flat[0]
-            return {"values": {0: Snapshot(x.detach().clone()) if call.in_place else self._keeper.keep(x)}}
+            return {"values": {0: Snapshot(detached(x).clone()) if call.in_place else self._keeper.keep(x)}}
         if kind == "attention":
             options = {name: call.named.get(name) for name in ("attn_mask", "is_causal", "scale")}
             return {"values": {i: self._keeper.keep(call.flat[i]) for i in dependent if i < 3}, "options": options}
         if kind in ("product", "quotient", "matrixproduct"):
             return {"scales": _scales(kind, call, dependent)}
         if kind in ("sum", "join", "choice"):
-            kept = {"options": _others(call), "shapes": _constants(call, dependent)}
+            named = {name: call.named[name] for name in ("dim", "alpha", "condition", "mask") if name in call.named}
+            # All arguments that may be added: constants as they are, and the shapes of what a gradient leads to.
+            shapes = [value.shape if i in dependent else detach(value) for i, value in enumerate(call.flat)]
+            if call.in_place and 0 not in dependent:
+                shapes[0] = shapes[0].clone()  # the result will be in its place
+            kept = {"options": {name: detach(value) for name, value in named.items()}, "shapes": shapes}
             return {**kept, **self._summed(call, dependent)} if kind == "sum" else kept
         if kind == "softmax":
             return {"options": {"dim": call.named.get("dim", -1)}, **self._summed(call, dependent)}
         return {}
-
-    def _giver(self, x: torch.Tensor) -> Step | None:
-        """The step whose result a tensor is, and still is: nothing has been done to it in place."""
-        step, version = self._made_by.get(x) or (None, 0)
-        return step if step is not None and step.node is x.grad_fn and version == x._version else None
 
     def _summed(self, call: Call, dependent: Sequence[int]) -> dict[str, Any]:
         """The inputs of a sum or softmax, if ``summands`` are recorded."""
@@ -249,22 +285,22 @@ class StepRecorder(Tracer):
         """The arguments that are tensors or numbers."""
         found = {}
         for i, value in enumerate(call.flat[:3]):
-            if isinstance(value, torch.Tensor):
-                found[i] = Snapshot(value.detach().clone()) if call.in_place and i == 0 else self._keeper.keep(value)
+            if isinstance(value, Tensor):
+                found[i] = Snapshot(detached(value).clone()) if call.in_place and i == 0 else self._keeper.keep(value)
             elif isinstance(value, (int, float)) and not isinstance(value, bool):
                 found[i] = Snapshot(torch.tensor(value).to(call.tensors[0]))
         return found
 
-    def _after(self, step: Step, call: Call, result: torch.Tensor) -> None:
+    def _after(self, step: Step, call: Call, result: Tensor) -> None:
         """What is noted of a step when it is made."""
         if self._values:
             step.result = self._keeper.keep(result)
             return
         if step.linear is not None or step.kind in ("attention", "softmax"):
-            again = partial(_again, step.linear, step.values[0]) if step.kind == "batchnorm" and step.linear else None
+            again = (step.linear, step.values[0]) if step.kind == "batchnorm" and step.linear else None
             step.result = self._keeper.keep(result, is_result=True, again=again)
         if step.kind == "activation":
-            x, y = step.values[0].tensor, result.detach()
+            x, y = step.values[0].tensor, detached(result)
             step.offset = _at_zero(call, x)
             if call.in_place:
                 step.slope, step.values = slope(x, y, step.offset), {}
@@ -274,76 +310,38 @@ class StepRecorder(Tracer):
     def _has_rule(self, call: Call, dependent: Sequence[int]) -> bool:
         """Whether a rule can do something with a call: with ``values``, of maxima with those over places alone."""
         kind = call.info.kind
-        if kind in LINEAR and _adds_to_product(call, dependent):
+        if kind is None:
             return False
-        if self._is_beyond_rules(kind, call, dependent):
-            return False
-        if self._values and kind == "matrixproduct" and len(dependent) > 1:
-            return call.name in ("matmul", "mm", "bmm") and all(tensor.ndim > 1 for tensor in call.tensors)
-        if kind != "maximum" or not self._values:
-            return kind is not None
-        return call.name.startswith(("max_pool", "adaptive_max_pool", "amax"))
-
-    def _is_beyond_rules(self, kind: str | None, call: Call, dependent: Sequence[int]) -> bool:
-        """Whether the rules for a kind of step do not fit a call of it; none is for complex numbers."""
+        if kind in LINEAR:  # no rule takes apart what adds something to a product of two signals
+            if call.name in ("addmm", "baddbmm") and (call.name == "baddbmm" or tuple(dependent) != (1,)):
+                return False
+            if len(dependent) > 1 and call.named.get("bias") is not None:
+                return False
         if not self._values and any(tensor.is_complex() for tensor in call.tensors):
-            return True
+            return False
         if kind == "activation":
-            return tuple(dependent) != (0,)  # a number to the power of a signal
-        if kind == "quotient" and not self._values:
-            return _scales(kind, call, dependent).keys() == set(dependent)  # a constant over a signal
-        return call.name == "addcmul" and {1, 2} <= set(dependent)  # a product of signals, added
-
-    def _refuse_within(self, call: Call) -> None:
-        """Refuse a step inside a transform, where tensors are proxies of those that the gradient leads to."""
-        if call.info.kind is not None and any(map(self._dependence.of, call.tensors)):
-            raise MethodError(
-                f"relevance must be propagated outside torch.vmap and the other transforms of torch.func, but "
-                f"{call.name}() in layer {self._running()[0] or 'model'!r} runs inside one; use integratedgradients"
-            )
+            return tuple(dependent) == (0,)  # and not a number to the power of a signal
+        if call.name == "addcmul" and {1, 2} <= set(dependent):
+            return False  # a product of signals, added
+        if not self._values:  # of quotients, not a constant over a signal
+            return kind != "quotient" or _scales(kind, call, dependent).keys() != set(dependent)
+        if kind == "matrixproduct" and len(dependent) > 1:
+            return call.name in ("matmul", "mm", "bmm") and all(tensor.ndim > 1 for tensor in call.tensors)
+        return kind != "maximum" or call.name.startswith(("max_pool", "adaptive_max_pool", "amax"))
 
 
-def _adds_to_product(call: Call, dependent: Sequence[int]) -> bool:
-    """Whether a call adds something to a product of two signals, which no rule takes apart."""
-    if call.name in ("addmm", "baddbmm"):
-        return call.name == "baddbmm" or tuple(dependent) != (1,)
-    return len(dependent) > 1 and call.named.get("bias") is not None
-
-
-def _again(linear: LinearMap, x: Snapshot) -> torch.Tensor:
-    return linear(x.tensor)
-
-
-def _constants(call: Call, dependent: Sequence[int]) -> list[Any]:
-    """All arguments that may be added: constants as they are, and the shapes of what a gradient leads to."""
-    found = [value.shape if i in dependent else _detached(value) for i, value in enumerate(call.flat)]
-    if call.in_place and 0 not in dependent:
-        found[0] = found[0].clone()  # the result will be in its place
-    return found
-
-
-def _others(call: Call) -> dict[str, Any]:
-    return {
-        name: _detached(value) for name, value in call.named.items() if name in ("dim", "alpha", "condition", "mask")
-    }
-
-
-def _detached(value: Any) -> Any:
-    return value.detach() if isinstance(value, torch.Tensor) else value
-
-
-def slope(x: torch.Tensor, y: torch.Tensor, offset: torch.Tensor | None) -> torch.Tensor:
+def slope(x: Tensor, y: Tensor, offset: Tensor | None) -> Tensor:
     """The slope of the line from (0, offset) to (x, y), where the offset is 0 if none is given; NaN at zero."""
     return torch.where(x == 0, torch.nan, (y if offset is None else y - offset) / torch.where(x == 0, 1, x))
 
 
-def _at_zero(call: Call, x: torch.Tensor) -> torch.Tensor | None:
+def _at_zero(call: Call, x: Tensor) -> Tensor | None:
     """What an activation makes of zero, in a shape that meets its result, and 0 where it is not finite; None for 0."""
     apart = call.out_of_place() if call.in_place else call
     if apart is None:
         return None
     with torch.no_grad():
-        found: torch.Tensor = apart.made({0: x.new_zeros([1] * min(x.ndim, 1))}).detach().nan_to_num(0, 0, 0)
+        found: Tensor = apart.made({0: x.new_zeros([1] * min(x.ndim, 1))}).detach().nan_to_num(0, 0, 0)
     return found if bool(found.any()) else None
 
 
@@ -356,7 +354,7 @@ def _scales(kind: str, call: Call, dependent: Sequence[int]) -> dict[int, str]:
     return found if len(found) < len(dependent) else {}
 
 
-def _scale(tensor: torch.Tensor) -> str | None:
+def _scale(tensor: Tensor) -> str | None:
     """What a factor is that a sigmoid, softmax or inverse root gave, perhaps in another shape; None if it is none."""
     node = tensor.grad_fn
     while node is not None:

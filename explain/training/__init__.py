@@ -1,19 +1,16 @@
 """Training: gradients clipped and watched, photos explained every so many steps.
 
-clipper       gradients clipped before they are accumulated
-flow          gradients watched from layer to layer; units that get no gradient
-parameters    a hook on the gradient of every parameter
-monitor       `Monitor`: photos explained during training
-photos        these photos, as they are given to the model
-store         the file that they are stored in
+gradients     clipped before they are accumulated; watched from layer to layer; units that get none
+monitor       `Monitor`: photos explained during training, and how they are given to the model
+store         the file that they are stored in, and a log for TensorBoard
 film          how the map of a photo changed
+prior         `AttributionPrior`: a penalty on explanations, for the loss
 lightning     a callback for Lightning
-tensorboard   a board for TensorBoard
 """
 
-from explain.training.clipper import GradientClipper
 from explain.training.film import film
-from explain.training.flow import DeadUnits, GradientFlow
+from explain.training.gradients import DeadUnits, GradientClipper, GradientFlow
 from explain.training.monitor import Monitor
+from explain.training.prior import AttributionPrior
 
-__all__ = ["DeadUnits", "GradientClipper", "GradientFlow", "Monitor", "film"]
+__all__ = ["AttributionPrior", "DeadUnits", "GradientClipper", "GradientFlow", "Monitor", "film"]

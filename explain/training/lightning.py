@@ -1,16 +1,19 @@
-"""`callback`: a training with Lightning watched. Lightning is imported when a callback is made, and not before."""
+"""Callbacks for Lightning, which explain photos or add a prior. It is imported when a callback is made, not before."""
 
 from __future__ import annotations
 
+import functools
 import importlib
-from collections.abc import Callable, Mapping
-from functools import cache
-from typing import Any
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, cast
 
 from explain._utils.errors import RunError
+from explain._utils.spelling import did_you_mean
+from explain.attribution.api import RunOptions
 from explain.training.monitor import Monitor
-
-NAMES = ("lightning.pytorch", "pytorch_lightning")
+from explain.training.prior import AttributionPrior
 
 
 def callback(photos: Any, *, explainer: Callable[[Any], Any] | None = None, **options: Any) -> Any:
@@ -30,13 +33,32 @@ def callback(photos: Any, *, explainer: Callable[[Any], Any] | None = None, **op
     """
     if "start" in options:
         raise RunError("start must be left to the trainer, but was given; leave it out")
-    unknown = sorted(options.keys() - OPTIONS)
-    if unknown:
-        raise RunError(f"option {unknown[0]!r} is unknown; use one of {', '.join(sorted(OPTIONS))}")
-    return _class(_base())(photos, explainer, options)
+    known = {*inspect.signature(Monitor).parameters, *RunOptions.__annotations__} - {"explainer", "photos", "options"}
+    for name in options.keys() - known:
+        raise RunError(f"option {name!r} is unknown; {did_you_mean(name, sorted(known))}")
+    return _class(MonitorCallback, _base())(photos, explainer, options)
 
 
-OPTIONS = frozenset(["every", "output", "board", "methods", "target", "layer", "window", "scaler"])
+def prior_callback(
+    prior: AttributionPrior, *, network: Callable[[Any], Any] | None = None,
+    inputs: Callable[[Any], Sequence[Any]] | None = None,
+) -> Any:  # fmt: skip
+    """Return a callback for Lightning's ``Trainer`` that adds a prior's penalty to the loss of each training step.
+
+    The penalty is a part of what ``training_step`` returns, so that gradients are accumulated, clipped and shared
+    between processes as those of the loss. The module logs it as ``attribution_prior``.
+
+    Args:
+        prior: the penalty.
+        network: from the ``LightningModule`` to the network that is explained, such as ``lambda module: module.net``;
+            by default, the module itself.
+        inputs: from a batch to the arguments of the prior after the model: images, targets and, if it needs them,
+            masks. By default, the batch itself, as a tuple of these.
+
+    Raises:
+        RunError: Lightning is not installed, or, when training starts, the module optimises by hand.
+    """
+    return _class(PriorCallback, _base())(prior, network, inputs)
 
 
 class MonitorCallback:
@@ -48,7 +70,8 @@ class MonitorCallback:
         self.monitor: Monitor | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _remake, (self.photos, self.explainer, self.options)  # its class is made here, and has no place
+        remade = functools.partial(callback, self.photos, explainer=self.explainer, **self.options)
+        return remade, ()  # its class is made here, and has no place
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         if trainer.is_global_zero:
@@ -65,11 +88,10 @@ class MonitorCallback:
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         self._close(completed=True)
 
-    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+    def teardown(self, trainer: Any, pl_module: Any, stage: Any) -> None:
         self._close(completed=False)
 
-    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        self._close(completed=False)
+    on_exception = teardown
 
     def _close(self, *, completed: bool) -> None:
         monitor, self.monitor = self.monitor, None
@@ -77,25 +99,48 @@ class MonitorCallback:
             monitor.close(completed=completed)
 
 
-def _remake(photos: Any, explainer: Any, options: Mapping[str, Any]) -> Any:
-    return callback(photos, explainer=explainer, **options)
+class PriorCallback:
+    """Adds a penalty to what ``training_step`` returns, while a training runs."""
+
+    def __init__(self, prior: AttributionPrior, network: Any, inputs: Any) -> None:
+        super().__init__()
+        self.prior, self.network, self.inputs = prior, network, inputs
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return functools.partial(prior_callback, self.prior, network=self.network, inputs=self.inputs), ()
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        if not pl_module.automatic_optimization:
+            raise RunError("automatic_optimization must be True for a prior, got False; add prior(...) to the loss")
+        network = pl_module if self.network is None else self.network(pl_module)
+        step = pl_module.training_step
+
+        @functools.wraps(step)
+        def training_step(batch: Any, *args: Any, **kwargs: Any) -> Any:
+            result = step(batch, *args, **kwargs)
+            if result is None:  # Lightning skips this batch
+                return None
+            penalty = self.prior(network, *(batch if self.inputs is None else self.inputs(batch)))
+            pl_module.log("attribution_prior", penalty.detach())
+            if isinstance(result, Mapping):
+                return {**result, "loss": result["loss"] + penalty}
+            return result + penalty
+
+        pl_module.training_step = training_step
+
+    def on_train_end(self, trainer: Any, pl_module: Any, *error: BaseException) -> None:
+        vars(pl_module).pop("training_step", None)
+
+    on_exception = on_train_end
 
 
-@cache
-def _class(base: type) -> Any:
-    return type(
-        "ExplainCallback", (MonitorCallback, base), {"__module__": __name__, "__doc__": MonitorCallback.__doc__}
-    )
+@functools.cache
+def _class(own: type, base: type) -> Any:
+    return type(own.__name__, (own, base), {"__module__": __name__, "__doc__": own.__doc__})
 
 
 def _base() -> type:
-    for name in NAMES:
-        try:
-            found: type = importlib.import_module(name).Callback
-        except ImportError:
-            continue
-        return found
-    raise RunError(
-        "lightning must be installed for its callback; pip install 'explain[lightning]', or use Monitor in a loop of "
-        "your own"
-    )
+    for name in ("lightning.pytorch", "pytorch_lightning"):
+        with suppress(ImportError):
+            return cast(type, importlib.import_module(name).Callback)
+    raise RunError("lightning must be installed for its callback; pip install 'explain-hooks[lightning]'")

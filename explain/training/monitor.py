@@ -6,30 +6,109 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, Unpack
 
 import torch
+from PIL import Image
 from torch import nn
 
 from explain._utils.errors import ExplainError, RunError, keywords, muted, shown, warn
-from explain.attribution.options import RunOptions
+from explain.attribution.api import RunOptions
+from explain.attribution.pictures import Scene
+from explain.data.images import Box, load_image
 from explain.explanation.explainer import Explainer
 from explain.hooks.unwrap import unwrapped
-from explain.methods.registry import MethodLike
+from explain.methods.base import MethodLike
 from explain.models import Classifier
 from explain.runs.files import source_of
-from explain.runs.manifest import manifest_of
-from explain.runs.preparing import Failed
-from explain.runs.sources import text
-from explain.runs.store import PhotoRecord, locked
-from explain.targets.resolve import TargetLike
-from explain.training.flow import DeadUnits, GradientFlow
-from explain.training.parameters import Scaler
-from explain.training.photos import MonitoredPhotos
-from explain.training.store import Gradients, TrainingStore
-from explain.training.tensorboard import SIDE, TensorBoardLog, writer_of
+from explain.runs.preparing import Failed, Labels, Prepared, Preparer
+from explain.runs.runner import RunRequest, check_count
+from explain.runs.sources import Source, entries_of, text
+from explain.runs.store import PhotoRecord, locked, method_row
+from explain.targets.resolve import TargetLike, as_targets
+from explain.training.gradients import DeadUnits, GradientFlow, Scaler
+from explain.training.store import SIDE, Gradients, TensorBoardLog, TrainingStore, stored_name, writer_of
+
+MOST = 64  # photos; their inputs stay in memory
+
+
+class LabelQuestion(RunRequest):
+    """A question about the label of each photo, if no target is given; without a label, about the top class.
+
+    During training the top class changes, and a map of another class is another map: the label stays.
+    """
+
+    by_label = False
+
+    def answers(self, photos: list[Prepared], labels: Labels) -> list[PhotoRecord]:
+        if self.by_label:
+            known = [labels.of(photo.label)[0] for photo in photos]
+            self.targets = as_targets(None if None in known else known)
+        return super().answers(photos, labels)
+
+
+class MonitoredPhotos:
+    """A fixed set of photos, read once, and a question about them.
+
+    Args:
+        source: where the photos come from.
+        explainer: the model that is trained, with all that belongs to it.
+        methods, target, options: as for calling an `Explainer`.
+
+    Raises:
+        RunError: there is no photo or there are too many, or one cannot be read.
+    """
+
+    def __init__(
+        self, source: Source, explainer: Explainer, methods: MethodLike | Iterable[MethodLike], target: Any,
+        **options: Any,
+    ) -> None:  # fmt: skip
+        self.source = source
+        self.question = LabelQuestion(explainer, methods, target, (), **options)
+        self.question.by_label = all(each is None for each in (target, options.get("targets"), options.get("top_k")))
+        self.labels = Labels(explainer.categories, source.classes)
+        self.photos = _read(source, Preparer(source, explainer.preprocess))
+
+    def answers(self, step: int) -> list[PhotoRecord | Failed]:
+        """Explain the photos; each is called as it is at this step."""
+        photos = [replace(p, entry=replace(p.entry, name=stored_name(step, p.entry.name))) for p in self.photos]
+        found: dict[str, PhotoRecord | Failed] = {}
+        for labelled in (True, False):
+            group = [photo for photo in photos if (self.labels.of(photo.label)[0] is not None) is labelled]
+            for batch in self.question.each(group, self.labels):
+                found |= {each.name if isinstance(each, Failed) else each.photo[0]: each for each in batch}
+        return [found[photo.entry.name] for photo in photos]
+
+    def scene(self, photo: Prepared, side: int) -> Scene | None:
+        """The photo at a size for looking at, and where its map lies; None for one that came as a tensor."""
+        image = self.source.read(photo.entry).image
+        return None if isinstance(image, torch.Tensor) else shrunk_scene(load_image(image), photo.box, side)
+
+
+def shrunk_scene(image: Image.Image, box: Box, side: int) -> Scene:
+    """A photo whose longer side has at most so many pixels, and where maps lie on it."""
+    scale = min(1.0, side / max(image.size))
+    width, height = (max(1, round(length * scale)) for length in image.size)
+    across, down = width / image.width, height / image.height
+    where = Box(box.left * across, box.top * down, box.right * across, box.bottom * down)
+    return Scene(image.resize((width, height)) if scale < 1 else image, where, (where,))
+
+
+def _read(source: Source, preparer: Preparer) -> list[Prepared]:
+    photos: list[Prepared] = []
+    for entry in entries_of(source):
+        found = preparer(entry)
+        if not isinstance(found, Prepared):
+            raise RunError(f"photos must be readable to be watched, but {found.reason}; leave this one out")
+        photos.append(found)
+        if len(photos) > MOST:
+            break
+    if not 0 < len(photos) <= MOST:
+        got = "more; choose some of them" if photos else "none; name some"
+        raise RunError(f"photos must be from 1 to {MOST} to be watched, got {got}")
+    return photos
 
 
 class Monitor:
@@ -80,36 +159,27 @@ class Monitor:
 
     @keywords(RunOptions)
     def __init__(
-        self,
-        explainer: Explainer | nn.Module | Classifier | str,
-        photos: Any,
-        *,
-        every: int = 500,
-        output: str | os.PathLike[str] | None = None,
-        board: Any = None,
-        methods: MethodLike | Iterable[MethodLike] = "gradcam",
-        target: TargetLike = None,
-        window: int = 5,
-        scaler: Scaler | None = None,
-        start: int = 0,
-        **options: Unpack[RunOptions],
-    ) -> None:
+        self, explainer: Explainer | nn.Module | Classifier | str, photos: Any, *, every: int = 500,
+        output: str | os.PathLike[str] | None = None, board: Any = None,
+        methods: MethodLike | Iterable[MethodLike] = "gradcam", target: TargetLike = None, window: int = 5,
+        scaler: Scaler | None = None, start: int = 0, **options: Unpack[RunOptions],
+    ) -> None:  # fmt: skip
         for name, value, least in (("every", every, 1), ("window", window, 0), ("start", start, 0)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise RunError(f"{name} must be a whole number from {least}, got {shown(value)}; leave it out")
+            check_count(name, value, least)
         if output is None and board is None:
             raise RunError("output or board must be given, got neither; name a file such as training.sqlite")
         self.every, self.window = every, min(window, every)
         self.output = None if output is None else Path(output)
         self._explainer = explainer if isinstance(explainer, Explainer) else Explainer(_plain(explainer))
         self._network = _plain(self._explainer.model)
-        _check_unsharded(self._network)
+        for name, parameter in self._network.named_parameters():  # to explain takes all, in all processes at once
+            if type(parameter.data).__name__ == "DTensor" or type(parameter).__name__ == "FlatParameter":
+                raise RunError(f"model must be whole in this process, but {name!r} is sharded; explain its checkpoints")
         self._photos = MonitoredPhotos(source_of(photos), self._explainer, methods, target, **options)
         self._board: TensorBoardLog | None = None
         self._scaler, self._board_given = scaler, board
         self._stack, self._tools = ExitStack(), ExitStack()
-        self._flow: GradientFlow | None = None
-        self._units: DeadUnits | None = None
+        self._watched: tuple[GradientFlow, DeadUnits] | None = None
         self.done, self._explained, self._due = start, -1, start
         self._begun = False
 
@@ -117,9 +187,7 @@ class Monitor:
         self.begin()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         self.close(completed=error is None)
 
     def __repr__(self) -> str:
@@ -139,15 +207,20 @@ class Monitor:
             if self.output is not None:
                 self.output.parent.mkdir(parents=True, exist_ok=True)
                 self._stack.enter_context(locked(self.output))
-                self._manifest = self._describe()
+                own = self._photos.question.manifest(self._photos.source, trained=True)
+                self._manifest = {"training": True, **own}
                 with self._store() as store:
-                    last = store.last()
-                    if not self.done and last:
-                        raise RunError(
-                            f"output {text(self.output)!r} must be a new file for a training from its beginning, got "
-                            f"one up to step {last}; give its start to continue it, or another file"
-                        )
+                    last = 0 if self.done else store.last()
+                    if last:
+                        got = f"got one up to step {last}; give its start to continue it, or another file"
+                        raise RunError(f"output {text(self.output)!r} must be a new file for a new training, {got}")
                     store.go_back(self.done)
+            if self._board_given is not None:
+                writer, ours = writer_of(self._board_given)
+                if ours:
+                    self._stack.callback(writer.close)
+                photos = self._photos.photos
+                self._board = TensorBoardLog(writer, photos, [self._photos.scene(photo, SIDE) for photo in photos])
             self._explain({}, first=True)
             self._prepare()
         except BaseException:  # an interrupt too must not leave hooks and the lock of the file behind
@@ -193,20 +266,17 @@ class Monitor:
         if first and len(failures) == len(found):
             raise RunError(f"photos must be explained to be watched, but {failures[0].reason}") from failures[0].general
         if failures and not first:
-            warn(f"{len(failures)} of {len(found)} photos could not be explained at step {self.done}: "
-                 f"{failures[0].reason}")  # fmt: skip
+            count = f"{len(failures)} of {len(found)}"
+            warn(f"{count} photos could not be explained at step {self.done}: {failures[0].reason}")
+        methods = self._photos.question.methods or []
         with nullcontext() if first else self._without_failing():
-            self._write(found, numbers, gradients)
-
-    def _write(self, found: list[PhotoRecord | Failed], figures: dict[str, float], gradients: Gradients) -> None:
-        if self.output is not None:
-            with self._store() as store:
-                store.enter_methods(self._photos.question.methods or [])
-                store.enter_step(self.done, found, figures, gradients)
-        if self._board_given is not None:
-            if self._board is None:
-                self._board = self._board_of(self._board_given)
-            self._board.enter(self.done, found, figures, gradients)
+            if self.output is not None:
+                with self._store() as store:
+                    store.enter_methods(map(method_row, methods))
+                    store.enter_step(self.done, found, numbers, gradients)
+            if self._board is not None:
+                styles = {method.name: method.style for method in methods}
+                self._board.enter(self.done, found, numbers, gradients, styles)
 
     @contextmanager
     def _without_failing(self) -> Iterator[None]:
@@ -218,17 +288,17 @@ class Monitor:
 
     def _prepare(self) -> None:
         """Watch gradients if the next step is one of those before a look."""
-        if self._flow is None and self.done + 1 > self._due - self.window:
-            self._flow = self._tools.enter_context(GradientFlow(self._network, scaler=self._scaler))
-            self._units = self._tools.enter_context(DeadUnits(self._network))
+        if self._watched is None and self.done + 1 > self._due - self.window:
+            flow = self._tools.enter_context(GradientFlow(self._network, scaler=self._scaler))
+            self._watched = flow, self._tools.enter_context(DeadUnits(self._network))
 
     def _gradients(self) -> Gradients:
         """What was seen of gradients since the hooks were put in place, and the hooks taken away."""
-        flow, units = self._flow, self._units
+        watched, self._watched = self._watched, None
         self._tools.close()
-        self._flow = self._units = None
-        if flow is None or units is None:
+        if watched is None:
             return Gradients()
+        flow, units = watched
         verdicts, counts = flow.verdicts(), units.counts()
         flows = {name: (each, verdicts[name]) for name, each in flow.summary().items()}
         return Gradients(flows, {name: (counts[name], dead) for name, dead in units.dead().items()})
@@ -238,25 +308,6 @@ class Monitor:
         assert self.output is not None
         return closing(TrainingStore(self.output, self._manifest))
 
-    def _describe(self) -> dict[str, Any]:
-        question = self._photos.question
-        found = manifest_of(
-            source=self._photos.source, explainer=self._explainer, methods=question.requested, targets=question.targets,
-            metrics=(), options=question.options, trained=True,
-        )  # fmt: skip
-        return {**found, "training": True}
-
-    def _board_of(self, given: Any) -> TensorBoardLog:
-        writer, ours = writer_of(given)
-        if ours:
-            self._stack.callback(writer.close)
-        photos, methods = self._photos.photos, self._photos.question.methods or []
-        return TensorBoardLog(
-            writer, [photo.entry.name for photo in photos], [self._photos.scene(photo, SIDE) for photo in photos],
-            [(int(photo.x.shape[-2]), int(photo.x.shape[-1])) for photo in photos],
-            {method.name: method.style for method in methods},
-        )  # fmt: skip
-
 
 def _plain(model: Any) -> Any:
     """A module without what is wrapped around it; a name or classifier as it is."""
@@ -264,14 +315,6 @@ def _plain(model: Any) -> Any:
         return model
     with muted():
         return unwrapped(model)
-
-
-def _check_unsharded(model: nn.Module) -> None:
-    """Refuse parameters of which each process has a part: to explain takes all, in all processes at once."""
-    for name, parameter in model.named_parameters():
-        if type(parameter.data).__name__ == "DTensor" or type(parameter).__name__ == "FlatParameter":
-            raise RunError(f"model must be whole in this process to be watched, but {name!r} is sharded; explain its "
-                           "saved checkpoints instead")  # fmt: skip
 
 
 def _number(name: str, value: Any) -> float:

@@ -1,51 +1,28 @@
-"""What is kept of a training: the file of a run, with tables of the steps beside its own."""
+"""What is kept of a training: the file of a run, with tables of the steps beside its own; a log for TensorBoard."""
 
 from __future__ import annotations
 
+import importlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from importlib import resources
 from typing import Any
 
-from explain.runs.preparing import Failed
+import numpy as np
+import torch
+
+from explain._utils.errors import RunError, optional, shown
+from explain.attribution.pictures import Scene
+from explain.attribution.result import Attribution
+from explain.render.styles import get_style
+from explain.runs.preparing import Failed, Prepared
+from explain.runs.schema import unpack
 from explain.runs.store import PhotoRecord, Store
-from explain.training.flow import Flow
+from explain.training.gradients import Flow
 
-TABLES = """
-CREATE TABLE IF NOT EXISTS steps (
-    photo INTEGER PRIMARY KEY REFERENCES photos (id) ON DELETE CASCADE,
-    step INTEGER NOT NULL,            -- how many steps of training there were before
-    name TEXT NOT NULL,               -- of the photo; in photos, the step stands before it
-    UNIQUE (name, step)
-);
-
-CREATE TABLE IF NOT EXISTS figures (
-    step INTEGER NOT NULL,
-    name TEXT NOT NULL,               -- such as loss
-    value REAL,                       -- NULL where it is not finite
-    PRIMARY KEY (step, name)
-) WITHOUT ROWID;
-
-CREATE TABLE IF NOT EXISTS gradients (
-    step INTEGER NOT NULL,
-    parameter TEXT NOT NULL,
-    rms REAL,                         -- mean of the root mean squares of the steps that were watched
-    largest REAL,                     -- magnitude
-    zero REAL NOT NULL,               -- mean share of elements that were zero
-    verdict TEXT NOT NULL,            -- ok, vanishing, exploding, dead or not finite
-    PRIMARY KEY (step, parameter)
-) WITHOUT ROWID;
-
-CREATE TABLE IF NOT EXISTS units (
-    step INTEGER NOT NULL,
-    layer TEXT NOT NULL,
-    units INTEGER NOT NULL,
-    dead INTEGER NOT NULL,            -- how many got no gradient in the steps that were watched
-    numbers TEXT NOT NULL,            -- JSON: which
-    PRIMARY KEY (step, layer)
-) WITHOUT ROWID;
-"""
+TABLES = (resources.files("explain.training") / "tables.sql").read_text("utf-8").split(";\n")
 
 
 @dataclass(frozen=True)
@@ -78,15 +55,11 @@ def stored_name(step: int, name: str) -> str:
 class TrainingStore(Store):
     """The file of a watched training, opened for writing; as `Store`."""
 
-    def __init__(self, file: Path, manifest: Mapping[str, Any]) -> None:
-        super().__init__(file, manifest)
-        try:
-            with self._transaction():
-                for statement in TABLES.split(";\n"):
-                    self._db.execute(statement)
-        except BaseException:  # an interrupt too must not leave the file open
-            self.close()
-            raise
+    def _open(self, manifest: Mapping[str, Any], compare: bool) -> None:
+        super()._open(manifest, compare)
+        with self._transaction():
+            for statement in TABLES:
+                self._db.execute(statement)
 
     def last(self) -> int:
         """The last step that is there; 0 if there is none."""
@@ -118,14 +91,69 @@ class TrainingStore(Store):
             chosen = "SELECT id, ?, substr(name, ?) FROM photos WHERE name = ?"
             for each in found:
                 if isinstance(each, PhotoRecord):
-                    row = (step, start, each.photo[0])
-                    self._db.execute(f"INSERT OR REPLACE INTO steps {chosen}", row)
-            for table in ("figures", "gradients", "units"):
+                    self._db.execute(f"INSERT OR REPLACE INTO steps {chosen}", (step, start, each.photo[0]))
+            flows, units = gradients.flows.items(), gradients.units.items()
+            tables: dict[str, list[tuple[Any, ...]]] = {
+                "figures": [(step, name, value) for name, value in figures.items()],
+                "gradients": [(step, name, f.rms, f.largest, f.zero, verdict) for name, (f, verdict) in flows],
+                "units": [(step, name, count, len(dead), json.dumps(dead)) for name, (count, dead) in units],
+            }
+            for table, rows in tables.items():
                 self._db.execute(f"DELETE FROM {table} WHERE step = ?", (step,))
-            rows: list[tuple[Any, ...]] = [(step, name, value) for name, value in figures.items()]
-            self._db.executemany("INSERT INTO figures VALUES (?, ?, ?)", rows)
-            rows = [(step, name, flow.rms, flow.largest, flow.zero, verdict)
-                    for name, (flow, verdict) in gradients.flows.items()]  # fmt: skip
-            self._db.executemany("INSERT INTO gradients VALUES (?, ?, ?, ?, ?, ?)", rows)
-            rows = [(step, name, units, len(dead), json.dumps(dead)) for name, (units, dead) in gradients.units.items()]
-            self._db.executemany("INSERT INTO units VALUES (?, ?, ?, ?, ?)", rows)
+                for row in rows:
+                    self._db.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", row)
+
+
+SIDE = 384  # pixels of the longer side of a picture
+
+
+class TensorBoardLog:
+    """Writes what is seen of photos at each step; maps are drawn on the ``scenes``, where a photo has one."""
+
+    def __init__(self, writer: Any, photos: Sequence[Prepared], scenes: Sequence[Scene | None]) -> None:
+        self._writer, self._photos, self._scenes = writer, photos, scenes
+
+    def enter(
+        self, step: int, found: Sequence[PhotoRecord | Failed], figures: Mapping[str, float], gradients: Gradients,
+        styles: Mapping[str, str],
+    ) -> None:  # fmt: skip
+        """Write the pictures and figures of a step; ``styles`` are those of the methods."""
+        for photo, answer, scene in zip(self._photos, found, self._scenes, strict=True):
+            for result in answer.results if isinstance(answer, PhotoRecord) else ():
+                tag = f"{photo.entry.name}/{result.method}/{result.target}"
+                self._writer.add_scalar(f"score/{tag}", result.score, step)
+                if result.probability is not None:
+                    self._writer.add_scalar(f"probability/{tag}", result.probability, step)
+                if scene is not None:
+                    values = unpack(result.map.content, result.map.shape, result.map.scale)[None]
+                    size, score = (int(photo.x.shape[-2]), int(photo.x.shape[-1])), torch.tensor([result.score])
+                    found_map = Attribution(result.method, values, result.target, score, result.layer, size)
+                    picture = scene.overlay(found_map, get_style(styles[result.method]))
+                    self._writer.add_image(f"maps/{tag}", np.asarray(picture), step, dataformats="HWC")
+        for name, value in figures.items():
+            self._writer.add_scalar(name, value, step)
+        for name, (flow, _) in gradients.flows.items():
+            self._writer.add_scalar(f"gradient/{name}", flow.rms, step)
+        if gradients.units:
+            self._writer.add_scalar("dead units", gradients.dead, step)
+
+
+def writer_of(given: Any) -> tuple[Any, bool]:
+    """Return what writes for TensorBoard, and whether it was made here and has to be closed.
+
+    Args:
+        given: a folder, or a writer such as ``torch.utils.tensorboard.SummaryWriter``.
+
+    Raises:
+        RunError: it is neither, or TensorBoard is not installed.
+
+    >>> writer_of(3)
+    Traceback (most recent call last):
+    explain.RunError: board must be a folder or a SummaryWriter, got 3; name a folder
+    """
+    if isinstance(given, (str, os.PathLike)):
+        optional("tensorboard", "to write a board", "tensorboard", RunError)
+        return importlib.import_module("torch.utils.tensorboard").SummaryWriter(os.fspath(given)), True
+    if callable(getattr(given, "add_scalar", None)) and callable(getattr(given, "add_image", None)):
+        return given, False
+    raise RunError(f"board must be a folder or a SummaryWriter, got {shown(given)}; name a folder")

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 import explain
-from explain._utils.removed import NAMES
+from explain._utils.spelling import moved_names
 from explain.methods import KernelSHAP, Occlusion
-from explain.methods.registry import get_method
+from explain.methods.base import get_method
 from explain.metrics import Deletion
 
 
-@pytest.mark.parametrize(("name", "new"), NAMES.items())
+@pytest.mark.parametrize(("name", "new"), moved_names().items())
 def test_names_and_modules_that_are_gone(name: str, new: str) -> None:
     with pytest.raises(ImportError, match="use") as caught:
         importlib.import_module(f"explain.{name}")

@@ -15,7 +15,7 @@ from explain import BaselineError, MethodError
 from explain._utils.specs import MethodSpec, read_written
 from explain.baselines import Blur
 from explain.baselines.base import Baseline
-from explain.baselines.registry import get_baseline
+from explain.baselines.replacements import get_baseline
 from explain.methods import (
     KPCACAM,
     Augmented,
@@ -29,8 +29,7 @@ from explain.methods import (
     Smooth,
     list_methods,
 )
-from explain.methods.base import options
-from explain.methods.registry import get_method
+from explain.methods.base import get_method, options
 
 
 @pytest.mark.parametrize(
@@ -77,10 +76,7 @@ def test_what_a_method_shows_of_its_options_can_be_written(name: str) -> None:
         ("eigencam(relu=False)", "method eigencam has no"),
         ("gradcan(relu=False)", "did you mean 'gradcam'"),
         ("gradcam(relu=False, relu=True)", "'relu'"),
-        (
-            "gradcam(relu=False",
-            "brackets",
-        ),
+        ("gradcam(relu=False", "brackets"),
         ("gradcam(relu=(False)", "brackets"),
         ("gradcam(relu=False])", "closing"),
         ("gradcam(relu='False)", "brackets"),
@@ -123,7 +119,7 @@ def test_any_text_is_a_method_or_refused(text: str) -> None:
 
 
 def test_a_wrapper_that_takes_no_options_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(explain.methods.registry._wrappers, "twice", lambda method: Smooth(method, 2))
+    monkeypatch.setitem(explain.methods.base._wrappers, "twice", lambda method: Smooth(method, 2))
     assert get_method("twice(gradcam)") == Smooth(GradCAM(), 2)
     with pytest.raises(MethodError, match="method twice takes no"):
         get_method("twice(gradcam, samples=3)")

@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 
 import explain
+from explain.app.requests import Limits
 from explain.app.service import Service
-from explain.app.uploads import Limits
 from tests.conftest import settled
 from tests.report.conftest import LABELS, PREPROCESS, Small, photo
 

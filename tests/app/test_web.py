@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import json
 import re
-import socket
 import threading
 import zipfile
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,10 +15,8 @@ from PIL import Image
 
 import explain
 from explain import AppError
-from explain.app import serving, web
-from explain.app.access import Access
 from explain.app.service import Service
-from explain.app.serving import access_for, address, bound
+from explain.app.web import Access, access_for, address, bound
 from tests.app.conftest import LIMITS, encoded
 from tests.report.conftest import photo
 
@@ -141,27 +136,7 @@ def test_questions_that_are_none_are_refused(client: Any, body: bytes) -> None:
         assert status == (expected.get(path, 400) if body == b'{"photo": 3}' else 400), path
 
 
-def test_a_region_of_hundreds_of_digits_is_refused(client: Any) -> None:
-    name = send(client).json()["photo"]
-    body = json.dumps({"photo": name, "cover": {"region": [0, 0, 1, 10**400]}})
-    reply = client.post("/api/explain", content=body, headers=SELF)
-    assert (reply.status_code, len(reply.text.splitlines())) == (400, 1)
-    assert "region" in reply.text
-
-
-def test_a_question_has_a_largest_size(client: Any) -> None:
-    assert client.post("/api/explain", content=b"x" * 2001, headers=SELF).status_code == 413
-
-
-def test_twenty_ask_at_once_and_all_are_answered(client: Any) -> None:
-    name = send(client).json()["photo"]
-    with ThreadPoolExecutor(20) as people:
-        found = list(people.map(lambda _: ask(client, photo=name), range(20)))
-    assert all("item" in steps[-1] for steps in found)
-
-
 def test_too_many_questions_are_refused_and_nothing_breaks(client: Any, service: Service) -> None:
-    import threading
 
     gate = threading.Event()
     for _ in range(LIMITS.waiting + 1):
@@ -171,67 +146,6 @@ def test_too_many_questions_are_refused_and_nothing_breaks(client: Any, service:
     gate.set()
     assert reply.status_code == 503
     assert "requests wait already" in reply.text
-
-
-@pytest.fixture
-def listening(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], socket.socket]]:
-    """Connections to a server that waits a fifth of a second for headers, and takes longer to answer."""
-    pytest.importorskip("uvicorn", reason="the app needs uvicorn: pip install -e '.[app]'")
-    monkeypatch.setattr(serving, "HEADERS_TIMEOUT", 0.2)
-
-    async def slowly(scope: Any, receive: Any, send: Any) -> None:
-        await asyncio.sleep(0.6)
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
-        await send({"type": "http.response.body", "body": b"ok"})
-
-    where, found = bound("127.0.0.1", 0), serving.server(slowly)
-    thread = threading.Thread(target=found.run, kwargs={"sockets": [where]}, daemon=True)
-    thread.start()
-    yield lambda: socket.create_connection(where.getsockname(), timeout=30)
-    found.should_exit = True
-    thread.join(30)
-    where.close()
-
-
-def received(connection: socket.socket) -> bytes:
-    """All that comes until the other side ends the connection."""
-    return b"".join(iter(lambda: connection.recv(4096), b""))
-
-
-@pytest.mark.parametrize("begun", [b"", b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\n"])
-def test_a_connection_without_a_whole_request_ends(begun: bytes, listening: Callable[[], socket.socket]) -> None:
-    with listening() as connection:
-        connection.sendall(begun)
-        assert received(connection).startswith(b"HTTP/1.1 408")
-
-
-def test_an_answer_may_take_its_time_and_the_next_request_may_not(listening: Callable[[], socket.socket]) -> None:
-    with listening() as connection:
-        connection.sendall(b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
-        answer = b""
-        while not answer.endswith(b"ok"):
-            answer += connection.recv(4096)
-        assert answer.startswith(b"HTTP/1.1 200")
-        connection.sendall(b"GET / HTTP/1.1\r\nhost")
-        assert received(connection).startswith(b"HTTP/1.1 408")
-
-
-def test_a_photo_that_does_not_come_is_given_up(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    from explain.app import application
-
-    monkeypatch.setattr(web, "BODY_TIMEOUT", 0.05)
-    sent: list[Any] = []
-
-    async def receive() -> Any:
-        await asyncio.Event().wait()
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    headers = [(b"host", b"127.0.0.1"), (b"x-explain", b"1"), (b"content-length", b"100")]
-    scope = {"type": "http", "method": "POST", "path": "/api/photos", "headers": headers, "query_string": b""}
-    asyncio.run(application(service)(scope, receive, send))
-    assert sent[0]["status"] == 408
 
 
 def test_the_token_leaves_the_address_and_becomes_a_cookie(service: Service) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 
 import explain
 from explain import MethodError
-from explain.methods import Augmented, GradCAM, Smooth, Source, list_methods
-from explain.methods.registry import get_method
+from explain.methods import Augmented, GradCAM, Smooth, list_methods
+from explain.methods.base import get_method
 from tests.conftest import ROOT
 
 NEEDED = {
@@ -97,21 +97,6 @@ def test_what_cannot_be_cited_is_refused() -> None:
         explain.cite("gradcan")
     with pytest.raises(MethodError, match="source of ofnobody must"):
         explain.cite("cam", Smooth(OfNobody()))
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"key": "a b"}, "key of a source must"),
-        ({"authors": "Fleuret, Fran{\\c c"}, "many"),
-        ({"title": ""}, "many"),
-        ({"kind": "book"}, "kind of a source must"),
-    ],
-)
-def test_a_source_that_would_make_no_entry_is_refused(wrong: dict[str, str], message: str) -> None:
-    source = Source("a", "Doe, Jane", "B", 2020, "C")
-    with pytest.raises(MethodError, match=message):
-        replace(source, **wrong)  # type: ignore[arg-type]
 
 
 def test_the_package_is_cited_as_its_citation_file_says() -> None:

@@ -11,7 +11,6 @@ from PIL import Image
 from torch import nn
 
 import explain
-from explain import ExplainWarning, LayerError, MethodError
 from explain.attribution.concepts import factorise, update
 from explain.data.images import Box
 from explain.render import overlays
@@ -71,21 +70,6 @@ def test_the_model_is_left_as_found_and_a_seed_gives_the_same_again(net: TinyNet
     assert first.heatmaps.shape == (3, 3, 12, 10)
     assert first.classes(2).shape == (3, 2)
     assert snapshot(net) == before
-
-
-def test_what_cannot_be_factorised_is_refused(net: TinyNet, x: torch.Tensor) -> None:
-    for count in (0, 9, True, 2.0):
-        with pytest.raises(MethodError, match="count must"):
-            explain.find_concepts(net, x, count)  # type: ignore[arg-type]
-    with pytest.raises(LayerError, match="layer must"):
-        explain.find_concepts(net, x, layer=["layer1", "layer2"])
-    with pytest.warns(ExplainWarning, match="layer conv1 has negative"):
-        assert explain.find_concepts(net, x, 2, layer="conv1").maps.min() >= 0
-    dead = nn.Sequential(nn.Conv2d(3, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()).double()
-    nn.init.constant_(dead[0].weight, 0.0)
-    nn.init.constant_(dead[0].bias, -1.0)
-    with pytest.raises(LayerError, match="somewhere"):
-        explain.find_concepts(dead, x, 1, layer="1")
 
 
 def test_the_picture_has_a_color_and_a_line_for_each_concept() -> None:

@@ -16,8 +16,8 @@ from explain import BaselineError
 from explain.baselines import Black, Blur, Defocus, Mean, Neighbours, Noise, OtherPhoto, Zero
 from explain.baselines.base import Baseline, register
 from explain.baselines.neighbours import interpolated
-from explain.baselines.registry import get_baseline, list_baselines
-from explain.methods.registry import get_method
+from explain.baselines.replacements import get_baseline, list_baselines
+from explain.methods.base import get_method
 from explain.models import CenterCrop
 
 ALL: list[Baseline] = [

@@ -11,23 +11,28 @@ from torch import nn
 
 import explain
 from explain import MetricError
-from explain.checks import Faithful, Verdict, check_maps
-from explain.checks.base import SIMILAR, CheckResult, CheckResults
-from explain.checks.dependence import DependsOnClass, DependsOnModel, far_down, same_details
-from explain.checks.faithfulness import ORIGINAL, all_placements, placed
-from explain.checks.stability import AddNoise, Stable
-from explain.checks.verdict import with_fewer_samples
+from explain.checks import Faithful, Verdict
+from explain.checks.sanity import (
+    ORIGINAL,
+    CheckResult,
+    DependsOnClass,
+    DependsOnModel,
+    Stable,
+    all_placements,
+    far_down,
+    placed,
+    same_details,
+    with_noise,
+)
+from explain.checks.verdict import CheckResults, check_maps, with_fewer_samples
 from explain.data.inputs import as_inputs
 from explain.engine import Evidence, InputGradients, Need
 from explain.methods import GradCAM, Method, RandomCAM, Saliency
-from explain.methods.base import Style
-from explain.methods.registry import get_method
+from explain.methods.base import Style, get_method
 from explain.metrics import MetricInput, MetricResult
-from explain.metrics.maps import Maps
-from explain.metrics.perturbed_inputs import PerturbedPhotoPool
-from explain.metrics.randomised import Randomised
-from explain.metrics.similarity import spearman
-from explain.metrics.variants import ModelContext
+from explain.metrics.base import PerturbedPhotoPool
+from explain.metrics.maps import Maps, spearman
+from explain.metrics.variants import Randomised
 from explain.targets import ClassTarget, Target
 from explain.targets.resolve import TargetLike
 from tests.conftest import snapshot
@@ -112,7 +117,7 @@ def test_faithful_equals_a_plain_permutation_test(model: nn.Module, photos: torc
 
 def test_maps_that_lie_anywhere_pass_no_more_often_than_the_level_says() -> None:
     """Blobs in random places, and a score that adds up another blob: one in twenty may pass."""
-    count, side = 400, 12
+    count, side = 200, 12
     generator = torch.Generator().manual_seed(0)
     yx = torch.stack(torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")).double()
 
@@ -167,7 +172,7 @@ def test_copies_that_lie_where_the_map_lies_are_counted(model: nn.Module, photos
         assert found == pytest.approx(sum(shared) / 2)
     assert (overlap > 0.8).sum() == 7
     parts = {"better": torch.tensor([3]), "copies": torch.tensor([[1.0, 2, 3, 0, 0]]), "own": torch.tensor([1.0]),
-             "overlap": torch.tensor([[0.9, 0.2, 0.51, 0.9, 0.1]]), "flat": torch.tensor([False])}  # fmt: skip
+             "overlap": torch.tensor([[0.9, 0.2, 0.51, 0.9, 0.1]])}  # fmt: skip
     answer = Faithful(copies=5, level=0.2).decide(MetricResult(torch.tensor([4 / 6]), parts=parts))
     assert "3 of 5 copies of the map in other places explain the score at least as well" in answer.reason
     assert answer.reason.endswith("2 of these share more than half of the map's place")
@@ -196,7 +201,7 @@ def test_the_likeness_to_copies_with_random_upper_layers_is_that_of_a_plain_comp
     for number in range(2):
         copy = other_model.of(layers[len(layers) // 2 :], 5 * 1009 + number)
         other = explain.attribute(copy, x, GradCAM(), target=1, layer="layer1").values
-        big = [explain.layers.feature_maps.enlarge(each[:, None], (12, 10))[:, 0] for each in (own, other)]
+        big = [explain.layers.layouts.enlarge(each[:, None], (12, 10))[:, 0] for each in (own, other)]
         found.append(spearman(*big).nan_to_num(0).item())
     assert judged["gradcam"]["depends_on_model"].item() == pytest.approx(sum(found) / 2, abs=1e-9)
 
@@ -281,7 +286,7 @@ def test_stability_is_the_mean_likeness_over_changes_that_leave_the_scores_alone
     assert 0 < sum(counted) < len(counted)
     expected = sum(a for a, c in zip(alike, counted, strict=True) if c) / sum(counted)
     assert table["saliency"]["stable"].item() == pytest.approx(expected, abs=1e-9)
-    noise = AddNoise(0.1, 3)(x) - x
+    noise = with_noise(x, 0.1, 3) - x
     assert noise.std().item() == pytest.approx(0.1 * (x.max() - x.min()).item(), rel=0.1)
 
 
@@ -352,12 +357,10 @@ def test_a_verdict_is_the_worst_of_its_answers_and_prints_all_of_them() -> None:
     verdict = Verdict("cat", {each.method: each for each in answers})
     assert verdict.passed == {"m": False, "n": True}
     assert str(verdict).splitlines() == [
-        "m  – class –         ✓ faithful 0.025  ✗ stable 0.20     failed",
-        "n  ✓ faithful 0.025  ✓ faithful 0.025  ✓ faithful 0.025  passed",
-        "  m – class: one class only",
-        "  m ✗ stable: it is not",
-        "  m: asked with fewer",
-    ]
+        "m  – class –         ✓ faithful 0.025  ✗ stable 0.20     map: check failed",
+        "n  ✓ faithful 0.025  ✓ faithful 0.025  ✓ faithful 0.025  map: check passed", "  m – class: one class only",
+        "  m ✗ stable: it is not", "  m: asked with fewer",
+    ]  # fmt: skip
     plain = verdict.to_dict()["methods"]["m"]
     assert plain["passed"] is False
     assert plain["answers"]["depends_on_class"] == {"passed": None, "figure": None, "reason": "one class only"}
@@ -372,37 +375,3 @@ def test_what_is_no_single_photo_is_refused(model: nn.Module, photos: torch.Tens
         check_maps(model, photos, [(Saliency(), found)], ClassTarget((1, 1, 1)), "it")
     with pytest.raises(MetricError, match="maps must"):
         check_maps(model, photos[:1], [], ClassTarget((1,)), "it")
-
-
-def test_half_of_the_variation_is_a_correlation_of_seventy_one_per_cent() -> None:
-    assert pytest.approx(0.5) == SIMILAR**2
-    x = torch.zeros(1, 1, 2, 2)
-    world = ModelContext(nn.Identity(), x, as_inputs(x))
-    case = MetricInput(Maps("m", torch.zeros(1, 2, 2), (2, 2)), torch.zeros(1, 1, 2, 2), torch.zeros(1))
-    assert "no weights" in DependsOnModel().not_applicable(world, case)
-    with pytest.raises(MetricError, match="target must"):
-        next(DependsOnClass().variants(world, case))
-
-
-def test_a_method_without_a_layer_is_asked_again_as_it_was_asked(model: nn.Module, photos: torch.Tensor) -> None:
-    """Beside a class map, whose layer is named when it is asked again, LRP still explains the photo."""
-    methods: list[Method | str] = ["gradcam", "lrp"]
-    together = explain.evaluate(model, photos, methods, "emprt", target=1)["lrp"]["emprt"]
-    alone = explain.evaluate(model, photos, ["lrp"], "emprt", target=1)["lrp"]["emprt"]
-    assert torch.allclose(together, alone, atol=1e-9)
-
-
-def test_classes_that_are_asked_together_have_the_maps_that_they_have_alone(
-    model: nn.Module, photos: torch.Tensor
-) -> None:
-    table = explain.evaluate(model, photos, "saliency", explain.metrics.RandomLogit(samples=3), target=[0, 1, 2])
-    maps = [
-        explain.attribute(model, photos, "saliency", target=[(c + step) % 5 for c in range(3)]).values.abs().amax(1)
-        for step in range(5)
-    ]
-    alone = [spearman(maps[0], each) for each in maps[1:]]
-    _, curve = table.curve("saliency", "randomlogit")
-    which = [
-        [i for i, each in enumerate(alone) if torch.allclose(column, each, atol=1e-9)] for column in curve.unbind(1)
-    ]
-    assert len({i for (i,) in which}) == 3  # each is that of one class, and of another than the rest

@@ -17,7 +17,7 @@ from tests.conftest import ROOT
 
 TALKING = """
 import os, sys
-from explain.models.tiny import load_tiny
+from explain.models.bundled import load_tiny
 
 def make():
     print("downloading")
@@ -59,7 +59,7 @@ def document(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, 
         ([], 2, "results", "name at least one image; explain --help shows the options"),
         (["a.png", "--nonsense"], 2, "results", "option '--nonsense' is unknown"),
         (["a.png", "--method", "gradcan"], 2, "results", "method 'gradcan' is unknown; did you mean 'gradcam'"),
-        (["a.png", "--inspect", "--method", "gradcam"], 2, "inspected", "--method would have no effect with --inspect"),
+        (["inspect", "a.png", "--method", "gradcam"], 2, "inspected", "--method would have no effect with explain ins"),
         (["methods", "--model", "tiny"], 2, "methods", "--model would have no effect with explain methods; leave"),
         (["models", "zzz"], 2, "models", "model 'zzz' is unknown"),
         (["a.png", "--model", "resnet5"], 2, "results", "model 'resnet5' is unknown"),
@@ -81,7 +81,7 @@ def test_what_goes_wrong_is_in_the_document_too(
 
 
 def test_lists_are_documents(capsys: pytest.CaptureFixture[str]) -> None:
-    _, found, _ = document(capsys, "--list-methods")
+    _, found, _ = document(capsys, "methods")
     assert [each["name"] for each in found["methods"]] == explain.list_methods()
     _, found, _ = document(capsys, "methods", "integ*")
     (one,) = found["methods"]
@@ -102,7 +102,7 @@ def test_an_interrupt_amid_photos_keeps_what_is_done(
     monkeypatch.setattr(
         explain.Explainer, "inspect", lambda self, photo: inspect(self, photo) if "a.png" in photo.filename else stop()
     )
-    code, found, err = document(capsys, "a.png", "b.png", "--inspect", "--model", "tiny")
+    code, found, err = document(capsys, "inspect", "a.png", "b.png", "--model", "tiny")
     assert code == 130
     assert [each["image"] for each in found["inspected"]] == ["a.png"]
     assert found["errors"] == ["interrupted"]
@@ -125,25 +125,11 @@ def test_a_fault_of_our_own_leaves_a_document_behind_and_is_shown(
     assert json.loads(capsys.readouterr().out) == {"results": [], "errors": ["raised ZeroDivisionError: ours"]}
 
 
+@pytest.mark.long
 def test_what_others_print_goes_to_standard_error(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "explain.cli", "a.png", "--model", "talking:make", "-m", "saliency", "--json"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, env={"PYTHONPATH": f"{ROOT}:{tmp_path}"}, cwd=tmp_path, check=False
-    )
+    words = ["a.png", "--model", "talking:make", "-m", "saliency", "--json"]
+    command, paths = [sys.executable, "-W", "error", "-m", "explain.cli", *words], {"PYTHONPATH": f"{ROOT}:{tmp_path}"}
+    done = subprocess.run(command, capture_output=True, text=True, env=paths, cwd=tmp_path, check=False)
     assert done.returncode == 0, done.stderr
     assert len(json.loads(done.stdout)["results"]) == 1
     assert sorted(done.stderr.splitlines()) == ["downloading", "from below", "still downloading"]
-
-
-def test_so_it_does_beside_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["a.png", "--model", "talking:make", "--inspect"]) == 0
-    captured = capsys.readouterr()
-    assert captured.out.startswith("a.png\nlayer")
-    assert "downloading" in captured.err
-
-
-def test_an_option_by_that_name_is_no_wish_for_json_behind_two_dashes(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--model", "tiny", "--", "--json"]) == 1
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err == "explain: image '--json' does not exist; check the path\n"

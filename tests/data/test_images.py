@@ -3,19 +3,22 @@ from __future__ import annotations
 import io
 import os
 import socket
+import sys
 import threading
 import time
 import tracemalloc
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageOps
+from torch import Tensor
 from torchvision.transforms import v2
 
 from explain import ExplainWarning, ImageError
-from explain.data.images import MAX_PIXELS, Box, hushed, load_image, locate
+from explain.data.images import MAX_PIXELS, Box, hushed, load_image, locate, photos_in
 from explain.models import CenterCrop
 
 
@@ -33,24 +36,14 @@ def test_paths_bytes_arrays_and_pictures_give_the_same(gradient: Image.Image, tm
         assert np.array_equal(np.asarray(load_image(given)), expected)
 
 
-def test_exif_orientation_is_applied(gradient: Image.Image, tmp_path: Path) -> None:
-    exif = Image.Exif()
-    exif[0x0112] = 6  # the camera was turned: rotate by 90 degrees
-    gradient.save(tmp_path / "turned.jpg", exif=exif, quality=95)
-    assert load_image(tmp_path / "turned.jpg").size == (30, 40)
-    exif[0x0112] = 99
-    gradient.save(tmp_path / "odd.jpg", exif=exif)
-    assert load_image(tmp_path / "odd.jpg").size == (40, 30)
-
-
-@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("orientation", [*range(1, 9), 99])
 def test_a_photo_that_was_loaded_can_be_loaded_again(orientation: int, gradient: Image.Image) -> None:
     exif, file = Image.Exif(), io.BytesIO()
     exif[0x0112] = orientation
     gradient.save(file, "JPEG", exif=exif)
     once = load_image(file.getvalue())
     assert once.info == {}
-    assert once.size == ((30, 40) if orientation > 4 else (40, 30))
+    assert once.size == ((30, 40) if 4 < orientation < 9 else (40, 30))
     assert np.array_equal(load_image(once), once)
 
 
@@ -82,11 +75,8 @@ def test_deep_greys_keep_their_range(tmp_path: Path) -> None:
     Image.fromarray(deep).save(tmp_path / "deep.png")
     assert np.asarray(load_image(tmp_path / "deep.png"))[0, :, 0].tolist() == [0, 128, 255]
     assert np.asarray(load_image(deep))[0, :, 0].tolist() == [0, 128, 255]
-    assert np.asarray(load_image(Image.fromarray(np.array([[0.0, 0.5, 1.0]], np.float32))))[0, :, 0].tolist() == [
-        0,
-        128,
-        255,
-    ]
+    floats = Image.fromarray(np.array([[0.0, 0.5, 1.0]], np.float32))
+    assert np.asarray(load_image(floats))[0, :, 0].tolist() == [0, 128, 255]
     not_finite = Image.fromarray(np.array([[0.0, np.nan, np.inf, 2.0]], np.float32))
     assert np.asarray(load_image(not_finite))[0, :, 0].tolist() == [0, 0, 0, 2]
 
@@ -96,28 +86,31 @@ def test_extreme_shapes_reach_the_model(size: tuple[int, int]) -> None:
     assert CenterCrop(16)(load_image(Image.new("RGB", size))).shape == (3, 16, 16)
 
 
-def test_files_that_are_no_images_say_what_is_wrong(gradient: Image.Image, tmp_path: Path) -> None:
-    buffer = io.BytesIO()
-    gradient.save(buffer, "PNG")
-    contents = {
-        "empty.jpg": (b"", "is empty"),
-        "text.jpg": (b"just some words", "not an image that Pillow can read"),
-        "cut.png": (buffer.getvalue()[: len(buffer.getvalue()) // 2], "damaged or truncated"),
-        "header.png": (buffer.getvalue()[:20], "damaged or truncated"),
-    }
-    for name, (content, message) in contents.items():
-        (tmp_path / name).write_bytes(content)
+def test_what_is_no_image_or_cannot_be_read_is_named(gradient: Image.Image, tmp_path: Path) -> None:
+    gradient.save(tmp_path / "whole.png")
+    whole = (tmp_path / "whole.png").read_bytes()
+    contents = {"is empty": b"", "not an image": b"just some words", "truncated": whole[: len(whole) // 2]}
+    for message, content in contents.items():
+        (tmp_path / "a.png").write_bytes(content)
         with pytest.raises(ImageError, match=message):
-            load_image(tmp_path / name)
-    with pytest.raises(ImageError, match="nothing"):
-        load_image(tmp_path / "nothing.jpg")
-    with pytest.raises(ImageError, match="got a folder"):
-        load_image(tmp_path)
-    with pytest.raises(ImageError, match="got int"):
-        load_image(3)  # type: ignore[arg-type]
-    for name in ("\0.jpg", "x" * 300 + ".jpg"):
-        with pytest.raises(ImageError, match="cannot be read"):
-            load_image(name)
+            load_image(tmp_path / "a.png")
+    for path, message in ((tmp_path / "b.jpg", "b.jpg"), (tmp_path, "folder"), ("\0.jpg", "read"), ("x" * 300, "read")):
+        with pytest.raises(ImageError, match=message):
+            load_image(path)
+
+
+def test_photos_of_phones_are_named_and_read_where_a_package_can(
+    gradient: Image.Image, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "photo.heic"
+    file.write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic")
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    with pytest.raises(ImageError, match="a HEIC photo, which needs the package pillow-heif; run pip"):
+        load_image(file)
+    reader = SimpleNamespace(open_heif=lambda file: SimpleNamespace(to_pillow=lambda: gradient))
+    monkeypatch.setitem(sys.modules, "pillow_heif", reader)
+    assert load_image(file).size == gradient.size
+    assert [name for name, _ in photos_in(str(tmp_path))] == ["photo.heic"]
 
 
 def test_a_decompression_bomb_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
@@ -136,10 +129,8 @@ def test_a_decompression_bomb_is_refused_before_it_is_unpacked(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("array", "message"),
     [
-        (np.zeros((3, 8, 8), np.uint8), "transpose"),
-        (np.zeros((0, 8, 3), np.uint8), "got shape"),
-        (np.zeros((8, 8, 3), np.int64), "got int64"),
-        (np.full((8, 8, 3), 200.0), "floats"),
+        (np.zeros((0, 8, 3), np.uint8), "shape"),
+        (np.zeros((8, 8, 3), int), "int64"),
         (np.full((8, 8), np.nan), "floats"),
     ],
 )
@@ -150,9 +141,7 @@ def test_arrays_that_are_no_images_are_refused(array: np.ndarray, message: str) 
 
 @pytest.mark.parametrize("size", [(640, 427), (300, 451), (37, 64), (2000, 500)])
 @pytest.mark.parametrize("crop", [0.875, 1.0])
-def test_the_part_of_a_photo_that_any_preprocessing_keeps_is_found_by_trying_it(
-    size: tuple[int, int], crop: float
-) -> None:
+def test_the_part_that_any_preprocessing_keeps_is_found_by_trying_it(size: tuple[int, int], crop: float) -> None:
     ours = CenterCrop(64, crop)
     expected = ours.box(size)
     normalize = v2.Compose(
@@ -169,7 +158,7 @@ def test_the_part_of_a_photo_that_any_preprocessing_keeps_is_found_by_trying_it(
 
 
 def test_padding_around_the_photo_is_left_out() -> None:
-    def letterbox(image: Image.Image) -> torch.Tensor:
+    def letterbox(image: Image.Image) -> Tensor:
         small = ImageOps.pad(image, (64, 64), color=(90, 90, 90))
         return v2.functional.to_dtype(v2.functional.to_image(small), torch.float32, scale=True)
 
@@ -220,20 +209,13 @@ def test_named_pipes_devices_and_sockets_are_refused_at_once(tmp_path: Path) -> 
     assert time.monotonic() - begun < 5
 
 
-def test_a_pipe_in_the_place_of_a_file_that_was_looked_at_is_refused_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pipe_in_the_place_of_a_file_is_refused_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.mkfifo(tmp_path / "pipe.png")
     (tmp_path / "file.png").write_bytes(b"")
     looked = (tmp_path / "file.png").stat()
     monkeypatch.setattr(Path, "stat", lambda path: looked)
-    with pytest.raises(ImageError, match="named"):
+    with pytest.raises(ImageError, match="something else"):
         load_image(tmp_path / "pipe.png")
-
-
-def test_photos_of_immense_length_are_refused() -> None:
-    with pytest.raises(ImageError, match="500001"):
-        load_image(np.zeros((1, 500_001), np.uint8))
 
 
 @pytest.mark.parametrize("format", ["EPS", "GRIB", "HDF5", "WMF"])
@@ -250,23 +232,6 @@ def test_formats_that_hold_no_photo_are_refused_and_start_no_program(
     contents = {"EPS": drawing.getvalue(), "GRIB": b"GRIB\0\0\0\1", "HDF5": b"\x89HDF\r\n\x1a\n", "WMF": metafile}
     with pytest.raises(ImageError, match=f"must be a photo, got {format}; convert it to PNG or JPEG"):
         load_image(contents[format] + bytes(60))
-
-
-def test_messages_name_bytes_and_devices_once() -> None:
-    with pytest.raises(ImageError, match="image of 15 bytes is not an"):
-        load_image(b"just some words")
-    with pytest.raises(ImageError, match="device"):
-        load_image("/dev/null")
-
-
-def test_a_short_file_that_claims_to_be_a_large_texture_is_refused_at_once(gradient: Image.Image) -> None:
-    file = io.BytesIO()
-    gradient.convert("RGBA").save(file, "DDS")
-    assert load_image(file.getvalue()).size == (40, 30)
-    content = bytearray(file.getvalue())
-    content[12:16] = content[16:20] = (12_000).to_bytes(4, "little")
-    with pytest.raises(ImageError, match="truncated"):
-        load_image(bytes(content))
 
 
 def test_pipes_without_end_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,23 +255,10 @@ def test_large_deep_greys_are_scaled_by_one_range_and_in_little_memory() -> None
     assert peak < 40 * 2**20  # a band in double precision a few times over, and not the whole picture
 
 
-def test_libraries_in_c_are_heard_without_being_printed_and_for_a_while_only(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_libraries_in_c_are_heard_without_being_printed_and_for_a_while_only(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ZeroDivisionError), hushed() as said:
         os.write(2, b"from a library\n")
         raise ZeroDivisionError
     os.write(2, b"afterwards\n")
     assert said == ["from a library"]
     assert capfd.readouterr().err == "afterwards\n"
-
-
-def test_an_address_is_no_file(tmp_path: Path) -> None:
-    with pytest.raises(ImageError, match="download"):
-        load_image("https://a.b/c.png")
-
-
-@pytest.mark.parametrize(("given", "remedy"), [(torch.zeros(3, 4, 4), "attribute"), (None, "name the photo's file")])
-def test_what_is_no_image_is_refused_with_a_remedy(given: object, remedy: str) -> None:
-    with pytest.raises(ImageError, match=rf"got (Tensor|NoneType); .*{remedy}"):
-        load_image(given)

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import warnings
 from collections import UserDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
+from torch.testing import assert_close
 
 import explain
 from explain import ExplainWarning, ImageError, LayerError, ModelError
 from explain.data.inputs import Inputs, as_inputs
-from explain.layers import calls, default_layer, list_layers
+from explain.layers import default_layer, list_layers
 from explain.layers.default_layer import stage_layers
-from tests.conftest import ATTENDING, COVERING, settled, snapshot
+from tests.conftest import ATTENDING, COVERING, Made, settled, snapshot
 
+Two: TypeAlias = tuple[Tensor, Tensor]
 METHODS = sorted(set(explain.list_methods()) - COVERING - ATTENDING - {"cam"})
 
 
@@ -31,9 +33,7 @@ class Siamese(nn.Module):
         self.encoder = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(inplace=True), nn.Conv2d(6, 4, 3, stride=2))
         self.fc = nn.Linear(8, 4)
 
-    def forward(
-        self, left: torch.Tensor, right: torch.Tensor, *, gain: torch.Tensor | None = None, halve: bool = False
-    ) -> torch.Tensor:
+    def forward(self, left: Tensor, right: Tensor, *, gain: Tensor | None = None, halve: bool = False) -> Tensor:
         scores = self.fc(torch.cat([F.relu(self.encoder(side)).mean((2, 3)) for side in (left, right)], 1))
         scores = scores if gain is None else scores * gain[:, None]
         return scores / 2 if halve else scores
@@ -42,14 +42,14 @@ class Siamese(nn.Module):
 class OneSide(nn.Module):
     """The same network written for one image, with the rest of one pair built in and no module called twice."""
 
-    def __init__(self, model: Siamese, pair: tuple[torch.Tensor, torch.Tensor], gain: torch.Tensor, side: int) -> None:
+    def __init__(self, model: Siamese, pair: Two, gain: Tensor, side: int) -> None:
         super().__init__()
         self.conv1, _, self.conv2 = model.encoder
         self.fc, self.gain, self.side = model.fc, gain, side
         with torch.no_grad():
             self.other = F.relu(self.conv2(F.relu(self.conv1(pair[1 - side])))).mean((2, 3))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         mine = F.relu(self.conv2(F.relu(self.conv1(x)))).mean((2, 3))
         other = self.other.expand(len(x), -1)
         return self.fc(torch.cat([mine, other] if self.side == 0 else [other, mine], 1)) * self.gain
@@ -61,7 +61,7 @@ def siamese() -> Siamese:
 
 
 @pytest.fixture
-def pair(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def pair(x: Tensor) -> tuple[Tensor, Tensor]:
     return x, x.flip(0, 3) + 0.3
 
 
@@ -73,9 +73,7 @@ def _maps_may_be_empty() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("side", [0, 1])
-def test_every_method_explains_one_of_two_images_as_if_the_other_were_built_in(
-    side: int, siamese: Siamese, pair: tuple[torch.Tensor, torch.Tensor]
-) -> None:
+def test_one_of_two_images_is_explained_as_if_the_other_were_built_in(side: int, siamese: Siamese, pair: Two) -> None:
     gain = torch.tensor([0.5, 2.0, 1.5], dtype=torch.float64)
     inputs = Inputs(pair, {"gain": gain}, explained=side)
     before = snapshot(siamese)
@@ -86,14 +84,12 @@ def test_every_method_explains_one_of_two_images_as_if_the_other_were_built_in(
         alone = OneSide(siamese, (pair[0][image], pair[1][image]), gain[i], side).eval()
         expected = explain.attribute(alone, pair[side][image], METHODS, target=1, layer="conv2")
         for method in METHODS:
-            torch.testing.assert_close(found[method].values[i], expected[method].values[0], rtol=1e-9, atol=1e-12)
+            assert_close(found[method].values[i], expected[method].values[0], rtol=1e-9, atol=1e-12)
     assert found["gradcam"].input == str(side)
     assert found["gradcam"].layer == ("encoder.2@0" if side == 0 else "encoder.2")
 
 
-def test_a_layer_that_sees_both_images_stands_for_the_call_that_saw_the_explained_one(
-    siamese: Siamese, pair: tuple[torch.Tensor, torch.Tensor]
-) -> None:
+def test_a_layer_that_sees_both_images_stands_for_the_call_of_the_explained_one(siamese: Siamese, pair: Two) -> None:
     left, right = Inputs(pair), Inputs(pair, explained=1)
     assert [(c.label, c.depends) for c in list_layers(siamese, left)] == [
         *[(f"{name}@0", True) for name in ("encoder.0", "encoder.1", "encoder.2", "encoder")],
@@ -106,13 +102,13 @@ def test_a_layer_that_sees_both_images_stands_for_the_call_that_saw_the_explaine
     assert explain.find_concepts(siamese, left, 2, layer="encoder.1").layer == "encoder.1@0"
 
 
-def test_each_call_of_a_layer_has_its_own_map(x: torch.Tensor) -> None:
+def test_each_call_of_a_layer_has_its_own_map(x: Tensor) -> None:
     class Again(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.conv, self.fc = nn.Conv2d(3, 3, 3, padding=1), nn.Linear(3, 4)
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x: Tensor) -> Tensor:
             for _ in range(3):
                 x = F.relu_(self.conv(x))
             return self.fc(x.mean((2, 3)))
@@ -125,7 +121,7 @@ def test_each_call_of_a_layer_has_its_own_map(x: torch.Tensor) -> None:
                 twin.weight, twin.bias = model.conv.weight, model.conv.bias
             self.convs, self.fc = nn.ModuleList(twins), model.fc
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x: Tensor) -> Tensor:
             for conv in self.convs:
                 x = F.relu(conv(x))
             return self.fc(x.mean((2, 3)))
@@ -138,17 +134,16 @@ def test_each_call_of_a_layer_has_its_own_map(x: torch.Tensor) -> None:
         found = explain.attribute(again, x, methods, target=2, layer=call)
         expected = explain.attribute(unrolled, x, methods, target=2, layer=twin)
         for method in methods:
-            torch.testing.assert_close(found[method].values, expected[method].values, rtol=1e-9, atol=1e-12)
+            assert_close(found[method].values, expected[method].values, rtol=1e-9, atol=1e-12)
     last = explain.attribute(again, x, target=2, layer="conv@2").values
     assert torch.equal(last, explain.attribute(again, x, target=2, layer="conv").values)
     both = explain.attribute(again, x, target=2, layer=["conv@0", "conv@2"])
     assert list(both.maps) == ["conv@0", "conv@2"]
-    message = r"layer 'conv@3' must name one of the calls of conv, 0 to 2, got 3; without a number, it is the last"
-    with pytest.raises(LayerError, match=message):
+    with pytest.raises(LayerError, match="calls"):
         explain.attribute(again, x, target=2, layer="conv@3")
 
 
-def test_a_module_under_two_names_goes_by_either(x: torch.Tensor) -> None:
+def test_a_module_under_two_names_goes_by_either(x: Tensor) -> None:
     conv = nn.Conv2d(3, 3, 3, padding=1)
     model = settled(nn.Sequential(conv, nn.ReLU(), conv, nn.AdaptiveAvgPool2d(1), nn.Flatten())).double().eval()
     first, last = (explain.attribute(model, x, "gradcam", target=0, layer=layer).values for layer in ("0@0", "0"))
@@ -160,58 +155,74 @@ def test_a_module_under_two_names_goes_by_either(x: torch.Tensor) -> None:
 @pytest.mark.parametrize(
     "wrap",
     [
-        lambda left, right: (left, right),
-        lambda left, right: [left, right],
-        lambda left, right: {"left": left, "right": right},
-        lambda left, right: Inputs((left,), {"right": right}),
+        lambda left, right: (left, right), lambda left, right: [left, right],
+        lambda left, right: {"left": left, "right": right}, lambda left, right: Inputs((left,), {"right": right}),
     ],
-)
-def test_inputs_come_in_any_form(wrap: Any, siamese: Siamese, pair: tuple[torch.Tensor, torch.Tensor]) -> None:
+)  # fmt: skip
+def test_inputs_come_in_any_form(wrap: Any, siamese: Siamese, pair: Two) -> None:
     expected = explain.attribute(siamese, Inputs(pair), "inputxgradient", target=0)
     found = explain.attribute(siamese, wrap(*pair), "inputxgradient", target=0)
     assert torch.equal(found.values, expected.values)
     assert torch.equal(found.score, expected.score)
 
 
-class InABag(nn.Module):
-    """Takes one dictionary of inputs, as training loops often pass them on."""
+class Unpacking(nn.Module):
+    """Takes one container of inputs, as training loops often pass them on."""
 
-    def __init__(self, model: Siamese) -> None:
+    def __init__(self, model: Siamese, unpack: Any) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.unpack = model, unpack
 
-    def forward(self, batch: Mapping[str, Any]) -> torch.Tensor:
-        return self.model(batch["images"]["left"], batch["images"]["right"], halve=batch["halve"])
+    def forward(self, batch: Any) -> Tensor:
+        left, right = self.unpack(batch)
+        return self.model(left, right, halve=True)
 
 
-def test_inputs_may_lie_in_containers(siamese: Siamese, pair: tuple[torch.Tensor, torch.Tensor]) -> None:
-    model = InABag(siamese).eval()
-    batch = {"images": {"left": pair[0], "right": pair[1]}, "halve": True}
-    inputs = Inputs((batch,), explained=(0, "images", "right"))
-    found = explain.attribute(model, inputs, "saliency", target=0)
-    assert found.input == "0.images.right"
-    right = pair[1].clone().requires_grad_()
-    (gradient,) = torch.autograd.grad(siamese(pair[0], right, halve=True)[:, 0].sum(), right)
-    torch.testing.assert_close(found.values, gradient.abs())
-    assert explain.attribute(model, Inputs((batch,)), "saliency", target=0).input == "0.images.left"
+class Batch(UserDict):
+    @property
+    def images(self) -> tuple[Tensor, Tensor]:
+        return self["left"], self["right"]
+
+
+@dataclass(frozen=True)
+class Pair:
+    left: Tensor
+    right: Tensor
+    name: str = "a pair"
+
+
+@pytest.mark.parametrize(
+    ("make", "unpack", "path"),
+    [
+        (lambda left, right: {"of": [left, right]}, lambda batch: batch["of"], (0, "of", 1)),
+        (lambda left, right: Batch(left=left, right=right), lambda batch: batch.images, (0, "right")),
+        (Pair, lambda batch: (batch.left, batch.right), (0, "right")),
+    ],
+    ids=["dictionary", "mapping of its own kind", "dataclass"],
+)
+def test_inputs_may_lie_in_containers(make: Any, unpack: Any, path: Any, siamese: Siamese, pair: Two) -> None:
+    model, batch = Unpacking(siamese, unpack).eval(), make(*pair)
+    for method, layer in (("saliency", None), ("scorecam", "encoder.1"), ("integratedgradients", None)):
+        inputs, inside = Inputs((batch,), explained=path), None if layer is None else f"model.{layer}"
+        found = explain.attribute(model, inputs, method, target=0, layer=inside)
+        plain = Inputs(pair, {"halve": True}, explained=1)
+        expected = explain.attribute(siamese, plain, method, target=0, layer=layer)
+        assert_close(found.values, expected.values)
+        assert found.input == ".".join(map(str, path))
+    assert unpack(batch)[0] is pair[0]
 
 
 def test_no_input_is_altered_by_a_model_that_works_in_place() -> None:
-    class Greedy(nn.Module):
-        def forward(self, image: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-            return image.mul_(mask.add_(1)).mean((2, 3))
-
+    greedy = Made(lambda net, image, mask: image.mul_(mask.add_(1)).mean((2, 3)))
     image, mask = torch.rand(2, 3, 4, 4), torch.rand(2, 1, 4, 4)
     kept = image.clone(), mask.clone()
-    explain.attribute(Greedy(), (image, mask), ["saliency", "integratedgradients", "smoothgrad"], target=0)
+    explain.attribute(greedy, (image, mask), ["saliency", "integratedgradients", "smoothgrad"], target=0)
     assert torch.equal(image, kept[0])
     assert torch.equal(mask, kept[1])
     assert (image._version, mask._version) == (0, 0)
 
 
-def test_other_inputs_that_require_gradients_are_left_alone(
-    siamese: Siamese, pair: tuple[torch.Tensor, torch.Tensor]
-) -> None:
+def test_other_inputs_that_require_gradients_are_left_alone(siamese: Siamese, pair: Two) -> None:
     left, right = (side.clone().requires_grad_() for side in pair)
     explain.attribute(siamese, (left, right), ["gradcam", "saliency"], target=0)
     assert left.grad is None
@@ -230,17 +241,11 @@ def test_rows_of_other_inputs_go_with_their_image_and_all_else_stays() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ((3, None), "x must"),
-        ((), "x must"),
-        ({"ids": torch.tensor([1, 2])}, "input ids must"),
+        ((3, None), "x must"), ((), "x must"), ({"ids": torch.tensor([1, 2])}, "input ids must"),
         ((torch.rand(3, 8, 8), 1), "input 0 must"),
-        (
-            (torch.rand(1, 3, 4, 4), torch.zeros(1, 3, 4, 4, device="meta")),
-            "input 1 must",
-        ),
+        ((torch.rand(1, 3, 4, 4), torch.zeros(1, 3, 4, 4, device="meta")), "input 1 must"),
     ],
-    ids=["no tensor", "nothing", "not an image", "no batch", "device"],
-)
+)  # fmt: skip
 def test_inputs_that_cannot_be_explained_are_refused(given: Any, message: str, siamese: Siamese) -> None:
     with pytest.raises(ImageError, match=message):
         explain.attribute(siamese, given, "saliency", target=0)
@@ -255,32 +260,19 @@ def test_what_is_explained_must_be_among_the_inputs() -> None:
 @pytest.mark.parametrize(
     ("x", "message"),
     [
-        (
-            torch.rand(1, 3, 8, 8),
-            "x must be torch.float64 as the weights are, got torch.float32; use x.to(torch.float64)",
-        ),
-        (
-            torch.rand(1, 1, 8, 8).double(),
-            "x must have 3 channels for the model's first convolution (conv1), got 1; use x.expand(-1, 3, -1, -1) for "
-            "photos in grey",
-        ),
-        (
-            torch.rand(1, 3, 2, 8, 8).double(),
-            "x must have 4 dimensions for the model's first convolution (conv1), got 5; explain the frames of a video "
-            "one by one",
-        ),
+        (torch.rand(1, 3, 8, 8), "float64"), (torch.rand(1, 1, 8, 8).double(), "channels"),
+        (torch.rand(1, 3, 2, 8, 8).double(), "dimensions"),
     ],
-    ids=["dtype", "channels", "dimensions"],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("method", ["gradcam", "saliency"])
 def test_what_torch_refuses_in_an_input_is_one_line_with_its_own_words_as_the_cause(
-    method: str, x: torch.Tensor, message: str, net: nn.Module
+    method: str, x: Tensor, message: str, net: nn.Module
 ) -> None:
     with pytest.raises(RuntimeError) as plain:
         net(x)
-    with pytest.raises(ImageError) as caught:
+    with pytest.raises(ImageError, match=message) as caught:
         explain.attribute(net, x, method, target=0)
-    assert str(caught.value) == message
+    assert "\n" not in str(caught.value)
     assert str(caught.value.__cause__) == str(plain.value)
 
 
@@ -294,65 +286,50 @@ def test_what_the_model_itself_raises_comes_through_with_a_note_where_the_input_
     with pytest.raises(RuntimeError, match="no such size") as caught:
         explain.attribute(net, torch.rand(1, 3, 8, 8), target=0)
     assert not isinstance(caught.value, ImageError)
-    assert caught.value.__notes__ == [
-        "explain: x must be torch.float64 as the weights are, got torch.float32; use x.to(torch.float64)"
-    ]
+    (note,) = caught.value.__notes__
+    assert "x.to(torch.float64)" in note
 
 
-class Matching(nn.Module):
+def matching() -> nn.Module:
     """Compares images with texts, each of which is one class, as CLIP does."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.words = nn.Conv2d(3, 4, 3, stride=2), nn.Embedding(7, 4)
-
-    def forward(self, image: torch.Tensor, texts: torch.Tensor) -> torch.Tensor:
-        return F.relu(self.conv(image)).mean((2, 3)) @ self.words(texts).mean(1).T
+    parts = {"conv": nn.Conv2d(3, 4, 3, stride=2), "words": nn.Embedding(7, 4)}
+    net = Made(lambda net, x, texts: F.relu(net.conv(x)).mean((2, 3)) @ net.words(texts).mean(1).T, **parts)
+    return settled(net).double().eval()
 
 
 SHARED = ["gradcam", "ablationcam", "scorecam", "integratedgradients", "smoothgrad"]
 
 
 @pytest.mark.parametrize("images", [1, 2, 3])
-def test_inputs_that_belong_to_no_single_image_are_shared(images: int, x: torch.Tensor) -> None:
-    model, texts = settled(Matching()).double().eval(), torch.tensor([[1, 2, 3, 4], [5, 6, 0, 1]])
+def test_inputs_that_belong_to_no_single_image_are_shared(images: int, x: Tensor) -> None:
+    model, texts = matching(), torch.tensor([[1, 2, 3, 4], [5, 6, 0, 1]])
     found = explain.attribute(model, Inputs((x[:images], texts), shared=[1]), SHARED, target=1)
     assert found["gradcam"].layer == "conv"  # and not the words, which might be places by their number
     for i in range(images):
         alone = explain.attribute(model, Inputs((x[i : i + 1], texts), shared=[1]), SHARED, target=1)
         for method in SHARED:
-            torch.testing.assert_close(found[method].values[i], alone[method].values[0], rtol=1e-9, atol=1e-12)
+            assert_close(found[method].values[i], alone[method].values[0], rtol=1e-9, atol=1e-12)
 
 
-def test_an_input_that_seems_to_belong_to_images_but_says_what_the_classes_are_is_refused(x: torch.Tensor) -> None:
-    model, texts = settled(Matching()).double().eval(), torch.tensor([[1, 2, 3, 4], [5, 6, 0, 1]])
-    message = r"model must say the same of an image whatever stands beside it, .* its inputs \(1\) that belong to no"
-    for method in ("ablationcam", "scorecam", "integratedgradients"):
-        with pytest.raises(ModelError, match=message):
-            explain.attribute(model, (x[:2], texts), method, target=1)
-    for method in ("scorecam", "integratedgradients"):
-        with pytest.raises(ModelError, match=message):
-            explain.attribute(model, (x[:1], texts[:1]), method, target=0)
+def test_an_input_that_seems_to_belong_to_images_but_says_what_the_classes_are_is_refused(x: Tensor) -> None:
+    model, texts = matching(), torch.tensor([[1, 2, 3, 4], [5, 6, 0, 1]])
+    both = ("scorecam", "integratedgradients")
+    for method, count in (("ablationcam", 2), *((name, count) for name in both for count in (1, 2))):
+        with pytest.raises(ModelError, match="shared"):
+            explain.attribute(model, (x[:count], texts[:count]), method, target=count - 1)
     plain = x[:2].clone().requires_grad_()
     (gradient,) = torch.autograd.grad(model(plain, texts)[:, 1].sum(), plain)
-    torch.testing.assert_close(explain.attribute(model, (x[:2], texts), "saliency", target=1).values, gradient.abs())
+    assert_close(explain.attribute(model, (x[:2], texts), "saliency", target=1).values, gradient.abs())
 
 
-def test_statistics_that_happen_to_be_as_many_as_the_images_are_told_from_theirs(x: torch.Tensor) -> None:
-    class Normalised(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv = nn.Conv2d(3, 4, 3)
-
-        def forward(self, x: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
-            return F.relu(self.conv(x - mean)).mean((2, 3))
-
-    model, mean = settled(Normalised()).double().eval(), torch.tensor([0.1, 0.5, 0.9]).double()[:, None, None]
+def test_statistics_that_happen_to_be_as_many_as_the_images_are_told_from_theirs(x: Tensor) -> None:
+    normalised = Made(lambda net, x, mean: F.relu(net.conv(x - mean)).mean((2, 3)), conv=nn.Conv2d(3, 4, 3))
+    model, mean = settled(normalised).double().eval(), torch.tensor([0.1, 0.5, 0.9]).double()[:, None, None]
     with pytest.raises(ModelError, match="inputs"):
         explain.attribute(model, (x, mean), "integratedgradients", target=1)
     found = explain.attribute(model, Inputs((x, mean), shared=[1]), "integratedgradients", target=1)
     alone = explain.attribute(model, Inputs((x[:1], mean), shared=[1]), "integratedgradients", target=1)
-    torch.testing.assert_close(found.values[:1], alone.values)
+    assert_close(found.values[:1], alone.values)
 
 
 class OfTwo(nn.Module):
@@ -362,19 +339,19 @@ class OfTwo(nn.Module):
         super().__init__()
         self.conv, self.fc, self.fixed = nn.Conv2d(3, 5, 3), nn.Linear(5, 5), True
 
-    def forward(self, x: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor, gain: Tensor) -> Tensor:
         if self.fixed and len(x) != 2:
             raise RuntimeError(f"expected 2 images, got {len(x)}")
         return self.fc(F.relu(self.conv(x)).mean((2, 3))) * gain[:, None]
 
 
 @pytest.mark.parametrize("method", ["ablationcam", "scorecam", "smoothgrad"])
-def test_rows_beside_the_images_go_with_them_in_a_network_of_a_fixed_batch_size(method: str, x: torch.Tensor) -> None:
+def test_rows_beside_the_images_go_with_them_in_a_network_of_a_fixed_batch_size(method: str, x: Tensor) -> None:
     model, gain = settled(OfTwo()).double().eval(), torch.tensor([1.0, 2.0]).double()
     found = explain.attribute(model, (x[:2], gain), method, target=1, layer="conv").values
     model.fixed = False  # type: ignore[assignment]
     expected = explain.attribute(model, (x[:2], gain), method, target=1, layer="conv").values
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+    assert_close(found, expected, rtol=1e-9, atol=1e-12)
 
 
 class FrozenTower(nn.Module):
@@ -384,14 +361,14 @@ class FrozenTower(nn.Module):
         super().__init__()
         self.query, self.reference, self.fc = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3), nn.Linear(8, 5)
 
-    def forward(self, query: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    def forward(self, query: Tensor, reference: Tensor) -> Tensor:
         with torch.no_grad():
             maps = self.query(query), self.reference(reference.double())
         return self.fc(torch.cat([each.mean((2, 3)) for each in maps], 1))
 
 
 @pytest.mark.parametrize("kind", [torch.float64, torch.uint8])
-def test_what_depends_on_the_explained_image_is_seen_without_gradients_too(kind: torch.dtype, x: torch.Tensor) -> None:
+def test_what_depends_on_the_explained_image_is_seen_without_gradients_too(kind: torch.dtype, x: Tensor) -> None:
     model = settled(FrozenTower()).double().eval()
     reference = (x * 50).abs().to(kind)
     for method in ("eigencam", "scorecam"):
@@ -407,7 +384,7 @@ class ReadsText(nn.Module):
         self.block = nn.TransformerEncoderLayer(8, 2, 8, 0.0, batch_first=True, norm_first=True)
         self.fc = nn.Linear(8, 5)
 
-    def forward(self, image: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    def forward(self, image: Tensor, ids: Tensor) -> Tensor:
         tokens = torch.cat([self.patches(image).flatten(2).mT, self.words(ids)], 1)
         return self.fc(self.block(tokens).mean(1))
 
@@ -424,7 +401,7 @@ def test_tokens_of_a_text_are_not_taken_for_places(words: int) -> None:
 
 def test_a_switch_among_the_inputs_may_change_which_layers_are_called_and_when() -> None:
     class Switched(Siamese):
-        def forward(self, left: torch.Tensor, right: torch.Tensor, right_first: bool = False) -> torch.Tensor:
+        def forward(self, left: Tensor, right: Tensor, right_first: bool = False) -> Tensor:
             order = (right, left) if right_first else (left, right)
             seen = [F.relu(self.encoder(side)).mean((2, 3)) for side in order]
             return self.fc(torch.cat(seen[::-1] if right_first else seen, 1))
@@ -434,10 +411,10 @@ def test_a_switch_among_the_inputs_may_change_which_layers_are_called_and_when()
         found = explain.attribute(model, (left, right), "eigencam", target=1)
         turned = explain.attribute(model, Inputs((left, right), {"right_first": True}), "eigencam", target=1)
         assert (found.layer, turned.layer) == ("encoder@0", "encoder")
-        torch.testing.assert_close(found.values, turned.values)
+        assert_close(found.values, turned.values)
 
 
-def test_what_was_seen_of_a_network_is_forgotten_when_it_is_another_one(x: torch.Tensor) -> None:
+def test_what_was_seen_of_a_network_is_forgotten_when_it_is_another_one(x: Tensor) -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()).double()
     for _ in range(20):  # modules come and go, and with them their addresses
         assert default_layer(model, x) == "1"
@@ -446,73 +423,32 @@ def test_what_was_seen_of_a_network_is_forgotten_when_it_is_another_one(x: torch
         model[1] = nn.ReLU()
 
 
-def test_looks_at_a_network_do_not_pile_up(siamese: Siamese) -> None:
-    for side in range(8, 48):
-        default_layer(siamese, (torch.rand(1, 3, side, 9).double(), torch.rand(1, 3, side, 9).double()))
-    assert len(calls._summaries[siamese]) <= calls.SUMMARIES
-
-
 @pytest.mark.parametrize("several", [list, tuple, iter, dict.fromkeys, lambda names: dict.fromkeys(names).keys()])
-def test_layers_come_in_any_iterable(several: Any, siamese: Siamese, pair: tuple[torch.Tensor, torch.Tensor]) -> None:
+def test_layers_come_in_any_iterable(several: Any, siamese: Siamese, pair: Two) -> None:
     found = explain.attribute(siamese, pair, ["eigencam", "layercam"], target=1, layer=several(["encoder.2"]))
     assert [a.layer for a in found.values()] == ["encoder.2@0"] * 2
 
 
-def test_a_mapping_among_the_inputs_keeps_its_kind(siamese: Siamese, pair: tuple[torch.Tensor, torch.Tensor]) -> None:
-    class Batch(UserDict):
-        @property
-        def images(self) -> tuple[torch.Tensor, torch.Tensor]:
-            return self["left"], self["right"]
-
-    class TakesBatch(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = siamese
-
-        def forward(self, batch: Batch) -> torch.Tensor:
-            return self.model(*batch.images)
-
-    batch = Batch(left=pair[0], right=pair[1])
-    found = explain.attribute(TakesBatch().eval(), Inputs((batch,)), "saliency", target=0)
-    assert torch.equal(found.values, explain.attribute(siamese, pair, "saliency", target=0).values)
-    assert batch["left"] is pair[0]
-
-
-def test_a_network_that_was_switched_over_is_looked_at_again(x: torch.Tensor) -> None:
-    class Switch(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b, self.which = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 5), "a"
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return getattr(self, self.which)(x).mean((2, 3))
-
-    model = Switch().double()
+def test_a_network_that_was_switched_over_is_looked_at_again(x: Tensor) -> None:
+    parts = {"a": nn.Conv2d(3, 4, 3), "b": nn.Conv2d(3, 4, 5), "which": "a"}
+    model = Made(lambda net, x: getattr(net, net.which)(x).mean((2, 3)), **parts).double()
     assert explain.attribute(model, x, "gradcam", target=0).layer == "a"
     model.which = "b"
     assert explain.attribute(model, x, "gradcam", target=0).layer == "b"
 
 
-@dataclass(frozen=True)
-class Pair:
-    left: torch.Tensor
-    right: torch.Tensor
-    halve: bool = False
-
-
-def test_inputs_may_lie_in_a_dataclass(siamese: Siamese, pair: tuple[torch.Tensor, torch.Tensor]) -> None:
-    class TakesPair(nn.Module):
+def test_an_input_that_is_missing_is_named_for_tensors_and_photos(x: Tensor) -> None:
+    class WithAge(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.model = siamese
+            self.conv = nn.Conv2d(3, 4, 3)
 
-        def forward(self, given: Pair) -> torch.Tensor:
-            return self.model(given.left, given.right, halve=given.halve)
+        def forward(self, x: Tensor, age: Tensor, scale: float = 1.0) -> Tensor:
+            return scale * self.conv(x).mean((2, 3)) + age
 
-    inputs = Inputs((Pair(*pair),), explained=(0, "right"))
-    for method in ("saliency", "scorecam", "integratedgradients"):
-        layer = {"layer": "model.encoder.1"} if method == "scorecam" else {}
-        found = explain.attribute(TakesPair().eval(), inputs, method, target=0, **layer)
-        layer = {"layer": "encoder.1"} if layer else {}
-        expected = explain.attribute(siamese, Inputs(pair, explained=1), method, target=0, **layer)
-        torch.testing.assert_close(found.values, expected.values)
+    model = WithAge()
+    with pytest.raises(ImageError, match=r"WithAge \(age\)"):
+        explain.attribute(model.double(), x, "saliency", target=1)
+    with pytest.raises(ImageError, match=r"WithAge \(age\)"):
+        explain.Explainer(model, size=8, mean=0.5, std=0.5)(torch.zeros(9, 9, 3).numpy(), "occlusion")
+    assert explain.attribute(model, (x, torch.ones(1, 1)), "saliency", target=1).values.shape == x.shape

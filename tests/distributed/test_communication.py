@@ -151,16 +151,15 @@ FAILURES = {
     "decode loses": "HookError: communication hook failed on rank 0 of 2: decode raised ValueError: the bucket has",
     "shapes differ": "HookError: encode must give the same shape and type on every rank, got (837,) torch.float32 on "
     "rank 0, (836,) torch.float32 on rank 1",
-    "codes reduced": "HookError: encode must give floating-point or complex tensors for all_reduce=True, got int8",
+    "codes reduced": "HookError: encode must give floats or complex numbers for all_reduce=True, got int8",
     "reduced fails": "HookError: communication hook failed on rank 1 of 2: encode raised ZeroDivisionError: divided",
     "own fails": "HookError: hook 'Boom' on rank {rank} of 2 (communication) raised ZeroDivisionError: divided",
     "own gives no future": "(communication) must return a torch.futures.Future, got Tensor",
     "own gives too little": "(communication) must give a future of a tensor of 837 values, like its bucket, got 836",
     "own gives no tensor": "(communication) must give a future of a tensor of 837 values, like its bucket, got str",
     "own takes one": "(communication) must take (state, bucket), but its signature is (bucket); change it",
-    "number": "HookError: how must be one of allreduce, fp16, bf16, powersgd, a Codec or a hook (state, bucket) -> "
-    "Future, got 3; choose one of these",
-    "state for a codec": "HookError: state is for hooks of the form (state, bucket) -> Future, got one for 'state for",
+    "number": "HookError: how must be one of allreduce, fp16, bf16, powersgd, a Codec or a hook (state, bucket), got 3",
+    "state for a codec": "HookError: state must be for hooks (state, bucket) -> Future, got one for 'state for",
     "fp32": "HookError: how 'fp32' is unknown; known: allreduce, fp16, bf16, powersgd",
 }
 TOLERANCES = {

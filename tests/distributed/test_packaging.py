@@ -1,15 +1,16 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import io
 import os
-import subprocess
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.fx
@@ -18,10 +19,10 @@ from torch.package.package_importer import PackageImporter
 
 import explain
 from explain import ExplainError, HookError, ModelError, OutputError
-from explain.distributed import packaging
 from explain.distributed.packaging import export_package, import_package
-from explain.models.small_resnet import SmallResNet
-from tests.conftest import ROOT, settled, snapshot
+from explain.models.small_networks import SmallResNet
+from tests.conftest import settled, snapshot
+from tests.test_processes import in_child
 
 SOURCES = {
     "boxed_parts": """
@@ -97,29 +98,7 @@ def attributions(model: nn.Module, x: torch.Tensor, layer: str) -> list[torch.Te
     return [explain.attribute(model, x, name, layer=layer).values for name in ("gradcam", "guidedbackprop")]
 
 
-ELSEWHERE = """
-import importlib.util
-import torch
-import explain
-from explain.distributed.packaging import import_package
-
-torch.set_num_threads(1)
-given = torch.load("given.pt")
-assert importlib.util.find_spec("boxed_net") is None
-packaged = import_package("boxed")
-for name, values in zip(("gradcam", "guidedbackprop"), given["values"], strict=True):
-    assert torch.equal(explain.attribute(packaged.model, given["x"], name, layer="block").values, values), name
-assert packaged.categories == tuple(given["categories"])
-assert str(packaged.report) == given["report"]
-assert [m.training for m in packaged.model.modules()] == given["training"]
-try:
-    packaged.model.track()
-except NotImplementedError as error:
-    print(error)
-"""
-
-
-def test_an_archive_explains_the_same_where_the_code_is_not(boxed: nn.Module, out: Path) -> None:
+def test_an_archive_explains_the_same_where_the_code_is_not(boxed: nn.Module, code: Path, out: Path) -> None:
     before = snapshot(boxed)
     report = export_package(boxed, out / "boxed", **PATTERNS)
     assert snapshot(boxed) == before
@@ -131,18 +110,22 @@ def test_an_archive_explains_the_same_where_the_code_is_not(boxed: nn.Module, ou
     x = torch.randn(2, 3, 9, 8, generator=torch.Generator().manual_seed(2))
     values = attributions(boxed, x, "block")
     assert all(each.abs().max() > 0 for each in values)
-    given = {"x": x, "values": values, "categories": PATTERNS["categories"], "report": str(report)}
-    torch.save({**given, "training": [module.training for module in boxed.modules()]}, out / "given.pt")
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", ELSEWHERE],
-        capture_output=True,
-        text=True,
-        cwd=out,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "boxed_tracker.send' was mocked out during packaging but it is being used" in done.stdout
+
+    def elsewhere() -> Any:
+        sys.path.remove(str(code))
+        for name in SOURCES:
+            sys.modules.pop(name, None)
+        assert importlib.util.find_spec("boxed_net") is None
+        packaged = import_package(out / "boxed")
+        with pytest.raises(NotImplementedError, match=r"boxed_tracker\.send. was mocked out"):
+            packaged.model.track()
+        found = [each.numpy() for each in attributions(packaged.model, x, "block")]
+        training = [module.training for module in packaged.model.modules()]
+        return found, packaged.categories, str(packaged.report), training
+
+    found, *rest = in_child(elsewhere)
+    assert all(np.array_equal(one, other) for one, other in zip(found, values, strict=True))
+    assert rest == [tuple(PATTERNS["categories"]), str(report), [module.training for module in boxed.modules()]]
 
 
 def test_our_own_network_goes_in_and_torchvisions_stays_out(out: Path) -> None:
@@ -152,7 +135,7 @@ def test_our_own_network_goes_in_and_torchvisions_stays_out(out: Path) -> None:
     for model, inside in ((SmallResNet(3, 4, (8,), (1,)), True), (ResNet(BasicBlock, [1, 1, 1, 1], 3), False)):
         model = settled(model).double().eval()
         report = export_package(model, out / "model.pt", overwrite=True)
-        assert report.interned == (("explain.models.small_resnet",) if inside else ())
+        assert report.interned == (("explain.models.small_networks",) if inside else ())
         assert ("torchvision.models.resnet" in report.externed) is not inside
         packaged = import_package(out / "model.pt")
         assert packaged.report == report
@@ -219,7 +202,7 @@ def adds_a_pickle(exporter: Any, name: str) -> None:
         (divides, r"^hook 'divides' on the modules of the archive \({}\) raised ZeroDivisionError: at "),
         (lambda name: None, r"on the modules of the archive \({}\) must take \(exporter, name\), but"),
         (3, r"on the modules of the archive \({}\) must be callable, got 3"),
-        (adds_a_pickle, r"\({}\) must not add modules or pickles to the archive, but did so at '.*'; add resources"),
+        (adds_a_pickle, r"\({}\) must not add modules or pickles, but added '.*'; use save_text"),
     ],
 )
 @pytest.mark.parametrize("kind", ["intern", "extern", "mock"])
@@ -230,13 +213,6 @@ def test_a_callback_that_fails_is_named_and_leaves_nothing(
         export_package(boxed, out / "a", **{f"on_{kind}": callback}, **PATTERNS)
     assert "\n" not in str(raised.value)
     assert list(out.iterdir()) == []
-
-
-def test_the_same_model_gives_the_same_bytes(boxed: nn.Module, out: Path) -> None:
-    export_package(boxed, out / "a.pt", **PATTERNS)
-    export_package(boxed, out / "ü", **PATTERNS)
-    assert (out / "a.pt").read_bytes() == (out / "ü").read_bytes()
-    assert oct((out / "ü").stat().st_mode) == oct((out.parent / "code" / "boxed_net.py").stat().st_mode)
 
 
 def test_source_goes_in_as_it_is_now(boxed: nn.Module, code: Path, out: Path) -> None:
@@ -306,11 +282,7 @@ def as_it_is(net: nn.Module) -> nn.Module:
         (lambda net: with_gradient_hooks(net).fc, {}, "itself"),
         (without_source, {}, "'boxed_parts' cannot be"),
         (with_broken_source, {}, "'boxed_parts' cannot be"),
-        (
-            with_compiled_import,
-            {"intern": "PIL.**"},
-            "_imaging",
-        ),
+        (with_compiled_import, {"intern": "PIL.**"}, "_imaging"),
         (as_it_is, {"mock": "boxed_parts"}, "'boxed_parts' cannot be"),
         (as_it_is, {"mock": ["boxed_tracker", "torch.**"]}, "modules"),
         (as_it_is, {"extern": "boxed_**"}, "extern must"),
@@ -350,7 +322,7 @@ class Interrupting(nn.Identity):
 @pytest.mark.parametrize("model", [Interrupting(), nn.Sequential(nn.Linear(200, 200), Interrupting()), nn.ReLU()])
 def test_an_interruption_leaves_what_was_there(out: Path, monkeypatch: pytest.MonkeyPatch, model: nn.Module) -> None:
     (out / "a.pt").write_bytes(b"old")
-    monkeypatch.setattr(packaging.os, "replace", lambda *paths: Interrupting().__getstate__())
+    monkeypatch.setattr(os, "replace", lambda *paths: Interrupting().__getstate__())
     with pytest.raises(KeyboardInterrupt):
         export_package(model, out / "a.pt", overwrite=True)
     assert [path.read_bytes() for path in out.iterdir()] == [b"old"]
@@ -371,10 +343,9 @@ def test_a_disk_that_is_full_is_told_and_leaves_nothing(out: Path) -> None:
 def test_a_file_needs_a_free_place(out: Path) -> None:
     export_package(nn.ReLU(), out / "a.pt")
     for path, message in (
-        (out / "no" / "a.pt", "in a folder that exists, .*; create"),
-        (out, "must be a file, but .* is a folder"),
+        (out, "folder"),
         (out / "a.pt", "exists already; .*overwrite=True"),
-        (out / ("a" * 300), "cannot be written: File name too long"),
+        (out / ("a" * 300), "shorter"),
     ):
         with pytest.raises(OutputError, match=message):
             export_package(nn.ReLU(), path)
@@ -390,25 +361,6 @@ def test_a_name_that_is_taken_during_the_export_stays_with_its_owner(out: Path) 
     assert [path.read_bytes() for path in out.iterdir()] == [b"mine"]
     assert export_package(nn.ReLU(), out / "a.pt", on_extern=taken, overwrite=True).interned == ()
     assert import_package(out / "a.pt").model(torch.tensor(-1.0)) == 0
-
-
-def test_a_link_in_the_place_of_the_temporary_file_is_not_followed(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packaging.secrets, "token_hex", lambda size: "guessed")
-    (out / "victim").write_bytes(b"precious")
-    (out / ".explain-guessed.part").symlink_to(out / "victim")
-    with pytest.raises(OutputError, match="written"):
-        export_package(nn.ReLU(), out / "a.pt")
-    assert (out / "victim").read_bytes() == b"precious"
-    assert not (out / "a.pt").exists()
-
-
-def test_a_file_system_without_second_names_will_do(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuses(*paths: Path) -> None:
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr(packaging.os, "link", refuses)
-    export_package(nn.ReLU(), out / "a.pt")
-    assert list(out.iterdir()) == [out / "a.pt"]
 
 
 def damaged(data: bytes, path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import threading
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -26,9 +27,8 @@ from explain import ExplainError, ExplainWarning, LayerError, ModelError
 from explain.distributed.communication import communicate
 from explain.hooks import HookGroup
 from explain.methods import GradCAM
-from explain.methods.registry import get_method
 from tests import interruptions
-from tests.conftest import ATTENDING, COVERING, TinyNet, settled, snapshot
+from tests.conftest import ATTENDING, COVERING, TinyNet, in_threads, settled, snapshot
 
 METHODS = [name for name in explain.list_methods() if name not in ATTENDING | COVERING]
 
@@ -103,7 +103,7 @@ def test_nothing_stays_alive_of_several_layers_and_targets(method: str, net: Tin
         with pytest.raises(ZeroDivisionError):
             explain.attribute(net, x, method, target=lambda output: 1 / 0, layer=["conv1", "layer2"])
 
-    leaves_no_tensors(run)
+    assert_leaves_no_tensors(run)
 
 
 @pytest.mark.usefixtures("new_objects_alone")
@@ -115,7 +115,7 @@ def test_nothing_stays_alive_of_hooks_that_saw_gradients(net: TinyNet, x: torch.
             net(x).sum().backward()
         net.zero_grad(set_to_none=True)
 
-    leaves_no_tensors(run)
+    assert_leaves_no_tensors(run)
 
 
 @pytest.mark.filterwarnings("ignore:.*quantiz:DeprecationWarning", "ignore:.*quantiz:UserWarning")
@@ -179,7 +179,7 @@ def test_checkpoints_and_autocast_of_the_caller_make_no_difference(net: TinyNet,
     assert (found.heatmap - expected.heatmap).abs().max() < 0.05
 
 
-def leaves_no_tensors(run: Callable[[], object]) -> None:
+def assert_leaves_no_tensors(run: Callable[[], object]) -> None:
     """Run once for what is kept for good, and once more, after which there are as many tensors as before."""
     run()
     gc.collect()
@@ -213,37 +213,22 @@ def test_nothing_of_a_finished_explanation_stays_alive(method: str, net: TinyNet
 
 def test_eight_threads_get_what_one_gets_with_shared_and_with_own_models(net: TinyNet, x: torch.Tensor) -> None:
     methods = ["gradcam", "layercam", "guidedbackprop", "fullgrad", "ablationcam", "smoothgrad"]
-    models = [net, *(settled(TinyNet(), seed).double().eval() for seed in (1, 2))]
+    models = [net, *(settled(TinyNet(), seed).double().train() for seed in (1, 2))]
+    net.avgpool.register_forward_pre_hook(lambda module, args: time.sleep(0.003))
     expected = [explain.attribute(model, x, methods, target=2) for model in models]
     before = [snapshot(model) for model in models]
     wrong: list[str] = []
 
     def work(number: int) -> None:
-        for step in range(6):
+        for step in range(3):
             which = (number + step) % 3
             for name, found in explain.attribute(models[which], x, methods, target=2).items():
                 if not torch.allclose(found.values, expected[which][name].values, rtol=1e-10, atol=1e-13):
                     wrong.append(f"{name} in thread {number}")
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(8, work)
     assert wrong == []
     assert [snapshot(model) for model in models] == before
-
-
-def test_every_method_has_a_name_that_makes_it_again() -> None:
-    for name in explain.list_methods():
-        assert get_method(name).name == name
-
-
-def test_wrapped_models_show_the_names_that_layers_go_by(net: TinyNet, x: torch.Tensor) -> None:
-    assert explain.list_layers(nn.DataParallel(net), x) == explain.list_layers(net, x)
-    explainer = explain.Explainer(nn.DataParallel(net.float()), preprocess=lambda photo: torch.rand(3, 12, 10))
-    shown = explainer.inspect(Image.new("RGB", (10, 12)))
-    assert {row.name for row in shown.rows} <= {name for name, _ in net.named_modules()}
 
 
 class Draws(nn.Module):
@@ -263,39 +248,16 @@ def test_threads_leave_random_numbers_and_the_filters_of_warnings_as_they_were(x
     model, together = Draws().double(), threading.Barrier(8)
     filters, state = list(warnings.filters), torch.get_rng_state()
 
-    def work() -> None:
+    def work(number: int) -> None:
         together.wait()
-        for _ in range(5):
+        for _ in range(2):
             explain.data.images.load_image(content.getvalue())
             explain.attribute(model, x, GradCAM(relu=False), target=0)
             explain.applicable_methods(model, x[:1])
 
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(8, work)
     assert warnings.filters == filters
     assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_threads_that_look_at_a_network_together_see_the_same(x: torch.Tensor) -> None:
-    for _ in range(5):
-        model, together, found = settled(TinyNet()).double().eval(), threading.Barrier(8), []
-        threads = [
-            threading.Thread(
-                target=lambda m=model, b=together, f=found: (
-                    b.wait(),
-                    f.append(explain.attribute(m, x, target=1).layer),
-                )
-            )
-            for _ in range(8)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert found == ["dropout"] * 8
 
 
 @contextmanager
@@ -337,21 +299,15 @@ def test_eval_and_train_that_another_thread_calls_meanwhile_hold_afterwards(net:
         net.layer1.train()
         net.dropout.train()
         net.dropout.eval()
-    assert {name for name, module in net.named_modules() if module.training} == {
-        "layer1",
-        "layer1.0",
-        "layer1.1",
-        "layer1.2",
-    }
+    training = {name for name, module in net.named_modules() if module.training}
+    assert training == {"layer1", "layer1.0", "layer1.1", "layer1.2"}
     net.eval()
     with explained_elsewhere(net, x, errors):
         net.train()
         assert all(module.training for module in net.modules())
     assert all(module.training for module in net.modules())
-    refused = (
-        "model must stay in evaluation mode while it is explained, but another thread called its train(); explain a "
-        "copy of it: explain.hooks.copied(model)"
-    )
+    words = "model must stay in evaluation mode, but another thread called its train(); explain a copy of it"
+    refused = f"{words}: explain.hooks.copied(model)"
     assert errors == [refused] * 2
     assert snapshot(net)["hooks"] == hooks
     assert not any("train" in vars(module) for module in net.modules())
@@ -407,16 +363,6 @@ def test_a_copy_has_modes_hooks_and_weights_of_its_own_and_the_same_values(net: 
         assert copy_.unused.shared is copy_.fc.weight
         copy_.eval()
     assert snapshot(net) == before
-
-
-@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
-def test_a_copy_of_a_network_with_computed_weights_computes_its_own(x: torch.Tensor) -> None:
-    net = nn.Sequential(nn.utils.weight_norm(nn.Conv2d(3, 4, 3)), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    net.double()(x)
-    for share in (False, True):
-        wanted = explain.attribute(net, x, target=1, layer="1").values
-        copy_ = explain.hooks.copied(net, share=share)
-        assert torch.equal(explain.attribute(copy_, x, target=1, layer="1").values, wanted)
 
 
 def test_a_thread_trains_as_if_alone_while_another_explains_copies(x: torch.Tensor) -> None:

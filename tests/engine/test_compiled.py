@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -39,16 +38,18 @@ def counting(calls: list[int]) -> Callable[..., Any]:
     return compiled
 
 
-def with_compiled_part(calls: list[int]) -> nn.Module:
+def with_part(change: Callable[[Any], Any]) -> nn.Module:
     net = plain()
-    net.layer1 = torch.compile(net.layer1, backend=counting(calls))
+    net.layer1 = change(net.layer1) or net.layer1
     return net
+
+
+def with_compiled_part(calls: list[int]) -> nn.Module:
+    return with_part(lambda part: torch.compile(part, backend=counting(calls)))
 
 
 def with_part_compiled_in_place(calls: list[int]) -> nn.Module:
-    net = plain()
-    net.layer1.compile(backend=counting(calls))
-    return net
+    return with_part(lambda part: part.compile(backend=counting(calls)))
 
 
 def compiled_in_place(calls: list[int]) -> nn.Module:
@@ -124,9 +125,7 @@ def test_the_setting_of_the_compiler_comes_back_after_errors_and_from_threads() 
 
 
 def exported_part() -> nn.Module:
-    net = plain()
-    net.layer1 = torch.export.export(net.layer1, (PART,)).module()
-    return net
+    return with_part(lambda part: torch.export.export(part, (PART,)).module())
 
 
 def exported() -> nn.Module:
@@ -144,15 +143,11 @@ def test_exported_and_traced_graphs_are_exact(build: Callable[[], nn.Module]) ->
 
 
 def scripted_part() -> nn.Module:
-    net = plain()
-    net.layer1 = torch.jit.script(net.layer1)
-    return net
+    return with_part(torch.jit.script)
 
 
 def traced_part() -> nn.Module:
-    net = plain()
-    net.layer1 = torch.jit.trace(net.layer1, PART + 1)
-    return net
+    return with_part(lambda part: torch.jit.trace(part, PART + 1))
 
 
 @pytest.mark.parametrize("build", [scripted_part, traced_part])
@@ -167,26 +162,10 @@ def test_methods_that_do_not_look_inside_are_exact_with_scripted_parts(build: Ca
 @pytest.mark.parametrize("method", [*LOOKING, "guidedgradcam", "rollout", "legrad"])
 @pytest.mark.parametrize("build", [scripted_part, traced_part])
 def test_methods_that_look_inside_are_refused_with_scripted_parts(build: Callable[[], nn.Module], method: str) -> None:
-    message = (
-        f"{method} must see every operation of the model, but layer 'layer1' is scripted; put the module that it was "
-        "made from in its place, or use a method that does not look inside, such as saliency or gradcam"
-    )
-    with pytest.raises(MethodError, match=re.escape(message)):
+    with pytest.raises(MethodError, match=f"{method} must see every operation of the model, but layer 'layer1'"):
         explain.attribute(build(), torch.randn(2, 3, 12, 10, dtype=torch.float64), method, target=1)
 
 
 def test_a_scripted_layer_is_refused_in_one_line() -> None:
     with pytest.raises(LayerError, match="layer 'layer1' must"):
         explain.attribute(scripted_part(), PART[:, :3] + 1, target=1, layer="layer1")
-
-
-def test_all_methods_leave_out_those_that_look_inside() -> None:
-    names = explain.applicable_methods(scripted_part(), PART[:1, :3] + 1)
-    assert set(OTHERS) <= set(names)
-    assert not set(LOOKING) & set(names)
-
-
-def test_a_network_with_scripted_parts_is_inspected() -> None:
-    names = [row.name for row in explain.hooks.inspect(scripted_part(), PART[:1, :3] + 1).rows]
-    assert "layer2" in names
-    assert "layer1" not in names

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
-import time
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -17,28 +15,22 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import explain
-from explain import ExplainError, ExplainWarning, ImageError, LayerError, MethodError, ModelError, TargetError
+from explain import ExplainError, ExplainWarning, LayerError, MethodError, ModelError, TargetError
 from explain.engine import Activations, Attributions, InputGradients, LayerGradients
 from explain.engine.execution import gather
 from explain.engine.needs import BlockAttention, RuleCoverage
 from explain.engine.perturbations import PerturbationRuns, Scores
 from explain.engine.plan import plan_of
 from explain.methods import AblationCAM, GradCAM, ShapleyCAM
-from explain.methods.base import uses_layer
-from explain.methods.registry import get_method
+from explain.methods.base import get_method, uses_layer
 from explain.relevance.gradient_rules import Guided
 from explain.targets import ClassTarget, ScoreTarget, TopClass
 from tests.conftest import ATTENDING, COVERING, TinyNet, settled, snapshot
 
 METHODS = [name for name in explain.list_methods() if name not in ATTENDING | COVERING]
 ANYWHERE = [name for name in METHODS if name != "cam"]  # at any layer
-RERUNNING = {
-    name
-    for name in METHODS
-    if any(
-        isinstance(need, (PerturbationRuns, Scores, Attributions, BlockAttention)) for need in get_method(name).needs
-    )
-}
+AGAIN = (PerturbationRuns, Scores, Attributions, BlockAttention)
+RERUNNING = {name for name in METHODS if any(isinstance(need, AGAIN) for need in get_method(name).needs)}
 ONE_PASS = [name for name in ANYWHERE if name not in RERUNNING]
 
 
@@ -61,35 +53,16 @@ def test_evidence_has_what_was_needed_and_is_detached(net: TinyNet, x: torch.Ten
     tensors = [found for found in evidence.found.values() if isinstance(found, torch.Tensor)]
     assert len(tensors) == 4
     assert not any(tensor.requires_grad for tensor in [*tensors, evidence.score])
-    assert evidence.classes is not None
     assert evidence.classes.tolist() == [2, 2, 2]
 
 
 def test_several_targets_equal_one_call_each(net: TinyNet, x: torch.Tensor) -> None:
-    second = TopClass(1)
-    together = explain.attribute(net, x, METHODS, targets=[0, second, 3, second])
-    for found, target in zip(together, [0, second, 3, second], strict=True):
+    targets = [0, TopClass(1)]
+    for found, target in zip(explain.attribute(net, x, METHODS, targets=targets), targets, strict=True):
         for name in METHODS:
             alone = explain.attribute(net, x, name, target=target)
             torch.testing.assert_close(found[name].values, alone.values, rtol=1e-12, atol=1e-12)
             assert torch.equal(found[name].target, alone.target)
-
-
-def test_a_layer_downstream_sees_the_same_gradient_with_and_without_the_whole_graph(
-    net: TinyNet, x: torch.Tensor
-) -> None:
-    alone = explain.attribute(net, x, "gradcam", target=1, layer="layer2")
-    shared = explain.attribute(net, x, ["gradcam", "saliency"], target=1, layer="layer2")["gradcam"]
-    torch.testing.assert_close(alone.values, shared.values, rtol=1e-12, atol=1e-14)
-
-
-@pytest.mark.parametrize("layer", ["conv1", "layer1", "layer2"])
-def test_methods_asked_for_together_equal_each_alone(layer: str, net: TinyNet, x: torch.Tensor) -> None:
-    together = explain.attribute(net, x, ANYWHERE, targets=[0, 3], layer=layer)
-    for found, target in zip(together, [0, 3], strict=True):
-        for name in ANYWHERE:
-            alone = explain.attribute(net, x, name, target=target, layer=layer)
-            torch.testing.assert_close(found[name].values, alone.values, rtol=1e-12, atol=1e-12)
 
 
 def raises(module: nn.Module, args: Any) -> None:
@@ -98,9 +71,14 @@ def raises(module: nn.Module, args: Any) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(
-    "case", ["works", "bad target", "bad layer", "model that raises", "target that raises", "interrupt"]
+    ("case", "state"),
+    [
+        ("works", "eval"),
+        *((case, "train, grads, partly frozen") for case in ("works", "bad target", "bad layer", "model that raises")),
+        ("target that raises", "eval"),
+        ("interrupt", "eval"),
+    ],
 )
-@pytest.mark.parametrize("state", ["eval", "train, grads, partly frozen"])
 def test_model_and_caller_are_left_as_found(method: str, case: str, state: str, x: torch.Tensor) -> None:
     net = settled(TinyNet()).double()
     calls: list[str] = []
@@ -129,16 +107,14 @@ def test_model_and_caller_are_left_as_found(method: str, case: str, state: str, 
     elif case == "model that raises":
         with pytest.raises(ZeroDivisionError, match="model"):
             run()
-    elif case == "target that raises":
-        with pytest.raises(ZeroDivisionError):
-            run(target=lambda output: 1 / 0)
-    elif case == "interrupt":
+    else:
+        kind = KeyboardInterrupt if case == "interrupt" else ZeroDivisionError
 
-        def interrupt(output: torch.Tensor) -> torch.Tensor:
-            raise KeyboardInterrupt
+        def fail(output: torch.Tensor) -> torch.Tensor:
+            raise kind
 
-        with pytest.raises(KeyboardInterrupt):
-            run(target=interrupt)
+        with pytest.raises(kind):
+            run(target=fail)
     assert snapshot(net) == before
     assert torch.equal(x, given)
     assert x.requires_grad == shown
@@ -155,13 +131,6 @@ def test_the_callers_gradient_mode_and_a_frozen_model_make_no_difference(
     with mode():
         found = explain.attribute(net, x.clone(), method, target=1).values
     torch.testing.assert_close(found.clone(), expected, rtol=1e-12, atol=1e-14)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_train_mode_gives_the_result_of_eval_mode(method: str, net: TinyNet, x: torch.Tensor) -> None:
-    expected = explain.attribute(net, x, method, target=1).values
-    net.train()
-    assert torch.equal(explain.attribute(net, x, method, target=1).values, expected)
 
 
 @pytest.mark.parametrize("method", ANYWHERE)
@@ -207,28 +176,6 @@ def test_other_number_formats_and_channels_last_work(
     assert error < (1e-5 if dtype == torch.float32 else 0.1)
 
 
-@pytest.mark.parametrize(("count", "rounds"), [(5, 2), pytest.param(8, 5, marks=pytest.mark.long)])
-def test_threads_that_share_a_model_do_not_see_each_other(
-    count: int, rounds: int, net: TinyNet, x: torch.Tensor
-) -> None:
-    expected = [explain.attribute(net, x, METHODS, target=i) for i in range(5)]
-    found: dict[int, dict[str, explain.Attribution]] = {}
-
-    def work(i: int) -> None:
-        for _ in range(rounds):
-            found[i] = explain.attribute(net, x, METHODS, target=i % 5)
-
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(found) == list(range(count))
-    for i, attributions in found.items():
-        for name, attribution in attributions.items():
-            torch.testing.assert_close(attribution.values, expected[i % 5][name].values, rtol=1e-12, atol=1e-14)
-
-
 def test_an_explanation_inside_another_is_refused(net: TinyNet, x: torch.Tensor) -> None:
     def nested(output: torch.Tensor) -> torch.Tensor:
         return explain.attribute(net, x).score
@@ -252,33 +199,6 @@ def test_scores_that_cannot_be_explained_say_why(net: TinyNet, x: torch.Tensor) 
             explain.attribute(broken, x, method)
 
 
-@pytest.mark.parametrize(
-    ("bad", "message"),
-    [
-        (torch.zeros(3, 8, 8), "dimension"),
-        (torch.zeros(1, 3, 8, 8).long(), "floating"),
-        (torch.zeros(0, 3, 8, 8), "image"),
-        (torch.full((1, 3, 8, 8), float("inf")), "finite values"),
-        ("cat.jpg", "tensor"),
-        (torch.zeros(1, 3, 8, 8, device="meta"), "device"),
-    ],
-)
-def test_inputs_that_are_no_batch_of_images_are_refused(bad: object, message: str, net: TinyNet) -> None:
-    with pytest.raises(ImageError, match=message):
-        explain.attribute(net.float(), bad)  # type: ignore[arg-type]
-
-
-def test_something_that_is_no_model_is_refused(x: torch.Tensor) -> None:
-    with pytest.raises(ModelError, match="function"):
-        explain.attribute(lambda x: x, x)  # type: ignore[arg-type]
-
-
-def test_a_network_without_rectifiers_gets_a_warning_from_guided_backprop() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(16, 2))
-    with pytest.warns(ExplainWarning, match="guidedbackprop found no"):
-        explain.attribute(model, torch.rand(1, 3, 4, 4), "guidedbackprop")
-
-
 def test_a_map_that_is_zero_everywhere_comes_with_the_reason(net: TinyNet, x: torch.Tensor) -> None:
     def says(model: nn.Module, reason: str, **options: Any) -> None:
         with pytest.warns(ExplainWarning, match=f"gradcam is zero everywhere for image 0, 1, 2: {reason}"):
@@ -290,17 +210,13 @@ def test_a_map_that_is_zero_everywhere_comes_with_the_reason(net: TinyNet, x: to
     against = nn.Sequential(nn.Conv2d(3, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 2))
     against = settled(against).double()
     nn.init.constant_(against[4].weight, -1.0)
-    says(against, "all that layer 1 shows speaks against the target; choose another target", layer="1")
+    says(against, "all of layer 1 contributes negatively; choose another target", layer="1")
     nn.init.constant_(against[4].weight, 1.0)
     nn.init.constant_(against[0].bias, -100.0)
-    says(against, "layer 1 gives zero everywhere, as behind a ReLU of which every unit is off", layer="1")
+    says(against, "layer 1 gives zero everywhere, as behind a dead ReLU", layer="1")
     nn.init.constant_(against[0].bias, 1.0)
     against[4].bias.data = torch.tensor([2000.0, 0.0]).double()
-    says(
-        nn.Sequential(*against, nn.Softmax(1)),
-        "the model gives probabilities, and this one is so near to 0 or 1",
-        layer="1",
-    )
+    says(nn.Sequential(*against, nn.Softmax(1)), "the model gives probabilities, this one almost 0 or 1", layer="1")
 
 
 def test_all_methods_that_a_target_leaves_are_used_for_one_that_is_no_class(net: TinyNet, x: torch.Tensor) -> None:
@@ -310,13 +226,6 @@ def test_all_methods_that_a_target_leaves_are_used_for_one_that_is_no_class(net:
         found = explain.attribute(net, x, "all", target=lambda output: output[:, 0] - output[:, 1])
     assert {"gradcam", "scorecam", "saliency"} <= set(found)
     assert not {"cam", "finercam", "shapleycam", "legrad"} & set(found)
-
-
-def test_what_is_not_finite_is_traced_to_the_layer_that_gave_it_first(net: TinyNet, x: torch.Tensor) -> None:
-    net.layer1[2].bias.data[1] = float("inf")
-    for method in ("gradcam", "saliency", "scorecam"):
-        with pytest.raises(ModelError, match="finite"):
-            explain.attribute(net, x, method)
 
 
 class Rectified(nn.Module):
@@ -350,18 +259,8 @@ def test_functional_rectifiers_of_every_kind_are_caught(name: str) -> None:
 
 
 INPLACE = [
-    nn.ReLU,
-    nn.ReLU6,
-    nn.LeakyReLU,
-    nn.ELU,
-    nn.SELU,
-    nn.CELU,
-    nn.RReLU,
-    nn.SiLU,
-    nn.Mish,
-    nn.Hardswish,
-    nn.Hardtanh,
-]
+    nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.RReLU, nn.SiLU, nn.Mish, nn.Hardswish, nn.Hardtanh,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", INPLACE)
@@ -369,41 +268,12 @@ def test_rectifiers_in_place_are_caught_like_the_others(kind: type[nn.Module]) -
     x = torch.randn(1, 3, 6, 6, generator=torch.Generator().manual_seed(0))
 
     def guided(inplace: bool) -> torch.Tensor:
-        parts = [
-            nn.Conv2d(3, 4, 3),
-            kind(inplace=inplace),
-            nn.Conv2d(4, 4, 3),
-            nn.ReLU(),
-            nn.Flatten(),
-            nn.Linear(16, 2),
-        ]
-        return explain.attribute(settled(nn.Sequential(*parts)), x, "guidedbackprop", target=0).values
+        first, last = (nn.Conv2d(3, 4, 3), kind(inplace=inplace), nn.Conv2d(4, 4, 3)), (nn.Flatten(), nn.Linear(16, 2))
+        model = settled(nn.Sequential(*first, nn.ReLU(), *last))
+        return explain.attribute(model, x, "guidedbackprop", target=0).values
 
     assert guided(False).abs().max() > 0
     torch.testing.assert_close(guided(True), guided(False), rtol=1e-4, atol=1e-6)  # ELU in place recovers its input
-
-
-def test_threads_that_share_a_model_in_train_mode_leave_it_as_it_is(x: torch.Tensor) -> None:
-    net = settled(TinyNet()).double().train()
-    net.avgpool.register_forward_pre_hook(lambda module, args: time.sleep(0.01))
-    expected = explain.attribute(net, x, METHODS, target=1)
-    before = snapshot(net)
-    found: list[dict[str, explain.Attribution]] = []
-
-    def work(wait: float) -> None:
-        time.sleep(wait)
-        found.extend(explain.attribute(net, x, METHODS, target=1) for _ in range(3))
-
-    threads = [threading.Thread(target=work, args=(i * 0.004,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert snapshot(net) == before
-    assert len(found) == 12
-    for attributions in found:
-        for name, attribution in attributions.items():
-            torch.testing.assert_close(attribution.values, expected[name].values, rtol=1e-12, atol=1e-14)
 
 
 def test_gradients_that_are_not_finite_are_not_drawn() -> None:
@@ -440,7 +310,7 @@ def test_a_layer_that_mixes_up_the_batch_is_refused(x: torch.Tensor) -> None:
             windows = self.split(torch.cat(x.chunk(2, dim=2)))
             return self.fc(windows.mean((2, 3)).unflatten(0, (2, -1)).mean(0))
 
-    with pytest.raises(LayerError, match="images"):
+    with pytest.raises(LayerError, match="map"):
         explain.attribute(Windows(), x.float(), "gradcam", target=0, layer="split")
 
 
@@ -476,7 +346,7 @@ def test_a_shared_module_goes_by_all_its_names(net: TinyNet, x: torch.Tensor) ->
 
 def test_warnings_carry_the_line_of_the_caller() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(16, 2))
-    with pytest.warns(ExplainWarning) as caught:
+    with pytest.warns(ExplainWarning, match="guidedbackprop found no") as caught:
         explain.attribute(model, torch.rand(1, 3, 4, 4), "guidedbackprop")
     assert caught[0].filename == __file__
 
@@ -490,6 +360,7 @@ class TestTransformers:
 
     @pytest.mark.parametrize("method", sorted(ATTENDING - COVERING - {"cheferbimodal"}))
     @pytest.mark.parametrize("frozen", [False, True])
+    @pytest.mark.filterwarnings("ignore:gradeclip is zero everywhere")
     def test_model_and_caller_are_left_as_found(self, method: str, frozen: bool, vit: nn.Module) -> None:
         vit.requires_grad_(not frozen)
         x = torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -548,21 +419,6 @@ def test_ablations_fan_out_at_the_layer_where_the_network_lets_them(net: TinyNet
     for i in range(3):
         alone = explain.attribute(model, x[i : i + 1], "ablationcam", target=1, layer="body").values
         torch.testing.assert_close(found[i : i + 1], alone, rtol=1e-10, atol=1e-13)
-
-
-@pytest.mark.parametrize("method", sorted(RERUNNING - {"deeplift", "deepliftshap"}))  # one row for each image
-def test_the_size_of_the_pieces_makes_no_difference_and_progress_is_told(
-    method: str, net: TinyNet, x: torch.Tensor
-) -> None:
-    whole = explain.attribute(net, x, method, target=1).values
-    told: list[tuple[int, int]] = []
-    pieces = explain.attribute(
-        net, x, method, target=1, batch_size=3, progress=lambda done, total: told.append((done, total))
-    )
-    torch.testing.assert_close(pieces.values, whole, rtol=1e-9, atol=1e-12)
-    assert len(told) > 1
-    assert all(0 < done <= total for done, total in told)
-    assert any(done == total for done, total in told)
 
 
 @pytest.mark.parametrize("method", sorted(RERUNNING))
@@ -624,19 +480,6 @@ def test_gradients_in_half_precision_come_with_a_warning(net: TinyNet, x: torch.
         with pytest.warns(ExplainWarning, match="half|float16"):
             explain.attribute(net, x, method, target=1)
     explain.attribute(net, x, ["gradcam", "scorecam"], target=1)  # a warning would be an error here
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"batch_size": 0}, "batch_size must"),
-        ({"precision": "fp8"}, "precision must"),
-        ({"fuse": "sum"}, "fuse of attribute must"),
-    ],
-)
-def test_options_of_the_work_are_checked(options: Any, message: str, net: TinyNet, x: torch.Tensor) -> None:
-    with pytest.raises(MethodError, match=message):
-        explain.attribute(net, x, **options)
 
 
 class OverwritesViews(nn.Module):
@@ -763,77 +606,6 @@ def ablated_by_hand(score: Callable[[torch.Tensor], torch.Tensor], maps: torch.T
         without[:, k] = 0
         expected += ((score(maps) - score(without)) / score(maps))[:, None, None] * maps[:, k]
     return expected
-
-
-class OverwritesBehindTheLayer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.side, self.fc = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3), nn.Linear(8 * 80, 5)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        maps = self.conv(x)
-        maps += 0.3
-        maps.mul_(1.5)
-        return self.fc(torch.cat([maps.flatten(1), self.side(x).view(len(x), -1)], 1))
-
-
-def test_ablated_maps_may_be_overwritten_in_a_network_that_runs_twice(x: torch.Tensor) -> None:
-    model = settled(OverwritesBehindTheLayer()).double().eval()
-    found = explain.attribute(model, x, AblationCAM(relu=False), target=1, layer="conv").values
-    with torch.no_grad():
-        maps, side = model.conv(x), model.side(x)
-
-        def score(maps: torch.Tensor) -> torch.Tensor:
-            return model.fc(torch.cat([(maps + 0.3) * 1.5, side], 1).flatten(1))[:, 1]
-
-        expected = ablated_by_hand(score, maps)
-    torch.testing.assert_close(found, expected)
-
-
-class CountsRows(nn.Module):
-    """Works behind the layer on as many rows as there were before it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.fc = nn.Conv2d(3, 4, 3), nn.Linear(4, 5)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        maps = self.conv(x)
-        means = maps.mean((2, 3))
-        for i in range(len(x)):
-            means[i] = means[i] * 2 - means[i].mean()
-        return self.fc(means)
-
-
-def test_a_network_that_counts_its_rows_before_the_layer_runs_whole_for_every_ablation(x: torch.Tensor) -> None:
-    model = settled(CountsRows()).double().eval()
-    found = explain.attribute(model, x, AblationCAM(relu=False), target=1, layer="conv").values
-    with torch.no_grad():
-        maps = model.conv(x)
-
-        def score(maps: torch.Tensor) -> torch.Tensor:
-            means = maps.mean((2, 3))
-            return model.fc(means * 2 - means.mean(1, keepdim=True))[:, 1]
-
-        expected = ablated_by_hand(score, maps)
-    torch.testing.assert_close(found, expected)
-
-
-def test_lazy_modules_must_have_run_once(x: torch.Tensor) -> None:
-    model = nn.Sequential(nn.LazyConv2d(4, 3), nn.Flatten())
-    with pytest.raises(ModelError, match="without"):
-        explain.attribute(model, x, "saliency")
-
-
-def test_a_slower_way_is_said_where_somebody_listens(x: torch.Tensor, caplog: pytest.LogCaptureFixture) -> None:
-    class Coupled(TinyNet):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return super().forward(x - x.mean(0, keepdim=True) / 2)
-
-    model = settled(Coupled()).double().eval()
-    with caplog.at_level("INFO", logger="explain"):
-        explain.attribute(model, x[:1], "smoothgrad", target=1)
-    assert "perturbed rows are run one at a time: the model's scores depend on what stands beside" in caplog.text
 
 
 def test_one_function_for_one_or_several_methods_and_targets(net: TinyNet, x: torch.Tensor) -> None:

@@ -20,8 +20,7 @@ from explain.engine import Accumulator, Attributions, Evidence, Reducer
 from explain.engine import settings as work
 from explain.engine.perturbations import Scores
 from explain.methods import AblationCAM, Augmented, IntegratedGradients, Method, Saliency, ScoreCAM, Smooth
-from explain.methods.base import Style
-from explain.methods.registry import get_method
+from explain.methods.base import Style, get_method
 from explain.methods.wrappers import NoisyCopies, noise
 from tests.conftest import COVERING, settled
 
@@ -246,14 +245,6 @@ def test_a_network_that_couples_nothing_is_run_in_pieces() -> None:
     assert model.rows == [1, 7, 1, 6]  # with the first piece goes the photo, and its first row is run alone too
 
 
-def test_a_few_rows_that_would_be_left_over_go_with_the_last_piece() -> None:
-    model = small()
-    explain.attribute(model, X[:1], Smooth(samples=36), target=1)
-    assert model.rows == [1, 17, 1, 20]
-    explain.attribute(model.cleared(), X[:1], Smooth(samples=37), target=1)
-    assert model.rows == [1, 17, 1, 16, 5]
-
-
 # Targets that pick for each image.
 
 LABELS = torch.tensor([2, 0, 4])
@@ -273,8 +264,13 @@ def test_targets_that_pick_for_the_unaltered_rows_are_refused(method: str) -> No
 @pytest.mark.filterwarnings("ignore:smoothgradcam.. is zero everywhere for image 0")
 @pytest.mark.parametrize("method", RERUNNING)
 def test_targets_that_are_told_the_images_are_exact(method: str) -> None:
-    model = small()
-    expected = explain.attribute(model, X, method, target=LABELS, layer="conv", batch_size=1).values
+    model, told = small(), list[tuple[int, int]]()
+    expected = explain.attribute(
+        model, X, method, target=LABELS, layer="conv", batch_size=1, progress=noting(told)
+    ).values
+    assert len(told) > 1 or method in ("deeplift", "deepliftshap")  # one row for each image
+    assert all(0 < done <= total for done, total in told)
+    assert told[-1][0] == told[-1][1]
     for batch_size in (None, 1, 2, 3):
         found = explain.attribute(
             model,
@@ -339,14 +335,6 @@ def test_pieces_that_do_not_fit_are_halved_and_counted_once(method: str, error: 
         assert model.failures > 0
         assert told == sorted(set(told))
         assert told[-1][0] == told[-1][1]
-
-
-def test_what_did_not_fit_is_not_tried_again() -> None:
-    model, made = limited(3), Smooth(samples=40)
-    explain.attribute(model, X[:1], made, target=1)
-    tries = model.failures
-    explain.attribute(model, X[:1], made, target=1)
-    assert tries == model.failures > 0
 
 
 @pytest.mark.parametrize("method", PLAIN)
@@ -448,8 +436,7 @@ class Peek(Method):
         return frozenset({self.found})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        found: torch.Tensor = evidence[self.found]
-        return found
+        return evidence[self.found]
 
 
 def test_a_stream_ends_when_its_reader_has_enough() -> None:
@@ -517,12 +504,6 @@ def test_the_fastest_batch_size_is_found_and_remembered(best: int, timed: Timed)
     torch.testing.assert_close(explain.attribute(timed, X[:1], made, target=1, batch_size=1).values, first, **EXACT)
 
 
-def test_short_work_is_done_without_a_trial(timed: Timed) -> None:
-    timed.seconds = dict.fromkeys(range(40), 1e-4)
-    explain.attribute(timed, X[:1], Smooth(samples=200), target=1)
-    assert set(timed.rows[3:-1]) == {16}
-
-
 # Baselines, noise and units.
 
 
@@ -554,22 +535,6 @@ def test_a_baseline_is_mirrored_with_the_photo(batch_size: int | None, images: i
     assert (moved - unmoved.flip(-1)).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("name", ["smoothgrad", "smoothgradcam++", "sscam"])
-def test_noise_does_not_follow_the_default_dtype_or_device(name: str) -> None:
-    model = small()
-    expected = explain.attribute(model, X, name, target=1, layer="conv").values
-    try:
-        torch.set_default_dtype(torch.float64)
-        found = explain.attribute(model, X, name, target=1, layer="conv").values
-    finally:
-        torch.set_default_dtype(torch.float32)
-    assert torch.equal(found, expected)
-    expected_noise = noise(0, 1, X[0])
-    with torch.device("meta"):
-        found_noise = noise(0, 1, X[0])
-    assert torch.equal(found_noise, expected_noise)
-
-
 def test_the_mean_gradient_along_the_path_is_in_units_of_score_per_input() -> None:
     model = small()
     found = explain.attribute(model, X, IntegratedGradients(steps=12, multiply_by_inputs=False), target=1)
@@ -577,6 +542,5 @@ def test_the_mean_gradient_along_the_path_is_in_units_of_score_per_input() -> No
     torch.testing.assert_close(found.values, expected, **EXACT)
     with torch.no_grad():
         missed = (X * expected).flatten(1).sum(1) - (model(X)[:, 1] - model(torch.zeros_like(X))[:, 1])
-    assert found.delta is not None
     torch.testing.assert_close(found.delta, missed, **EXACT)
     assert missed.abs().max() < 1e-6

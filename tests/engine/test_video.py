@@ -128,7 +128,7 @@ def tiny_mvit(**options: Any) -> nn.Module:
 @pytest.mark.parametrize(
     ("build", "size", "layer", "places"),
     [
-        (torchvision.models.video.r3d_18, (8, 32, 48), "layer4", (1, 2, 3)),
+        pytest.param(torchvision.models.video.r3d_18, (8, 32, 48), "layer4", (1, 2, 3), marks=pytest.mark.long),
         (torchvision.models.video.swin3d_t, (4, 64, 96), "norm", (2, 2, 3)),
         (tiny_mvit, (4, 32, 48), "blocks.1.norm1", (2, 8, 12)),
     ],

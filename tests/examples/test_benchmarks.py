@@ -8,9 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import torch
 
-import explain
 from tests.conftest import ROOT
 from tests.hooks.test_tour import example
 
@@ -36,7 +34,23 @@ def table_of(module: ModuleType) -> Any:
 
 @pytest.mark.parametrize(
     "name",
-    ["startup", "hooks", "overhead", "pairs", "methods", "covering", "accuracy", "peers", "metrics", "check", "app"],
+    [
+        "startup",
+        "hooks",
+        "interventions",
+        "overhead",
+        "pairs",
+        "graphs",
+        "boxes",
+        "methods",
+        "covering",
+        "incremental",
+        "accuracy",
+        "peers",
+        "metrics",
+        "check",
+        "app",
+    ],
 )
 def test_published_rows_are_those_that_the_command_prints(name: str, bench: Any) -> None:
     tables, table = bench("tables"), table_of(bench(name))
@@ -61,41 +75,3 @@ def test_every_table_of_costs_has_a_command_that_measures_it_and_a_place_in_the_
         assert (BENCHMARKS / command[0]).exists()
     outside = re.sub(r"<!-- table: .*?<!-- end -->", "", COSTS, flags=re.DOTALL)
     assert not re.findall(r"^\|.*$", outside, re.MULTILINE)
-
-
-def test_the_options_that_all_tables_are_measured_with_give_the_published_rows(bench: Any) -> None:
-    command = bench("all").COMMANDS["overhead"]
-    measured = {case[0] for case in bench("overhead").CASES} & set(command[command.index("--models") + 1 :])
-    published = bench("tables").published(COSTS, "overhead")
-    assert measured == {re.match(r"\| (\w+),", row)[1] for row in published.splitlines()[2:]}  # type: ignore[index]
-
-
-def test_a_table_takes_the_place_of_an_older_one_and_leaves_the_rest(bench: Any) -> None:
-    tables = bench("tables")
-    text = "a\n<!-- table: one -->\n| old |\n<!-- end -->\nb\n<!-- table: two -->\n<!-- end -->\n"
-    printed = tables.in_markdown("torch 2\n| x \\ y |\n|---|\n| 1 |\nover the goal")
-    found = tables.replaced(tables.replaced(text, "one", printed), "two", "| z |")
-    assert tables.published(found, "one") == "| x \\ y |\n|---|\n| 1 |\n"
-    assert tables.published(found, "two") == "| z |\n"
-    assert found.startswith("a\n<!-- table: one -->")
-    assert "<!-- end -->\nb\n" in found
-    with pytest.raises(ValueError, match="text must"):
-        tables.replaced(text, "three", "")
-    with pytest.raises(ValueError, match="table 'three' must"):
-        tables.page_of("three")
-
-
-def test_pairs_are_of_methods_that_there_are(bench: Any) -> None:
-    assert {name for pair in bench("pairs").PAIRS for name in pair} <= set(explain.list_methods())
-
-
-def test_known_scores_are_looked_up_by_what_is_seen(bench: Any) -> None:
-    accuracy = bench("accuracy")
-    scores = torch.rand(2**12, dtype=torch.float64)
-    model = accuracy.Known(scores)
-    seen = torch.zeros(3, 1, 3, 4)
-    seen[1, 0, 0, 2] = seen[2] = 1
-    assert model(seen)[:, 0].tolist() == scores[[0, 4, 4095]].tolist()
-    found = explain.attribute(model, accuracy.PHOTO, accuracy.KernelSHAP(24, accuracy.COLUMNS), target=0)
-    assert found.samples == 24
-    assert found.delta.abs().max() < 1e-9

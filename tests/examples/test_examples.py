@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.conftest import ROOT, settled
+from tests.conftest import ROOT
 from tests.hooks.test_tour import example
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -210,41 +210,3 @@ def test_verdicts_are_counted_and_written_into_the_page(
     assert (low, round(high, 3)) == (0, 0.161)
     with pytest.raises(SystemExit, match="place"):
         module.updated("nothing", "other", "")
-
-
-def test_distances_of_estimates_to_others_of_many_runs_are_drawn(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import torch
-
-    import explain
-
-    class Small:
-        """In the place of an Explainer with a network that takes long."""
-
-        def __init__(self, name: str | None) -> None:
-            layers = torch.nn.Conv2d(3, 4, 3), torch.nn.Softplus(), torch.nn.Flatten(), torch.nn.Linear(144, 3)
-            self.model = settled(torch.nn.Sequential(*layers)).eval()
-
-        def as_input(self, photo: Path) -> torch.Tensor:
-            return torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(len(photo.stem)))
-
-    drawn: dict[str, Any] = {}
-    module = example("perturbation")
-    draw = module.errors
-    monkeypatch.setattr(explain, "Explainer", Small)
-    monkeypatch.setattr(
-        module, "errors", lambda found, reference: drawn.setdefault("figure", draw(drawn.setdefault("of", found), 160))
-    )
-    module.main([str(tmp_path), "--quick", "--errors"])
-    told = capsys.readouterr().out.splitlines()
-    assert told[-1] == f"written to {tmp_path / 'errors.png'}"
-    assert len(told) == 1 + len(module.KINDS)
-    assert (tmp_path / "errors.png").stat().st_size > 1000
-    for name, (off,) in drawn["of"].items():
-        assert list(off) == ([72] if "sobol" in name else [40, 80]), name  # whole designs
-        assert all(0 < each < 2 for each in off.values()), name
-    lines = drawn["figure"].axes[0].lines
-    assert [line.get_label() for line in lines[::2]] == list(module.KINDS)
-    for line, (off,) in zip(lines[::2], drawn["of"].values(), strict=True):
-        assert dict(zip(*line.get_data(), strict=True)) == off

@@ -56,29 +56,6 @@ def test_an_interval_holds_the_mean_of_other_photos_about_as_often_as_it_says(bo
     assert 0.89 <= held / 200 <= 0.99
 
 
-def test_a_method_beats_another_only_on_the_photos_that_both_have(board: Any) -> None:
-    standings = board("standings")
-    one = np.array([0.0, 10.0] * 10)
-    values = np.stack([one + 0.1, one, np.where(np.arange(20) < 9, one + 5, np.nan)], 1)
-    weights = standings.draws(20, 200)
-    assert standings.beaten(values, weights, ["a", "b", "few"], ["b"], 1) == [["b"], [], []]
-    assert standings.beaten(values, weights, ["a", "b", "few"], ["a"], -1) == [[], ["a"], []]
-
-
-def test_rank_correlations_are_spearmans(board: Any) -> None:
-    standings, generator = board("standings"), np.random.default_rng(1)
-    one, other = generator.integers(0, 6, 12).astype(float), generator.integers(0, 6, 12).astype(float)
-    other[3] = np.nan
-    both = ~np.isnan(other)
-
-    def plain(values: Any) -> Any:
-        return np.array([sum(v > u for v in values) + (1 + sum(v == u for v in values)) / 2 for u in values])
-
-    expected = np.corrcoef(plain(one[both]), plain(other[both]))[0, 1]
-    assert standings.rank_correlation(one, other) == pytest.approx(expected)
-    assert np.isnan(standings.rank_correlation(one, np.ones(12)))
-
-
 # Measuring
 
 
@@ -136,53 +113,6 @@ def test_photos_are_those_that_the_model_gets_right_with_boxes_that_leave_someth
     assert found["val_1.JPEG"].share == 64 / 256
     seen = explain.data.images.Box(4, 4, 12, 12)
     assert leaderboard.within((2, 6, 10, 14), seen, torch.zeros(1, 3, 16, 16)) == (0, 4, 12, 16)
-
-
-def test_work_goes_on_where_it_stopped_and_adds_what_came_later(
-    leaderboard: Any, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    results, monkeypatched = tmp_path / "results", ["gradcam", "saliency", "randomcam", "uniform", "the box itself"]
-    arguments = [str(data), "--models", "small", "--small", "--results", str(results), "--methods", *monkeypatched]
-    asked: list[list[str]] = []
-    measure = leaderboard.measure
-
-    def counted(model: Any, photo: Any, methods: Any, wanted: Any, record: Any) -> None:
-        if len(asked) == 1:
-            raise KeyboardInterrupt
-        asked.append(sorted(f"{name} {metric}" for name, metrics in wanted.items() for metric in metrics))
-        measure(model, photo, methods, wanted, record)
-
-    monkeypatch.setattr(leaderboard, "measure", counted)
-    with pytest.raises(KeyboardInterrupt):
-        leaderboard.main([*arguments, "--metrics", "auc", "deletion"])
-    (file,) = results.glob("small/*.json")
-    before = file.read_text()
-    record = json.loads(before)
-    assert {name: set(values) for name, values in record["values"].items()} == {
-        name: {"auc", "deletion"} for name in monkeypatched
-    }
-    monkeypatch.setattr(leaderboard, "measure", measure)
-    leaderboard.main([*arguments, "--metrics", "auc", "deletion"])
-    assert file.read_text() == before
-    assert len(list(results.glob("small/*.json"))) == 2
-    leaderboard.main([*arguments, "--metrics", "auc", "deletion", "road"])
-    later = json.loads(file.read_text())
-    assert {name: values["auc"] for name, values in later["values"].items()} == {
-        name: values["auc"] for name, values in record["values"].items()
-    }
-    assert all(set(values) == {"auc", "deletion", "road"} for values in later["values"].values())
-    assert later["values"]["the box itself"]["auc"] == 1
-    assert later["values"]["uniform"]["auc"] == 0.5
-    photo = next(p for p in leaderboard.photos(data, leaderboard.load("small"), 10) if p.name == record["photo"])
-    table = explain.evaluate(
-        leaderboard.load("small").model, photo.x, "gradcam", ["auc", leaderboard.METRICS["road"]], target=0,
-        boxes=[photo.box],
-    )  # fmt: skip
-    for metric in ("auc", "road"):
-        assert later["values"]["gradcam"][metric] == pytest.approx(table["gradcam"][metric].item(), abs=1e-5)
-    page = (results / "leaderboard.md").read_text("utf-8")
-    assert "| `gradcam` |" in page
-    assert "## small\n\n2 photos" in page
 
 
 # The page

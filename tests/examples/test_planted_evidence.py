@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +11,7 @@ from torch import nn
 
 from explain._utils.errors import muted
 from explain.methods import FeatureAblation, Squares
-from explain.methods.registry import get_method
+from explain.methods.base import get_method
 from explain.models import CenterCrop
 from tests.conftest import ROOT
 from tests.hooks.test_tour import example
@@ -89,35 +87,3 @@ def test_methods_find_the_mark_that_decides_and_leave_decoys_alone(evidence: Any
     assert without["right"]
     assert without["shares"]["gradcam"] == {"decoys": None}  # nothing in the photo raises the score
     assert without["shares"]["uniform"]["decoys"] == pytest.approx(288 / 4096, abs=1e-5)
-
-
-def test_the_section_names_those_that_miss_the_mark_or_take_one_for_another(evidence: Any, tmp_path: Path) -> None:
-    """Two methods: one sees the mark that was asked for, one sees marks of any class, and its decoys."""
-    good = {"mark": 0.6, "decoys": 0.01, "other mark": 0.05, "hit": 1.0}
-    blind = {"mark": 0.05, "decoys": 0.3, "other mark": 0.05, "hit": 0.0}
-    learnt = {"mark decides": 1.0, "no mark, no such class": 0.99, "decoys decide nothing": 1.0}
-    for marks in (1, 3):
-        (tmp_path / f"marks-{marks}.json").write_text(json.dumps(learnt))
-    for number in range(12):
-        for setting in evidence.SETTINGS:
-            places = ["decoys"] if setting == "no mark" else list(good)
-            shares = {
-                name: {place: each[place] + 0.001 * (number % 3) for place in places}
-                for name, each in (("gradcam", good), ("eigencam", blind), ("uniform", blind))
-            }
-            record = {"setting": setting, "right": True, "shares": shares}
-            (tmp_path / f"{number:04d}-{setting.replace(' ', '-')}.json").write_text(json.dumps(record))
-    page = example("planted_page")
-    found = page.summary(tmp_path)
-    assert found["settings"]["one mark"]["methods"]["gradcam"]["mark"]["photos"] == 12
-    lines = page.shown(found).splitlines()
-    assert lines[0].startswith("- The largest shares on the mark: `gradcam` (60%), ")
-    assert lines[1].startswith("- **Not significantly more than the strongest baseline** (uniform, 5%): `eigencam`. ")
-    assert lines[2].endswith("for `gradcam`.")
-    assert lines[3].endswith("`eigencam`.")
-    assert lines[4].endswith("for `eigencam`.")
-    assert "| `gradcam` | 12 | 60 ± 0 | 100 ± 0 | 1 ± 0 | 1 ± 0 |" in page.table(found)
-    section = page.section(found)
-    assert (
-        "the mark decides in 100.0%, decoys change nothing in 100.0%, and 1.0% of the photos without a mark" in section
-    )

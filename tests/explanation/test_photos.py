@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import nn
+from torch import Tensor, nn
+from torch.testing import assert_close
 
 import explain
 from explain import ExplainWarning, ImageError, LayerError, ModelError, PhotoError, PhotosError, TargetError
 from explain.methods import IntegratedGradients
-from tests.conftest import TinyNet, settled, snapshot
+from tests.conftest import Made, TinyNet, settled, snapshot
 
 METHODS = ["gradcam", "saliency", "randomcam", "smoothgrad", "ablationcam", "eigencam", "finercam"]
 
@@ -25,7 +26,7 @@ def picture(number: int, size: tuple[int, int] = (24, 20)) -> Image.Image:
     return Image.fromarray(pixels.astype(np.uint8))
 
 
-def as_it_is(image: Image.Image) -> torch.Tensor:
+def as_it_is(image: Image.Image) -> Tensor:
     """A preprocessing that keeps the size, so that photos differ in it."""
     return torch.from_numpy(np.array(image)).permute(2, 0, 1).float() / 255
 
@@ -37,7 +38,7 @@ class Counting(TinyNet):
         super().__init__()
         self.seen: list[int] = []
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         self.seen.append(len(x))
         return super().forward(x)
 
@@ -57,8 +58,8 @@ def assert_same(one: explain.Explanation, other: explain.Explanation) -> None:
         assert list(found) == list(expected)
         for method, attribution in found.items():
             alone = expected[method]
-            torch.testing.assert_close(attribution.values, alone.values, rtol=1e-9, atol=1e-12)
-            torch.testing.assert_close(attribution.score, alone.score)
+            assert_close(attribution.values, alone.values, rtol=1e-9, atol=1e-12)
+            assert_close(attribution.score, alone.score)
             assert str(attribution.target) == str(alone.target)
             assert (attribution.layer, attribution.size) == (alone.layer, alone.size)
 
@@ -93,13 +94,11 @@ def test_what_is_kept_of_one_photo_holds_nothing_of_the_others(explainer: explai
     for attribution in explanation.attributions.values():
         tensors += [attribution.values, attribution.score, attribution.target, attribution.logits, attribution.delta]
     for tensor in tensors:
-        if isinstance(tensor, torch.Tensor):
+        if isinstance(tensor, Tensor):
             assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
 
 
-def test_of_many_photos_the_bad_ones_are_named_and_the_others_are_not_lost(
-    explainer: explain.Explainer, tmp_path: Path
-) -> None:
+def test_of_many_photos_the_bad_ones_are_named_and_no_others_lost(explainer: explain.Explainer, tmp_path: Path) -> None:
     for i in range(3):
         picture(i).save(tmp_path / f"{i}.png")
     (tmp_path / "bad.png").write_bytes((tmp_path / "0.png").read_bytes()[:90])
@@ -116,7 +115,7 @@ def test_of_many_photos_the_bad_ones_are_named_and_the_others_are_not_lost(
 
 def test_one_photo_that_breaks_the_model_does_not_spoil_its_batch(explainer: explain.Explainer) -> None:
     class Fragile(TinyNet):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x: Tensor) -> Tensor:
             if (x.flatten(1).amax(1) == 0).any():
                 raise ZeroDivisionError("black")
             return super().forward(x)
@@ -132,12 +131,10 @@ def test_one_photo_that_breaks_the_model_does_not_spoil_its_batch(explainer: exp
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"layer": "layr1"}, LayerError),
-        ({"target": 9}, TargetError),
-        ({"target": "cat"}, TargetError),
+        ({"layer": "layr1"}, LayerError), ({"target": 9}, TargetError), ({"target": "cat"}, TargetError),
         ({"target": 1, "top_k": 2}, TargetError),
     ],
-)
+)  # fmt: skip
 def test_what_is_wrong_for_all_photos_is_raised_before_more_are_read(
     options: dict[str, Any], error: type[Exception], explainer: explain.Explainer
 ) -> None:
@@ -175,17 +172,11 @@ def test_large_photos_are_held_one_at_a_time(explainer: explain.Explainer, monke
 
 
 def test_networks_that_couple_a_batch_see_one_photo_at_a_time() -> None:
-    class Coupled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.norm = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, track_running_stats=False)
-            self.fc = nn.Linear(4, 5)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.fc(self.norm(self.conv(x)).relu().mean((2, 3)))
-
     torch.manual_seed(0)
-    coupled = explain.Explainer(Coupled().double(), preprocess=as_it_is)
+    norm = nn.BatchNorm2d(4, track_running_stats=False)
+    parts = {"conv": nn.Conv2d(3, 4, 3), "norm": norm, "fc": nn.Linear(4, 5)}
+    net = Made(lambda net, x: net.fc(net.norm(net.conv(x)).relu().mean((2, 3))), **parts)
+    coupled = explain.Explainer(net.double(), preprocess=as_it_is)
     photos = [picture(i) for i in range(3)]
     for photo, found in zip(photos, coupled(photos, ["gradcam", "saliency"], 1), strict=True):
         assert_same(found, coupled(photo, ["gradcam", "saliency"], 1))
@@ -195,7 +186,7 @@ def test_targets_and_baselines_of_the_callers_own_see_one_photo_at_a_time(explai
     """A function may index the rows of a batch, and a baseline may have a row for each image of it."""
     photos = [picture(i) for i in range(3)]
 
-    def own(output: torch.Tensor) -> torch.Tensor:
+    def own(output: Tensor) -> Tensor:
         assert len(output) == 1
         return output[[0], 2]
 
@@ -232,10 +223,10 @@ def test_an_attribution_has_the_attributions_of_its_images() -> None:
         for i, image in enumerate(batch):
             alone = explain.attribute(net, x[i : i + 1], method, target=i, layer=layer)
             for name in ("values", "score", "target", "logits", "heatmap", "delta"):
-                torch.testing.assert_close(getattr(image, name), getattr(alone, name), rtol=1e-4, atol=1e-5)
+                assert_close(getattr(image, name), getattr(alone, name), rtol=1e-4, atol=1e-5)
             assert list(image.maps) == list(alone.maps)
             for name, values in alone.maps.items():
-                torch.testing.assert_close(image.maps[name], values, rtol=1e-4, atol=1e-5)
+                assert_close(image.maps[name], values, rtol=1e-4, atol=1e-5)
             assert (len(image), image.layer, image.method) == (1, alone.layer, alone.method)
     assert torch.equal(batch[-1].values, batch.values[3:])
     assert torch.equal(batch[1:3].values, batch.values[1:3])
@@ -260,7 +251,7 @@ def test_a_list_of_targets_is_one_for_each_photo(explainer: explain.Explainer) -
         for photo, target, one in zip(photos, targets, found, strict=True):
             alone = explainer(photo, "saliency", target)
             assert one.targets == alone.targets
-            torch.testing.assert_close(one["saliency"].values, alone["saliency"].values, rtol=1e-5, atol=1e-7)
+            assert_close(one["saliency"].values, alone["saliency"].values, rtol=1e-5, atol=1e-7)
             assert one.record()["asked"] == alone.record()["asked"]
     both = explainer(photos, "saliency", targets=[2, 0])
     assert [len(one.results) for one in both] == [2, 2, 2]

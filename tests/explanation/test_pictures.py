@@ -11,19 +11,20 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import nn
+from torch import Tensor, nn
 
 import explain
 from explain import ExplainError, OutputError, render
 from explain.attribution.pictures import Look, layer_of, map_for, remark
 from explain.attribution.result import Attribution
 from explain.data.images import Box
+from explain.explanation.explanation import Explanations
 from explain.methods import IntegratedGradients, list_methods
-from explain.methods.base import FAMILIES
-from explain.methods.registry import family, get_method
+from explain.methods import base as methods_base
+from explain.methods.base import FAMILIES, innermost, title_of
 from explain.models import CenterCrop
-from explain.render import placement, styles
-from explain.targets import Detection, Segmentation, Similarity
+from explain.render import styles
+from explain.targets import Detections, Segmentation, Similarity
 from explain.training import GradientFlow
 from tests.conftest import ROOT
 
@@ -40,9 +41,8 @@ class Brightness(nn.Module):
         nn.init.constant_(self.fc.weight, 1.0)
         nn.init.zeros_(self.fc.bias)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        scores: torch.Tensor = self.fc(self.pool(self.light(x)).flatten(1))
-        return scores
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.pool(self.light(x)).flatten(1))
 
 
 PLAIN = CenterCrop(64, 0.8, (0.0,) * 3, (1.0,) * 3)
@@ -101,7 +101,7 @@ def test_what_lies_between_five_crops_is_marked_and_recorded(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("style", styles.CHOICES)
-def test_an_explanation_is_drawn_and_saved_in_any_style(
+def test_explanations_are_drawn_and_saved_in_any_style(
     style: str, explainer: explain.Explainer, tmp_path: Path
 ) -> None:
     explanation = explainer(spot((90, 60), (50, 30)), METHODS, 0, layer="light")
@@ -151,7 +151,7 @@ def test_only_maps_of_single_pixels_are_smoothed_and_only_for_styles_that_draw_a
         style = styles.get_style(name)
         outlined = name in ("contour", "mask")
         assert np.array_equal(map_for(layers, style), cells / cells.max() if outlined else layers.heatmap[0].numpy())
-        assert np.array_equal(map_for(pixels, style), placement.smoothed(heatmap))
+        assert np.array_equal(map_for(pixels, style), styles.smoothed(heatmap))
     assert np.array_equal(map_for(pixels, styles.Intensity()), heatmap)
     assert np.array_equal(map_for(pixels, styles.Signed()), pixels.signed[0].numpy())
 
@@ -171,14 +171,19 @@ def test_sheets_have_title_photo_families_layers_and_remarks(explainer: explain.
     assert layout.detail.startswith("Brightness: light 50 %, dark 50 %")
     assert [group.heading for group in layout.groups] == ["", "class activation maps", "gradients"]
     told = {tile.name: (tile.detail, tile.remark) for tile in layout.tiles}
-    assert list(told) == ["photo", "gradcam", "randomcam", "layercam", "saliency", "inputxgradient"]
-    assert told["gradcam"] == ("light", "")
-    assert told["randomcam"] == ("light", "null map: random weights")
-    assert told["saliency"] == ("", "")
-    assert [legend.about for legend in layout.legends] == ["magnitude", "evidence", "contribution"]
+    assert list(told) == ["photo", "Grad-CAM", "Random CAM", "LayerCAM", "Saliency", "Input × Gradient"]
+    assert told["Grad-CAM"] == ("layer light", "")
+    assert told["Random CAM"] == ("layer light", "null map: random weights")
+    assert told["Saliency"] == ("", "")
+    below = [legend.about for row in layout.legends() for legend in row.values()]
+    assert sorted(below) == ["contribution", "evidence", "evidence", "evidence", "magnitude"]
     several = explainer(spot((90, 60), (50, 30)), ["gradcam"], targets=[0, 1], layer="light").layout()
     assert [group.heading for group in several.groups] == ["", "light, 50 %", "dark, 50 %"]
     assert sum(tile.name == "photo" for tile in several.tiles) == 1
+    both = explainer(spot((90, 60), (50, 30)), ["gradcam", "saliency"], targets=[0, 1], layer="light").layout()
+    lined = [{c: (group.heading, tile.name) for c, (group, tile) in row.items()} for row in both.places()]
+    assert lined[0].pop(0) == ("", "photo")
+    assert lined == [{1: (title, "Grad-CAM"), 2: (title, "Saliency")} for title in ("light, 50 %", "dark, 50 %")]
 
 
 def test_maps_that_say_nothing_and_fusions_are_named() -> None:
@@ -193,11 +198,17 @@ def test_maps_that_say_nothing_and_fusions_are_named() -> None:
 
 
 def test_every_method_has_a_family() -> None:
-    found = {name: family(name) for name in list_methods()}
-    assert set(found.values()) <= set(FAMILIES)
-    assert [name for name, kind in found.items() if kind == "other methods"] == []
-    assert family(get_method("smooth(gradcam)")) == found["gradcam"] == found["smoothgradcam++"]
-    assert found["smoothgrad"] == found["saliency"]
+    assert {innermost(name).family for name in list_methods()} <= {*FAMILIES} - {"other methods"}
+
+
+def test_every_method_has_a_title_of_its_own_letters_and_no_other_name_has() -> None:
+    spelled = {"necessary", "sufficient", "smoothgrad2", "cheferbimodal"}  # words, and a sign for square
+    for name in list_methods():
+        assert title_of(name) != name, name
+        letters = re.sub(r"[^a-z+]", "", title_of(name).lower().replace("×", "x"))
+        assert name in spelled or set(name) <= {*letters}, name
+    assert set(methods_base._titles()) == {*list_methods(), *methods_base._wrappers}
+    assert title_of("smooth(augmented(gradcam))") == "SmoothGrad(augmented(Grad-CAM))"
 
 
 def test_concepts_are_saved_with_their_shares_values_and_a_record(tmp_path: Path) -> None:
@@ -239,6 +250,7 @@ def results() -> dict[str, Any]:
         model(x).sum().backward()
     return {
         "Explanation": explainer(photo, METHODS, 0, layer="light"),
+        "Explanations": explainer([photo, photo], METHODS, 0, layer="light"),
         "figure": explainer(photo, "gradcam", 0, layer="light").figure(),
         "Attribution": explain.attribute(explainer.model, x, "gradcam", target=1, layer="light"),
         "signed Attribution": explain.attribute(explainer.model, x, "inputxgradient", target=1),
@@ -255,24 +267,41 @@ def shown() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", [
-    "Explanation", "figure", "Attribution", "signed Attribution", "Concepts", "PhotoConcepts", "GradientFlow",
+    "Explanation", "Explanations", "figure", "Attribution", "signed Attribution", "Concepts", "PhotoConcepts",
+    "GradientFlow",
 ])  # fmt: skip
 def test_results_show_themselves_in_a_notebook(name: str, shown: dict[str, Any]) -> None:
-    assert shown[name]._repr_png_().startswith(b"\x89PNG")
     html = shown[name]._repr_html_()
+    assert len(html) < 300_000
+    assert not hasattr(shown[name], "_repr_png_")  # a notebook stores a result once
     if name == "Explanation":  # over its picture, the page in a frame that may do nothing but run its own scripts
         html, frame = re.fullmatch(
-            r"<div [^<>]+><div [^<>]+>(<img [^<>]+>)</div>(<iframe [^<>]+></iframe></div>)", html
+            r"<div [^<>]+><div>(<img [^<>]+>)</div>(<iframe [^<>]+></iframe></div>)", html
         ).groups()
         assert re.search(r' sandbox="allow-scripts allow-downloads" ', frame)
-    found = re.fullmatch(r'<img src="data:image/png;base64,[\w+/=]+" alt="([^"<>]+)" style="[^"<>]*">', html)
+    found = re.fullmatch(r'<img src="data:image/\w+;base64,[\w+/=]+" alt="([^"<>]+)" style="[^"<>]*">', html)
     assert found is not None, html[-300:]
     assert len(found[1]) > 20
 
 
+def test_a_result_of_any_size_takes_at_most_300_kilobytes_of_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (320, 400, 3), np.uint8))
+    explainer = explain.Explainer(Brightness().eval(), preprocess=CenterCrop(224, 1.0, (0.0,) * 3, (1.0,) * 3))
+    explanation = explainer(noise, "inputxgradient", targets=[0, 1])
+    many = Explanations([explanation] * 30)._repr_html_()
+    assert "30 photos, the first of which:" in many
+    page, figure = explanation._repr_html_(), explanation.figure()._repr_html_()
+    assert all(len(html) < 300_000 for html in (page, figure, many))
+    monkeypatch.setattr("explain.report.pages.LARGEST", 90_000)
+    alone = explanation._repr_html_()
+    assert alone.startswith("<img")  # the page does not fit
+    assert len(alone) < 121_000
+
+
 def test_a_repr_is_short_and_harmless(shown: dict[str, Any]) -> None:
     explainer = shown["Explanation"].explainer
-    things = {**shown, "Explainer": explainer, "preprocess": explainer.preprocess, "Box": shown["Explanation"].box}
+    things = {name: each for name, each in shown.items() if name != "Explanations"}
+    things |= {"Explainer": explainer, "preprocess": explainer.preprocess, "Box": shown["Explanation"].box}
     things["Layout"] = shown["Explanation"].layout()
     things["Scene"] = shown["Explanation"].scene
     things["Classifier"] = explainer._classifier
@@ -280,7 +309,7 @@ def test_a_repr_is_short_and_harmless(shown: dict[str, Any]) -> None:
     things["IntegratedGradients"] = IntegratedGradients(baseline=torch.zeros(3, 8, 8))
     things["Similarity"] = Similarity(torch.ones(500))
     things["Segmentation"] = Segmentation(3, torch.ones(9, 9))
-    things["Detection"] = Detection(box=torch.tensor([[0.0, 0, 2, 2]] * 9))
+    things["Detections"] = Detections(box=torch.tensor([[0.0, 0, 2, 2]] * 9))
     for name, thing in things.items():
         text = repr(thing)
         assert text.count("\n") <= 1, name
@@ -295,8 +324,7 @@ def test_a_repr_is_short_and_harmless(shown: dict[str, Any]) -> None:
 def test_attributions_without_places_and_of_videos_are_shown_too() -> None:
     values = torch.rand(2, 5)
     bare = Attribution("saliency", values, torch.tensor([0, 1]), torch.ones(2), None, ())
-    assert bare._repr_png_() is None
-    assert bare._repr_html_() == f"<pre>{bare!r}</pre>".replace("'", "&#x27;")
+    assert re.fullmatch(r"<pre [^<>]+>Attribution\(&#x27;saliency&#x27;, 2 images.*</pre>", bare._repr_html_())
     video = Attribution("gradcam", torch.rand(2, 3, 4, 4), torch.tensor([0, 1]), torch.ones(2), "a", (6, 8, 8))
     assert len(video.layout().tiles) == 8
     assert video._repr_html_().startswith("<img")

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import faulthandler
 import hashlib
-import io
 import json
 import os
 import random
-import resource
 import shutil
 import signal
 import sys
@@ -34,8 +32,6 @@ from tests.fuzz.files import Case, cases
 EXPLAINED, REFUSED, BROKEN = "explained", "refused", "failed"
 PATIENCE = 60.0  # seconds for a file; the largest picture that is allowed takes a quarter of it
 GROUPS = (1, 1, 1, 2, 5, 16)  # files in a call
-PEAK = 5.5e9  # bytes; the largest picture that is allowed takes 4.9e9
-GROWTH = 0.5e9  # bytes that may stay for good
 
 
 @dataclass(frozen=True)
@@ -51,7 +47,7 @@ MODES = (
     *(PLAIN,) * 5, *(JSON,) * 3,
     Mode(("--method", "saliency", "--method", "inputxgradient"), {".png": 3, ".npy": 2, ".json": 2}),
     Mode(("--method", "guidedbackprop", "--top-k", "2", "--json"), {".png": 3, ".npy": 2, ".json": 2}),
-    Mode(("--concepts", "2"), {".png": 1, ".npy": 2, ".json": 1}), Mode(("--inspect",), {}),
+    Mode(("concepts", "-k", "2"), {".png": 1, ".npy": 2, ".json": 1}), Mode(("inspect",), {}),
 )  # fmt: skip
 
 
@@ -93,27 +89,13 @@ class Summary:
     """The figures of a run."""
 
     results: Counter[tuple[str, str]] = field(default_factory=Counter)
-    places: Counter[tuple[str, str]] = field(default_factory=Counter)
     calls: int = 0
     seconds: float = 0.0
-    slowest: tuple[float, str] = (0.0, "")
-    growth: float = 0.0
-    peak: float = 0.0
     failures: list[str] = field(default_factory=list)
 
     def count(self, result: str) -> int:
         """Return how many files came to a result."""
         return sum(number for (_, found), number in self.results.items() if found == result)
-
-    def add(self, call: Call) -> None:
-        """Enter what came of a call."""
-        self.calls += 1
-        self.seconds += call.seconds
-        for case in call.cases:
-            self.results[case.mutation, call.result(case)] += 1
-            self.places[case.place, call.result(case)] += 1
-        if len(call.cases) == 1:
-            self.slowest = max(self.slowest, (call.seconds, str(call.cases[0])))
 
 
 def fuzz(count: int, seed: int, keep: Path, progress: Callable[[int, Summary], None] | None = None) -> Summary:
@@ -121,56 +103,24 @@ def fuzz(count: int, seed: int, keep: Path, progress: Callable[[int, Summary], N
 
     Raises nothing on account of the files: what went wrong is in the summary's ``failures``, and in ``keep``.
     """
-    draw, stream, summary = random.Random(f"groups {seed}"), cases(seed), Summary()
-    slowest_group: Call | None = None
-    try_alone(next(cases(seed)))  # what is loaded once is no growth
-    before, done = resident(), 0
+    draw, stream, summary, done = random.Random(f"groups {seed}"), cases(seed), Summary(), 0
     while done < count:
         group = list(islice(stream, min(draw.choice(GROUPS), count - done)))
         call = check(group, draw.choice(MODES))
-        if call.problems and len(group) > 1:
-            _enter_alone(call, summary, keep)
-        else:
-            _enter(call, summary, keep)
-            if len(group) > 1 and (slowest_group is None or call.seconds > slowest_group.seconds):
-                slowest_group = call
         done += len(group)
-        summary.growth, summary.peak = resident() - before, highest()
+        summary.calls += 1
+        summary.seconds += call.seconds
+        summary.results.update((case.mutation, call.result(case)) for case in group)
+        if call.problems:
+            folder = keep / group[0].token
+            (folder / "files").mkdir(parents=True, exist_ok=True)
+            for case in group:
+                case.write(folder / "files")
+            (folder / "report.txt").write_text(str(call), "utf-8", "backslashreplace")
+            summary.failures.append(f"{folder}: {call.problems[0].splitlines()[-1]} [{group[0]}]")
         if progress is not None:
             progress(done, summary)
-    if slowest_group is not None and slowest_group.seconds > summary.slowest[0]:
-        alone = [(check([case], slowest_group.mode).seconds, str(case)) for case in slowest_group.cases]
-        summary.slowest = max(summary.slowest, *alone)
-    if summary.growth > GROWTH or summary.peak > PEAK:
-        summary.failures.append(f"memory: {summary.growth / 1e6:.0f} MB stayed, {summary.peak / 1e6:.0f} MB at most")
     return summary
-
-
-def try_alone(case: Case, mode: Mode = PLAIN) -> Call:
-    """Hand over one file."""
-    return check([case], mode)
-
-
-def _enter_alone(together: Call, summary: Summary, keep: Path) -> None:
-    """Try the files of a call that went wrong one by one; where none is to blame alone, all of them are together."""
-    alone = [check([case], together.mode) for case in together.cases]
-    if any(call.problems for call in alone):
-        for call in alone:
-            _enter(call, summary, keep)
-    else:
-        _enter(together, summary, keep)
-
-
-def _enter(call: Call, summary: Summary, keep: Path) -> None:
-    summary.add(call)
-    if not call.problems:
-        return
-    folder = keep / call.cases[0].token
-    (folder / "files").mkdir(parents=True, exist_ok=True)
-    for case in call.cases:
-        case.write(folder / "files")
-    (folder / "report.txt").write_text(str(call), "utf-8", "backslashreplace")
-    summary.failures.append(f"{folder}: {call.problems[0].splitlines()[-1]} [{call.cases[0]}]")
 
 
 def check(group: Sequence[Case], mode: Mode) -> Call:
@@ -181,55 +131,48 @@ def check(group: Sequence[Case], mode: Mode) -> Call:
         folder.mkdir()
         call.paths = [case.write(folder) for case in group]
         before = _state(folder)
-        _run(call, output)
+        _run(call, Path(name), output)
         if _state(folder) != before:
             call.problems.append("the files handed over were altered, or others put beside them")
         _check_printed(call)
         _check_written(call, output)
-        _allow_all(folder)
+        for path in folder.iterdir():
+            if not path.is_symlink():
+                path.chmod(0o700)  # so that the folder can be removed
     return call
 
 
-def _run(call: Call, output: Path) -> None:
+def _run(call: Call, folder: Path, output: Path) -> None:
     where = ["--output", str(output)] if call.mode.files else []  # which would have no effect
-    arguments = [*call.paths, *where, *call.mode.options, "--model", "tiny"]
-    begun = time.monotonic()
-    with _captured() as (out, err, screen), _patient(PATIENCE * len(call.cases), screen):
+    arguments = [*call.mode.options, *call.paths, *where, "--model", "tiny"]
+    begun, printed = time.monotonic(), [folder / "stdout", folder / "stderr"]
+    with _captured(printed) as screen, _patient(PATIENCE * len(call.cases), screen):
         try:
             call.code = main(arguments)
-        except SystemExit as stop:
-            call.problems.append(f"main ended the program with {stop.code!r}")
         except BaseException as error:  # whatever comes out, a hang included, is what we look for
-            text = "".join(traceback.format_exception(error))
-            call.problems.append(f"main raised:\n{text}")
+            call.problems.append("main raised:\n" + "".join(traceback.format_exception(error)))
     call.seconds = time.monotonic() - begun
     if call.code == 130:
         raise KeyboardInterrupt  # of the person who runs this
-    call.out, call.err = (path.read_text("utf-8", "backslashreplace") for path in (out, err))
-    for path in (out, err):
-        path.unlink()
+    call.out, call.err = (path.read_text("utf-8", "backslashreplace") for path in printed)
 
 
 @contextmanager
-def _captured() -> Iterator[tuple[Path, Path, int]]:
-    """Send what is printed to files, also by libraries in C; yield these and a descriptor of the real screen."""
-    kept = sys.stdout, sys.stderr
-    screens = [os.dup(1), os.dup(2)]
-    files = [tempfile.NamedTemporaryFile("wb", prefix="fuzz-", delete=False) for _ in screens]  # noqa: SIM115
+def _captured(files: Sequence[Path]) -> Iterator[int]:
+    """Send what is printed to two files, also by libraries in C; yield a descriptor of the real screen."""
+    streams, screens = (sys.stdout, sys.stderr), [os.dup(1), os.dup(2)]
+    sys.stdout, sys.stderr = (path.open("w", encoding="utf-8", buffering=1) for path in files)
     try:
-        for stream in kept:
-            stream.flush()
-        for descriptor, file in enumerate(files, start=1):
-            os.dup2(file.fileno(), descriptor)
-        sys.stdout, sys.stderr = (io.TextIOWrapper(file, "utf-8", write_through=True) for file in files)
-        yield Path(files[0].name), Path(files[1].name), screens[1]
+        for descriptor, stream in enumerate((sys.stdout, sys.stderr), start=1):
+            streams[descriptor - 1].flush()
+            os.dup2(stream.fileno(), descriptor)
+        yield screens[1]
     finally:
-        for descriptor, screen in enumerate(screens, start=1):
-            os.dup2(screen, descriptor)
-            os.close(screen)
-        for wrapped in (sys.stdout, sys.stderr):
-            wrapped.close()
-        sys.stdout, sys.stderr = kept
+        for descriptor, stream in enumerate((sys.stdout, sys.stderr), start=1):
+            stream.close()
+            os.dup2(screens[descriptor - 1], descriptor)
+            os.close(screens[descriptor - 1])
+        sys.stdout, sys.stderr = streams
 
 
 class Hang(BaseException):
@@ -267,19 +210,14 @@ def _state(folder: Path) -> dict[str, tuple[object, ...]]:
     return found
 
 
-def _allow_all(folder: Path) -> None:
-    for path in folder.iterdir():
-        if not path.is_symlink():
-            path.chmod(0o700)  # so that the folder can be removed
-
-
 def _check_printed(call: Call) -> None:
     """One clear line for each file that was refused, nothing else that looks like an error, and the right code."""
     problem = call.problems.append
     for line in (call.out + "\n" + call.err).split("\n"):
         if "Traceback" in line or "Exception ignored" in line:
             problem(f"a traceback was printed: {line!r}")
-        if not _shown(line) and "--json" not in call.mode.options:
+        steers = any(ord(c) < 32 or 127 <= ord(c) < 160 or c in "\u2028\u2029" for c in line)
+        if steers and "--json" not in call.mode.options:
             problem(f"a line would do things to the terminal: {line!r}")
     odd = [line for line in call.err.splitlines() if not line.startswith(("explain: ", "note: "))]
     if odd:
@@ -295,20 +233,12 @@ def _check_printed(call: Call) -> None:
     if any(len(line) > 1500 for line in call.complaints):
         problem("a message that nobody would read to its end")
     if "--json" in call.mode.options:
-        _check_document(call)
-
-
-def _shown(line: str) -> bool:
-    return not any(ord(c) < 32 or 127 <= ord(c) < 160 or c in "\u2028\u2029" for c in line)
-
-
-def _check_document(call: Call) -> None:
-    try:
-        document = _strict(call.out)
-        if len(document["results"]) + len(document["errors"]) != len(call.cases):
-            call.problems.append("the JSON document does not account for every file")
-    except (ValueError, KeyError) as error:
-        call.problems.append(f"standard output is no JSON document: {error}")
+        try:
+            document = _strict(call.out)
+            if len(document["results"]) + len(document["errors"]) != len(call.cases):
+                problem("the JSON document does not account for every file")
+        except (ValueError, KeyError) as error:
+            problem(f"standard output is no JSON document: {error}")
 
 
 def _strict(text: str) -> Any:
@@ -323,14 +253,13 @@ def _strict(text: str) -> Any:
 def _check_written(call: Call, output: Path) -> None:
     """Every file that was explained has all of its results, and these are whole; a refused one has none."""
     written = sorted(output.iterdir()) if output.exists() else []
-    owned: Counter[Path] = Counter()
+    owned: set[Path] = set()
     for case in call.cases:
         own = [path for path in written if path.name.startswith(case.token)]
         owned.update(own)
         refused = any(case.token in line for line in call.complaints)
-        expected = {} if refused else call.mode.files
         kinds = Counter(path.suffix for path in own)
-        if kinds != expected and not call.problems:
+        if kinds != ({} if refused else call.mode.files) and not call.problems:
             call.problems.append(f"{case.token} is {'refused' if refused else 'explained'}, but wrote {dict(kinds)}")
     strays = [path.name for path in written if path not in owned]
     if strays:
@@ -349,25 +278,8 @@ def _read(path: Path) -> None:
     elif path.suffix == ".npy":
         if not np.isfinite(np.load(path, allow_pickle=False)).all():
             raise ValueError("it has values that are not finite")
-    elif path.suffix == ".json":
-        _strict(path.read_text("utf-8"))
     else:
-        raise ValueError("no kind of file that is written")
-
-
-def resident() -> float:
-    """Return the bytes of memory that this process has now; where that is not told, the most that it ever had."""
-    try:
-        pages = Path("/proc/self/statm").read_text().split()[1]
-    except OSError:
-        return highest()
-    return float(pages) * resource.getpagesize()
-
-
-def highest() -> float:
-    """Return the most bytes of memory that this process ever had."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return float(peak if sys.platform == "darwin" else peak * 1024)
+        _strict(path.read_text("utf-8"))
 
 
 def clear(keep: Path) -> None:

@@ -1,22 +1,19 @@
 """Random networks whose modules pass containers to each other, explained at every module against plain autograd.
 
 Modules append to the caller's container, take out of it, write over what is in it, and return it. `made` draws such a
-network; `check` compares its explanations with plain gradients of the same steps without anything in place. From the
-command line, it checks as many networks as it is told to::
-
-    python -m tests.fuzz.containers 200
+network; `check` compares its explanations with plain gradients of the same steps without anything in place.
 """
 
 from __future__ import annotations
 
 import random
-import sys
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.testing import assert_close
 
 import explain
 from explain.methods import GradCAM, HiResCAM
@@ -61,7 +58,7 @@ class Part(nn.Module):
         self.before, self.after, self.way, self.overwrites = before, after, way, overwrites
         self.pure = False
 
-    def act(self, steps: list[Any], x: torch.Tensor, skips: Any) -> torch.Tensor:
+    def act(self, steps: list[Any], x: Tensor, skips: Any) -> Tensor:
         for step, number in steps:
             keys = list(skips) if isinstance(skips, dict) else range(len(skips))
             if step == "append":
@@ -81,13 +78,13 @@ class Part(nn.Module):
         return x
 
     @staticmethod
-    def append(skips: Any, x: torch.Tensor) -> None:
+    def append(skips: Any, x: Tensor) -> None:
         if isinstance(skips, dict):
             skips[f"skip {len(skips)} {id(x)}"] = x
         else:
             skips.append(x)
 
-    def forward(self, x: torch.Tensor, state: Any) -> Any:
+    def forward(self, x: Tensor, state: Any) -> Any:
         x = self.conv(self.act(self.before, x, opened(state)))
         x = x.relu_() if self.overwrites and not self.pure else x.relu()
         x = self.act(self.after, x, opened(state))
@@ -101,9 +98,9 @@ class Net(nn.Module):
         super().__init__()
         self.kind, self.by_keyword = kind, by_keyword
         self.parts, self.head = nn.ModuleList(parts), nn.Linear(3, 4)
-        self.seen: list[torch.Tensor] | None = None
+        self.seen: list[Tensor] | None = None
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         state = empty(self.kind)
         for part in self.parts:
             out = part(x, state=state) if self.by_keyword else part(x, state)
@@ -116,7 +113,7 @@ class Net(nn.Module):
             x = out
             if self.seen is not None:
                 self.seen.append(x)
-        scores: torch.Tensor = self.head(x.mean((2, 3)))
+        scores: Tensor = self.head(x.mean((2, 3)))
         skips = opened(state)
         for skip in skips.values() if isinstance(skips, dict) else skips:
             scores = scores + self.head(skip.square().mean((2, 3)))
@@ -149,7 +146,7 @@ def made(seed: int) -> Net:
     return Net(draw.choice(KINDS), parts, draw.random() < 0.3).double().eval()
 
 
-def plain(net: Net, x: torch.Tensor, target: int) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
+def plain(net: Net, x: Tensor, target: int) -> tuple[Tensor, list[Tensor], list[Tensor]]:
     """Return the scores; the photos and the maps of every part; and their gradients, with nothing in place."""
     for part in net.parts:
         part.pure = True  # type: ignore[assignment]
@@ -166,14 +163,15 @@ def plain(net: Net, x: torch.Tensor, target: int) -> tuple[torch.Tensor, list[to
     return scores.detach(), maps, [torch.zeros_like(m) if g is None else g for g, m in zip(grads, maps, strict=True)]
 
 
-def check(seed: int) -> None:
-    """Compare a network's explanations at every part with the plain computation."""
+def check(seed: int) -> int:
+    """Compare a network's explanations at every part with the plain computation; return how many maps were compared."""
     net = made(seed)
     x = torch.randn(2, 3, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     if seed % 3 == 0:
         net.requires_grad_(False)
     scores, maps, grads = plain(net, x, 1)
     methods = [GradCAM(relu=False), HiResCAM(relu=False), "inputxgradient"]
+    compared = 0
     for number, (each, gradient) in enumerate(zip(maps[1:], grads[1:], strict=True)):
         wanted = {
             "gradcam": (gradient.mean((2, 3), keepdim=True) * each).sum(1),
@@ -186,10 +184,7 @@ def check(seed: int) -> None:
             found = explain.attribute(net, x, asked, target=1, layer=f"parts.{number}")
             for name in found:
                 told = f"seed {seed}, parts.{number}, {name}"
-                torch.testing.assert_close(found[name].score, scores[:, 1], rtol=1e-9, atol=1e-12, msg=told)
-                torch.testing.assert_close(found[name].values.double(), wanted[name], rtol=1e-9, atol=1e-12, msg=told)
-
-
-if __name__ == "__main__":
-    for each_seed in range(int(sys.argv[1])):
-        check(each_seed)
+                assert_close(found[name].score, scores[:, 1], rtol=1e-9, atol=1e-12, msg=told)
+                assert_close(found[name].values.double(), wanted[name], rtol=1e-9, atol=1e-12, msg=told)
+                compared += 1
+    return compared

@@ -5,35 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
-from explain.methods import (
-    IDGI,
-    ISCAM,
-    LRP,
-    SSCAM,
-    BlurIntegratedGradients,
-    FinerCAM,
-    GradCAM,
-    GradCAMPlusPlus,
-    GuidedIntegratedGradients,
-    IntegratedGradients,
-    Smooth,
-    SmoothGradCAMPlusPlus,
-)
-from explain.methods.registry import MethodLike
+from explain import methods
+from explain.methods.base import MethodLike
 from explain.methods.wrappers import noise
 from explain.relevance.composites import attn_lrp
 from tests.fuzz.pure import Pure
 from tests.methods import plain, plain_factors, plain_masks, plain_paths, plain_scores, plain_steps
 
-Slow = Callable[[Pure, torch.Tensor, int, int], torch.Tensor]  # network, image, class, layer -> values
+Slow = Callable[[Pure, Tensor, int, int], Tensor]  # network, image, class, layer -> values
 
 
-def pixels(slow: Callable[..., torch.Tensor]) -> Slow:
+def pixels(slow: Callable[..., Tensor]) -> Slow:
     return lambda network, x, target, layer: slow(network, x, target)
 
 
-def cam(network: Pure, x: torch.Tensor, target: int, layer: int) -> torch.Tensor:
+def cam(network: Pure, x: Tensor, target: int, layer: int) -> Tensor:
     activation = network.forward(x)[layer + 1]
     weights = class_weights(network, x, layer)
     if weights is None:
@@ -45,7 +33,7 @@ class NotLinearError(Exception):
     """The scores are no linear function of the means of the layer's maps."""
 
 
-def class_weights(network: Pure, x: torch.Tensor, layer: int) -> torch.Tensor | None:
+def class_weights(network: Pure, x: Tensor, layer: int) -> Tensor | None:
     """The weights ``(K, C)`` of the mean of each map in the scores, where a head is an average and one linear layer."""
     values, last = network.forward(x), network.program.steps[-1]
     means = torch.stack([plain.mean_of(channel) for channel in values[layer + 1]])
@@ -64,11 +52,11 @@ def class_weights(network: Pure, x: torch.Tensor, layer: int) -> torch.Tensor | 
     return None
 
 
-def shapleycam(network: Pure, x: torch.Tensor, target: int, layer: int) -> torch.Tensor:
+def shapleycam(network: Pure, x: Tensor, target: int, layer: int) -> Tensor:
     """Weights ``mean(G - H A / 2)`` of ``y + log p``: the slope of the gradient along A, forwards over backwards."""
     activation, head = network.forward(x)[layer + 1], network[layer + 1 :]
 
-    def slope(a: torch.Tensor) -> torch.Tensor:
+    def slope(a: Tensor) -> Tensor:
         scores = head.scores(a)
         return torch.autograd.grad(scores[target] + scores.log_softmax(0)[target], a, create_graph=True)[0]
 
@@ -86,19 +74,19 @@ def shapleycam(network: Pure, x: torch.Tensor, target: int, layer: int) -> torch
     return plain.weighted(weights, activation, relu=True)
 
 
-def randomcam(network: Pure, x: torch.Tensor, target: int, layer: int) -> torch.Tensor:
-    channels = len(network.forward(x)[layer + 1])
+def randomcam(network: Pure, x: Tensor, target: int, layer: int) -> Tensor:
+    channels = len(plain.forward(network, x)[layer + 1])
     weights = torch.rand(channels, generator=torch.Generator().manual_seed(0)) * 2 - 1
     return plain.randomcam(network, x, target, layer, weights=weights.to(x))
 
 
-def drawn(samples: int, x: torch.Tensor) -> list[torch.Tensor]:
+def drawn(samples: int, x: Tensor) -> list[Tensor]:
     return [0.15 * (x.max() - x.min()) * noise(0, i, x) for i in range(samples)]
 
 
 def smoothed(kind: str) -> Slow:
-    def slow(network: Pure, x: torch.Tensor, target: int, layer: int) -> torch.Tensor:
-        def gradient(z: torch.Tensor) -> torch.Tensor:
+    def slow(network: Pure, x: Tensor, target: int, layer: int) -> Tensor:
+        def gradient(z: Tensor) -> Tensor:
             return plain.backward(network, plain.forward(network, z), target)[0]
 
         return plain_paths.smooth(gradient, x, noise=drawn(2, x), kind=kind)
@@ -106,95 +94,81 @@ def smoothed(kind: str) -> Slow:
     return slow
 
 
-def integrated(network: Pure, x: torch.Tensor, target: int, layer: int) -> torch.Tensor:
+def integrated(network: Pure, x: Tensor, target: int, layer: int) -> Tensor:
     points, weights = plain_paths.quadrature("gausslegendre", 3)
     zero = torch.zeros_like(x)
     return plain_paths.integratedgradients(network, x, target, baseline=zero, points=points, weights=weights)
 
 
-def blurred(network: Pure, x: torch.Tensor, target: int, layer: int) -> torch.Tensor:
+def blurred(network: Pure, x: Tensor, target: int, layer: int) -> Tensor:
     return plain_steps.blurintegratedgradients(network, x, target, steps=2, sigma=0.2 * min(x.shape[1:]))
 
 
-def guided(network: Pure, x: torch.Tensor, target: int, layer: int) -> torch.Tensor:
+def guided(network: Pure, x: Tensor, target: int, layer: int) -> Tensor:
     zero = torch.zeros_like(x)
     path = plain_steps.guided(network, x, target, baseline=zero, steps=2, fraction=0.25, distance=0.02)
     return plain_steps.along(network, target, path)
 
 
-def by_direction(network: Pure, x: torch.Tensor, target: int, layer: int) -> torch.Tensor:
+def by_direction(network: Pure, x: Tensor, target: int, layer: int) -> Tensor:
     return plain_steps.idgi(network, target, plain_steps.straight(x, torch.zeros_like(x), 3))
 
 
-def noisy_maps(network: Pure, x: torch.Tensor, target: int, layer: int) -> torch.Tensor:
+def noisy_maps(network: Pure, x: Tensor, target: int, layer: int) -> Tensor:
     maps = plain.forward(network, x)[layer + 1]
     span = torch.stack([m.max() - m.min() for m in maps])[:, None, None]
     return plain_masks.sscam(network, x, target, layer, noise=[0.15 * span * noise(0, i, maps[0]) for i in range(2)])
 
 
-def smoothgradcampp(network: Pure, x: torch.Tensor, target: int, layer: int) -> torch.Tensor:
+def smoothgradcampp(network: Pure, x: Tensor, target: int, layer: int) -> Tensor:
     return plain.smoothgradcampp(network, x, target, layer, noise=drawn(2, x))
 
 
-def smoothed_cam(network: Pure, x: torch.Tensor, target: int, layer: int) -> torch.Tensor:
+def smoothed_cam(network: Pure, x: Tensor, target: int, layer: int) -> Tensor:
     return plain_paths.smooth(lambda z: plain.gradcam(network, z, target, layer), x, noise=drawn(2, x))
 
 
-def relevance(network: Pure, x: torch.Tensor, target: int, layer: int | None) -> torch.Tensor:
+def relevance(network: Pure, x: Tensor, target: int, layer: int | None) -> Tensor:
     """Value times gradient: activations as lines from zero, deviations and gates as constants, products in halves."""
     values = network.forward(x)
     gradients = network.backward(values, target, "relevance")
     return x * gradients[0] if layer is None else (values[layer + 1] * gradients[layer + 1]).sum(0)
 
 
+AS_THEY_ARE: dict[str, Slow] = {
+    "saliency": pixels(plain.saliency), "inputxgradient": pixels(plain.inputxgradient),
+    "deconvnet": pixels(plain.deconvnet), "guidedbackprop": pixels(plain.guidedbackprop), "cam": cam,
+    "guidedgradcam": plain.guidedgradcam, "gradcam": plain.gradcam, "gradcam++": plain.gradcampp,
+    "xgradcam": plain.xgradcam, "hirescam": plain.hirescam, "elementwisecam": plain.elementwisecam,
+    "layercam": plain.layercam, "eigencam": plain_factors.eigencam,
+    "eigengradcam": plain_factors.eigengradcam, "kpcacam": plain_factors.kpcacam, "fem": plain_factors.fem,
+    "shapleycam": shapleycam, "finercam": plain_scores.finercam, "randomcam": randomcam,
+    "fullgrad": pixels(plain_paths.fullgrad), "scorecam": plain_masks.scorecam, "ablationcam": plain_masks.ablationcam,
+    "refinecam": plain_scores.refinecam,  # its layer is a list of them
+}  # fmt: skip
+REFUSED = ("legrad", "gradeclip", "rollout", "gradientrollout", "cheferattribution", "cheferbimodal")
+"""Always: none of these networks has attention."""
 METHODS: dict[str, tuple[MethodLike, Slow]] = {
-    "saliency": ("saliency", pixels(plain.saliency)),
-    "inputxgradient": ("inputxgradient", pixels(plain.inputxgradient)),
-    "guidedbackprop": ("guidedbackprop", pixels(plain.guidedbackprop)),
-    "deconvnet": ("deconvnet", pixels(plain.deconvnet)),
-    "guidedgradcam": ("guidedgradcam", plain.guidedgradcam),
-    "cam": ("cam", cam),
-    "gradcam": ("gradcam", plain.gradcam),
-    "gradcam signed": (GradCAM(relu=False), lambda *a: plain.gradcam(*a, relu=False)),
-    "gradcam++": ("gradcam++", plain.gradcampp),
-    "smoothgradcam++": (SmoothGradCAMPlusPlus(samples=2), smoothgradcampp),
-    "smooth(gradcam)": (Smooth(GradCAM(), samples=2), smoothed_cam),
-    "xgradcam": ("xgradcam", plain.xgradcam),
-    "hirescam": ("hirescam", plain.hirescam),
-    "elementwisecam": ("elementwisecam", plain.elementwisecam),
-    "layercam": ("layercam", plain.layercam),
-    "eigencam": ("eigencam", plain_factors.eigencam),
-    "eigengradcam": ("eigengradcam", plain_factors.eigengradcam),
-    "kpcacam": ("kpcacam", plain_factors.kpcacam),
-    "fem": ("fem", plain_factors.fem),
-    "shapleycam": ("shapleycam", shapleycam),
-    "finercam": ("finercam", plain_scores.finercam),
+    **{name: (name, slow) for name, slow in AS_THEY_ARE.items()},
+    **{name: (name, plain.saliency) for name in REFUSED},
+    "gradcam signed": (methods.GradCAM(relu=False), lambda *a: plain.gradcam(*a, relu=False)),
+    "smoothgradcam++": (methods.SmoothGradCAMPlusPlus(samples=2), smoothgradcampp),
+    "smooth(gradcam)": (methods.Smooth(methods.GradCAM(), samples=2), smoothed_cam),
     "finercam weighted": (
-        FinerCAM(GradCAMPlusPlus(), "weighted", 1.0, 2),
+        methods.FinerCAM(methods.GradCAMPlusPlus(), "weighted", 1.0, 2),
         lambda *a: plain_scores.finercam(*a, objective="weighted", alpha=1.0, references=2, base=plain.gradcampp_map),
     ),
-    "randomcam": ("randomcam", randomcam),
-    "scorecam": ("scorecam", plain_masks.scorecam),
-    "sscam": (SSCAM(samples=2), noisy_maps),
-    "iscam": (ISCAM(steps=2), lambda *a: plain_masks.iscam(*a, steps=2)),
-    "ablationcam": ("ablationcam", plain_masks.ablationcam),
-    "fullgrad": ("fullgrad", pixels(plain_paths.fullgrad)),
-    "integratedgradients": (IntegratedGradients(steps=3), integrated),
-    "blurintegratedgradients": (BlurIntegratedGradients(2), blurred),
-    "guidedintegratedgradients": (GuidedIntegratedGradients(2), guided),
-    "idgi": (IDGI(IntegratedGradients(3)), by_direction),
-    "smoothgrad": (Smooth(samples=2), smoothed("mean")),
-    "smoothgrad2": (Smooth(samples=2, statistic="square"), smoothed("squared")),
-    "vargrad": (Smooth(samples=2, statistic="variance"), smoothed("variance")),
-    "lrp": (LRP("Gradient"), relevance),
-    "attnlrp": (LRP(attn_lrp(epsilon=0)), relevance),
-    "refinecam": ("refinecam", plain_scores.refinecam),  # its layer is a list of them
-    "legrad": ("legrad", plain.saliency),  # always refused: none of these networks has attention
-    "rollout": ("rollout", plain.saliency),
-    "gradientrollout": ("gradientrollout", plain.saliency),
-    "cheferattribution": ("cheferattribution", plain.saliency),
-    "cheferbimodal": ("cheferbimodal", plain.saliency),
-}
+    "sscam": (methods.SSCAM(samples=2), noisy_maps),
+    "iscam": (methods.ISCAM(steps=2), lambda *a: plain_masks.iscam(*a, steps=2)),
+    "integratedgradients": (methods.IntegratedGradients(steps=3), integrated),
+    "blurintegratedgradients": (methods.BlurIntegratedGradients(2), blurred),
+    "guidedintegratedgradients": (methods.GuidedIntegratedGradients(2), guided),
+    "idgi": (methods.IDGI(methods.IntegratedGradients(3)), by_direction),
+    "smoothgrad": (methods.Smooth(samples=2), smoothed("mean")),
+    "smoothgrad2": (methods.Smooth(samples=2, statistic="square"), smoothed("squared")),
+    "vargrad": (methods.Smooth(samples=2, statistic="variance"), smoothed("variance")),
+    "lrp": (methods.LRP("Gradient"), relevance), "attnlrp": (methods.LRP(attn_lrp(epsilon=0)), relevance),
+}  # fmt: skip
 RERUNS = frozenset({"scorecam", "sscam", "iscam", "ablationcam", "smooth(gradcam)", "smoothgradcam++", "smoothgrad",
                     "smoothgrad2", "vargrad", "integratedgradients", "kpcacam", "blurintegratedgradients",
                     "guidedintegratedgradients", "idgi"})  # fmt: skip

@@ -91,67 +91,26 @@ def mutation(function: Mutation) -> Mutation:
     return function
 
 
-def of_bytes(change: Callable[[random.Random, bytes], bytes]) -> Callable[[random.Random, bytes], bytes]:
-    """Enter a mutation that takes the bytes of any picture."""
+Change = Callable[[random.Random, bytes], bytes]
+
+
+def of_bytes(change: Change, name: str = "", formats: Sequence[str] = tuple(SUFFIXES)) -> Change:
+    """Enter a mutation that takes the bytes of a picture, in any format or in some."""
 
     def mutated(draw: random.Random, originals: Pictures) -> Made:
-        original = draw.choice(originals)
+        original = draw.choice([each for each in originals if each.format in formats])
         return original.about, change(draw, original.content), original.suffix
 
-    MUTATIONS[change.__name__] = mutated
+    MUTATIONS[name or change.__name__] = mutated
     return change
 
 
-def of_format(*formats: str) -> Callable[[Callable[[random.Random, bytes], bytes]], Mutation]:
+def of_format(*formats: str) -> Callable[[Change], Change]:
     """Enter a mutation that takes the bytes of pictures in some formats."""
-
-    def entered(change: Callable[[random.Random, bytes], bytes]) -> Mutation:
-        def mutated(draw: random.Random, originals: Pictures) -> Made:
-            original = draw.choice([p for p in originals if p.format in formats])
-            return original.about, change(draw, original.content), original.suffix
-
-        MUTATIONS[change.__name__] = mutated
-        return mutated
-
-    return entered
+    return lambda change: of_bytes(change, formats=formats)
 
 
 # What happens to files on the way
-
-
-@of_bytes
-def unchanged(draw: random.Random, content: bytes) -> bytes:
-    return content
-
-
-@of_bytes
-def cut_short(draw: random.Random, content: bytes) -> bytes:
-    return content[: draw.randrange(1, len(content))]
-
-
-@of_bytes
-def cut_near_the_end(draw: random.Random, content: bytes) -> bytes:
-    return content[: -draw.randint(1, min(40, len(content) - 1))]
-
-
-@of_bytes
-def cut_in_the_header(draw: random.Random, content: bytes) -> bytes:
-    return content[: draw.randint(1, 64)]
-
-
-@of_bytes
-def cut_at_the_start(draw: random.Random, content: bytes) -> bytes:
-    return content[draw.randint(1, 64) :]
-
-
-@of_bytes
-def flip_bits(draw: random.Random, content: bytes) -> bytes:
-    return _flipped(draw, content, len(content))
-
-
-@of_bytes
-def flip_bits_of_the_header(draw: random.Random, content: bytes) -> bytes:
-    return _flipped(draw, content, min(len(content), 100))
 
 
 def _flipped(draw: random.Random, content: bytes, end: int) -> bytes:
@@ -161,65 +120,46 @@ def _flipped(draw: random.Random, content: bytes, end: int) -> bytes:
     return bytes(changed)
 
 
-def _range(draw: random.Random, content: bytes) -> tuple[int, int]:
+def _range(draw: random.Random, content: bytes) -> tuple[bytes, bytes, bytes]:
+    """What is before a range, in it and behind it."""
     start = draw.randrange(len(content))
-    return start, min(len(content), start + draw.choice((1, 4, 30, 500, 10_000)))
+    end = min(len(content), start + draw.choice((1, 4, 30, 500, 10_000)))
+    return content[:start], content[start:end], content[end:]
 
 
-@of_bytes
-def zero_a_range(draw: random.Random, content: bytes) -> bytes:
-    start, end = _range(draw, content)
-    return content[:start] + bytes(end - start) + content[end:]
+def _of_range(change: Callable[[random.Random, bytes], bytes]) -> Change:
+    def changed(draw: random.Random, content: bytes) -> bytes:
+        before, inside, behind = _range(draw, content)
+        return before + change(draw, inside) + behind
+
+    return changed
 
 
-@of_bytes
-def repeat_a_range(draw: random.Random, content: bytes) -> bytes:
-    start, end = _range(draw, content)
-    return content[:end] + content[start:end] * draw.randint(1, 3) + content[end:]
-
-
-@of_bytes
-def insert_noise(draw: random.Random, content: bytes) -> bytes:
-    start, end = _range(draw, content)
-    return content[:start] + draw.randbytes(end - start) + content[start:]
-
-
-@of_bytes
-def overwrite_with_noise(draw: random.Random, content: bytes) -> bytes:
-    start, end = _range(draw, content)
-    return content[:start] + draw.randbytes(end - start) + content[end:]
-
-
-@of_bytes
-def delete_a_range(draw: random.Random, content: bytes) -> bytes:
-    start, end = _range(draw, content)
-    return content[:start] + content[end:]
-
-
-@of_bytes
-def swap_the_halves(draw: random.Random, content: bytes) -> bytes:
+def _halves(draw: random.Random, content: bytes) -> bytes:
     middle = draw.randrange(len(content))
     return content[middle:] + content[:middle]
 
 
-@of_bytes
-def append_garbage(draw: random.Random, content: bytes) -> bytes:
-    return content + draw.choice((b"\0", b"\r\n", b"<html>", content)) * draw.randint(1, 50)
-
-
-@of_bytes
-def change_line_ends(draw: random.Random, content: bytes) -> bytes:
-    return content.replace(*draw.choice(((b"\n", b"\r\n"), (b"\r\n", b"\n"), (b"\r", b""))))
-
-
-@of_bytes
-def decode_as_text(draw: random.Random, content: bytes) -> bytes:
-    return content.decode(draw.choice(("utf-8", "latin-1", "ascii")), "replace").encode()
-
-
-@of_bytes
-def flip_bits_and_cut(draw: random.Random, content: bytes) -> bytes:
-    return cut_short(draw, flip_bits(draw, content))
+ON_THE_WAY: dict[str, Change] = {
+    "unchanged": lambda draw, content: content,
+    "cut_short": lambda draw, content: content[: draw.randrange(1, len(content))],
+    "cut_near_the_end": lambda draw, content: content[: -draw.randint(1, min(40, len(content) - 1))],
+    "cut_in_the_header": lambda draw, content: content[: draw.randint(1, 64)],
+    "cut_at_the_start": lambda draw, content: content[draw.randint(1, 64) :],
+    "flip_bits": lambda draw, content: _flipped(draw, content, len(content)),
+    "flip_bits_of_the_header": lambda draw, content: _flipped(draw, content, min(len(content), 100)),
+    "zero_a_range": _of_range(lambda draw, inside: bytes(len(inside))),
+    "repeat_a_range": _of_range(lambda draw, inside: inside * draw.randint(2, 4)),
+    "insert_noise": _of_range(lambda draw, inside: draw.randbytes(len(inside)) + inside),
+    "overwrite_with_noise": _of_range(lambda draw, inside: draw.randbytes(len(inside))),
+    "delete_a_range": _of_range(lambda draw, inside: b""),
+    "swap_the_halves": _halves,
+    "append_garbage": lambda draw, c: c + draw.choice((b"\0", b"\r\n", b"<html>", c)) * draw.randint(1, 50),
+    "change_line_ends": lambda draw, c: c.replace(*draw.choice(((b"\n", b"\r\n"), (b"\r\n", b"\n"), (b"\r", b"")))),
+    "decode_as_text": lambda draw, c: c.decode(draw.choice(("utf-8", "latin-1", "ascii")), "replace").encode(),
+}
+for _name, _change in ON_THE_WAY.items():
+    of_bytes(_change, _name)
 
 
 # Files that are not what they say
@@ -383,11 +323,8 @@ def broken_exif(draw: random.Random, content: bytes) -> bytes:
     if not found:
         return content
     start = draw.choice(found) + 4
-    return (
-        content[:start]
-        + _flipped(draw, content[start : start + 60], len(content[start : start + 60]))
-        + (content[start + 60 :])
-    )
+    tags = content[start : start + 60]
+    return content[:start] + _flipped(draw, tags, len(tags)) + content[start + 60 :]
 
 
 # Parts that are dropped, repeated or out of order
@@ -403,25 +340,21 @@ def _chunks(content: bytes) -> list[bytes]:
     return parts
 
 
-@of_format("PNG")
-def png_chunks_out_of_order(draw: random.Random, content: bytes) -> bytes:
-    parts = _chunks(content)
-    draw.shuffle(parts)
-    return content[:8] + b"".join(parts)
+def _with_chunks(change: Callable[[random.Random, list[bytes]], object]) -> Change:
+    def changed(draw: random.Random, content: bytes) -> bytes:
+        parts = _chunks(content)
+        change(draw, parts)
+        return content[:8] + b"".join(parts)
+
+    return changed
 
 
-@of_format("PNG")
-def png_chunk_twice(draw: random.Random, content: bytes) -> bytes:
-    parts = _chunks(content)
-    parts.insert(draw.randrange(len(parts)), draw.choice(parts))
-    return content[:8] + b"".join(parts)
-
-
-@of_format("PNG")
-def png_chunk_missing(draw: random.Random, content: bytes) -> bytes:
-    parts = _chunks(content)
-    del parts[draw.randrange(len(parts))]
-    return content[:8] + b"".join(parts)
+for _name, _of_parts in {
+    "png_chunks_out_of_order": lambda draw, parts: draw.shuffle(parts),
+    "png_chunk_twice": lambda draw, parts: parts.insert(draw.randrange(len(parts)), draw.choice(parts)),
+    "png_chunk_missing": lambda draw, parts: parts.pop(draw.randrange(len(parts))),
+}.items():
+    of_bytes(_with_chunks(_of_parts), _name, ["PNG"])
 
 
 @of_format("PNG")

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 Shape = tuple[int, ...]  # of one image's value: (C, h, w) or (D,)
 Answer = namedtuple("Answer", ["logits", "features"])
@@ -59,19 +59,12 @@ class Program:
 # ---------------------------------------------------------------------------------------------------------------------
 # Modules and operations
 
-ACTIVATIONS: dict[str, tuple[Callable[..., nn.Module], Callable[..., torch.Tensor]]] = {
-    "relu": (nn.ReLU, F.relu),
-    "leaky_relu": (nn.LeakyReLU, F.leaky_relu),
-    "elu": (nn.ELU, F.elu),
-    "silu": (nn.SiLU, F.silu),
-    "hardswish": (nn.Hardswish, F.hardswish),
-    "relu6": (nn.ReLU6, F.relu6),
-    "gelu": (nn.GELU, F.gelu),
-    "tanh": (nn.Tanh, torch.tanh),
-    "sigmoid": (nn.Sigmoid, torch.sigmoid),
-    "softplus": (nn.Softplus, F.softplus),
-    "prelu": (nn.PReLU, F.prelu),
-}
+ACTIVATIONS: dict[str, tuple[Callable[..., nn.Module], Callable[..., Tensor]]] = {
+    "relu": (nn.ReLU, F.relu), "leaky_relu": (nn.LeakyReLU, F.leaky_relu), "elu": (nn.ELU, F.elu),
+    "silu": (nn.SiLU, F.silu), "hardswish": (nn.Hardswish, F.hardswish), "relu6": (nn.ReLU6, F.relu6),
+    "gelu": (nn.GELU, F.gelu), "tanh": (nn.Tanh, torch.tanh), "sigmoid": (nn.Sigmoid, torch.sigmoid),
+    "softplus": (nn.Softplus, F.softplus), "prelu": (nn.PReLU, F.prelu),
+}  # fmt: skip
 TAKES_INPLACE = frozenset({"relu", "leaky_relu", "elu", "silu", "hardswish", "relu6"})
 METHODS = frozenset({"relu", "tanh", "sigmoid"})  # x.relu_() and so on
 IN_PLACE = frozenset({"module_", "function_", "method_", "effect_"})
@@ -121,14 +114,14 @@ def _activation(kind: str, style: str, shape: Shape) -> nn.Module | None:
     return made(inplace=True) if style in ("module_", "effect_") else made()
 
 
-def run(step: Step, module: Any, args: Sequence[torch.Tensor]) -> torch.Tensor:
+def run(step: Step, module: Any, args: Sequence[Tensor]) -> Tensor:
     """Do what a step says, as it says it."""
     with torch.no_grad() if step.style == "no_grad" else nullcontext():
         done = _DO[step.op](step, module, *args)
     return args[0] if step.style == "effect_" else done
 
 
-def _act(step: Step, module: Any, x: torch.Tensor) -> torch.Tensor:
+def _act(step: Step, module: Any, x: Tensor) -> Tensor:
     kind = step.options[0]
     if module is not None:
         return module(x)
@@ -138,11 +131,11 @@ def _act(step: Step, module: Any, x: torch.Tensor) -> torch.Tensor:
     return function(x, inplace=True) if step.style == "function_" else function(x)
 
 
-def _norm_call(step: Step, module: Any, x: torch.Tensor) -> torch.Tensor:
+def _norm_call(step: Step, module: Any, x: Tensor) -> Tensor:
     return module(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2) if step.options[0] == "layer" else module(x)
 
 
-def _pool(step: Step, module: Any, x: torch.Tensor) -> torch.Tensor:
+def _pool(step: Step, module: Any, x: Tensor) -> Tensor:
     if module is not None:
         return module(x)
     kind, *sizes = step.options
@@ -150,7 +143,7 @@ def _pool(step: Step, module: Any, x: torch.Tensor) -> torch.Tensor:
             "adaptive_max": F.adaptive_max_pool2d}[kind](x, *sizes)  # fmt: skip
 
 
-def _add(step: Step, module: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def _add(step: Step, module: Any, x: Tensor, y: Tensor) -> Tensor:
     if step.style == "method_":
         return x.add_(y)
     if step.style == "function_":
@@ -159,7 +152,7 @@ def _add(step: Step, module: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Ten
     return torch.add(x, y) if step.style == "function" else x + y
 
 
-def _mul(step: Step, module: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def _mul(step: Step, module: Any, x: Tensor, y: Tensor) -> Tensor:
     y = y[:, :, None, None] if y.ndim < x.ndim else y
     if step.style in IN_PLACE:
         x *= y
@@ -167,12 +160,12 @@ def _mul(step: Step, module: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Ten
     return x * y
 
 
-def _scale(step: Step, module: Any, x: torch.Tensor) -> torch.Tensor:
+def _scale(step: Step, module: Any, x: Tensor) -> Tensor:
     factor, shift = step.options
     return x.mul_(factor).add_(shift) if step.style in IN_PLACE else x * factor + shift
 
 
-def _half(step: Step, module: Any, x: torch.Tensor) -> torch.Tensor:
+def _half(step: Step, module: Any, x: Tensor) -> Tensor:
     """A part of the channels, rectified or scaled through a view of them."""
     kind, start, stop, stride = step.options
     part = x[:, start:stop:stride]
@@ -184,18 +177,18 @@ def _half(step: Step, module: Any, x: torch.Tensor) -> torch.Tensor:
     return torch.where(inside[:, None, None], x.relu() if kind == "relu" else x * 0.5, x)
 
 
-def _flatten(step: Step, module: Any, x: torch.Tensor) -> torch.Tensor:
+def _flatten(step: Step, module: Any, x: Tensor) -> Tensor:
     if module is not None:
         return module(x)
     return x.view(len(x), -1) if step.style == "view" else torch.flatten(x, 1)
 
 
-def _slice(step: Step, module: Any, x: torch.Tensor) -> torch.Tensor:
+def _slice(step: Step, module: Any, x: Tensor) -> Tensor:
     start, stop, stride = step.options
     return x[:, start:stop:stride]
 
 
-def _permute(step: Step, module: Any, x: torch.Tensor) -> torch.Tensor:
+def _permute(step: Step, module: Any, x: Tensor) -> Tensor:
     """Channels shuffled between groups, or a view that was turned round and back."""
     groups = step.options[0]
     if groups == 0:
@@ -204,38 +197,25 @@ def _permute(step: Step, module: Any, x: torch.Tensor) -> torch.Tensor:
     return x.reshape(n, groups, c // groups, h, w).transpose(1, 2).reshape(n, c, h, w)
 
 
-def _resize(step: Step, module: Any, x: torch.Tensor) -> torch.Tensor:
+def _resize(step: Step, module: Any, x: Tensor) -> Tensor:
     mode, size = step.options
     extra = {} if mode == "nearest" else {"align_corners": False}
     return F.interpolate(x, size=size, mode=mode, **extra)
 
 
-def _mean(step: Step, module: Any, x: torch.Tensor) -> torch.Tensor:
+def _mean(step: Step, module: Any, x: Tensor) -> Tensor:
     return x.amax((2, 3)) if step.options[0] == "max" else x.mean((2, 3))
 
 
-_DO: dict[str, Callable[..., torch.Tensor]] = {
-    "conv": lambda step, module, x: module(x),
-    "deconv": lambda step, module, x: module(x),
-    "linear": lambda step, module, x: module(x),
-    "norm": _norm_call,
-    "act": _act,
-    "pool": _pool,
-    "add": _add,
-    "mul": _mul,
-    "cat": lambda step, module, *args: torch.cat(args, 1),
-    "scale": _scale,
-    "half": _half,
-    "slice": _slice,
+_DO: dict[str, Callable[..., Tensor]] = {
+    **dict.fromkeys(("conv", "deconv", "linear"), lambda step, module, x: module(x)),
+    "norm": _norm_call, "act": _act, "pool": _pool, "add": _add, "mul": _mul, "scale": _scale, "half": _half,
+    "slice": _slice, "permute": _permute, "resize": _resize, "flatten": _flatten, "mean": _mean,
+    "cat": lambda step, module, *args: torch.cat(args, 1), "detach": lambda step, module, x: x.detach(),
     "chunk": lambda step, module, x: x.chunk(2, 1)[step.options[0]],
     "identity": lambda step, module, x: x if module is None else module(x),
-    "detach": lambda step, module, x: x.detach(),
     "same": lambda step, module, new, old: old,  # what was overwritten, by the name that it had before
-    "permute": _permute,
-    "resize": _resize,
-    "flatten": _flatten,
-    "mean": _mean,
-}
+}  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -255,7 +235,7 @@ class Part(nn.Module):
             if i in modules and program.steps[i].again is None:
                 self.add_module(f"m{i}", modules[i])
 
-    def forward(self, *args: torch.Tensor) -> Any:
+    def forward(self, *args: Tensor) -> Any:
         values = dict(zip(self.takes, args, strict=True))
         for i in range(self.start, self.stop):
             step = self.program.steps[i]
@@ -284,8 +264,8 @@ class Network(nn.Module):
             self.add_module(f"t{i}", self.called[i])
         fill(self, program.seed)
 
-    def forward(self, *inputs: torch.Tensor) -> Any:
-        values: dict[int, torch.Tensor] = dict(enumerate(inputs))
+    def forward(self, *inputs: Tensor) -> Any:
+        values: dict[int, Tensor] = dict(enumerate(inputs))
         i, count = 0, len(inputs)
         while i < len(self.program.steps):
             if i in self.blocks:
@@ -301,22 +281,19 @@ class Network(nn.Module):
         return answer(self.program, values[count + i - 1], values[self.program.extra])
 
 
-def answer(program: Program, scores: torch.Tensor, extra: torch.Tensor) -> Any:
+def answer(program: Program, scores: Tensor, extra: Tensor) -> Any:
     """The output that a program gives its scores ``(N, K)`` in."""
     if program.output == "numbers":
         return scores[:, 0]
     made: dict[str, Callable[[], Any]] = {
-        "tensor": lambda: scores,
-        "tuple": lambda: (scores, extra),
-        "list": lambda: [scores, None],
-        "dict": lambda: {"features": extra, "logits": scores},
-        "scores": lambda: {"scores": scores},
+        "tensor": lambda: scores, "tuple": lambda: (scores, extra), "list": lambda: [scores, None],
+        "dict": lambda: {"features": extra, "logits": scores}, "scores": lambda: {"scores": scores},
         "named": lambda: Answer(scores, extra),
-    }
+    }  # fmt: skip
     return made[program.output]()
 
 
-def scores_in(output: Any) -> torch.Tensor:
+def scores_in(output: Any) -> Tensor:
     """The scores ``(N, K)`` in the output of a `Network`, found by its form alone."""
     if isinstance(output, dict):
         output = output.get("logits", output.get("scores"))

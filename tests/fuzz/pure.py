@@ -13,22 +13,20 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from tests.fuzz.programs import Network, Program, Step, answer, scores_in, sees
 
-RECTIFIERS: dict[str, Callable[..., torch.Tensor]] = {
-    "relu": lambda x: x * (x > 0),
-    "leaky_relu": lambda x: torch.where(x > 0, x, 0.01 * x),
-    "elu": lambda x: torch.where(x > 0, x, torch.where(x > 0, 0, x).exp() - 1),
-    "silu": lambda x: x / (1 + (-x).exp()),
+RECTIFIERS: dict[str, Callable[..., Tensor]] = {
+    "relu": lambda x: x * (x > 0), "leaky_relu": lambda x: torch.where(x > 0, x, 0.01 * x),
+    "elu": lambda x: torch.where(x > 0, x, torch.where(x > 0, 0, x).exp() - 1), "silu": lambda x: x / (1 + (-x).exp()),
     "hardswish": lambda x: torch.where(x <= -3, 0 * x, torch.where(x >= 3, x, x * (x + 3) / 6)),
     "relu6": lambda x: torch.where(x <= 0, 0 * x, torch.where(x >= 6, 0 * x + 6, x)),
     "gelu": lambda x: x * (1 + torch.erf(x / math.sqrt(2))) / 2,
     "softplus": lambda x: torch.where(x > 20, x, torch.logaddexp(x, torch.zeros_like(x))),
     "prelu": lambda x, slope: torch.where(x > 0, x, x * slope),
-}
-OTHERS: dict[str, Callable[..., torch.Tensor]] = {
+}  # fmt: skip
+OTHERS: dict[str, Callable[..., Tensor]] = {
     "tanh": lambda x: 1 - 2 / (1 + (2 * x).exp()),
     "sigmoid": lambda x: 1 / (1 + (-x).exp()),
 }
@@ -38,13 +36,13 @@ class Ruled(torch.autograd.Function):
     """A function whose gradient is rectified: what comes back ("guided"), or instead of it what arrives ("deconv")."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, function: Callable[..., torch.Tensor], rule: str) -> torch.Tensor:
+    def forward(ctx: Any, x: Tensor, function: Callable[..., Tensor], rule: str) -> Tensor:
         ctx.save_for_backward(x)
         ctx.function, ctx.rule = function, rule
         return function(x)
 
     @staticmethod
-    def backward(ctx: Any, arrived: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    def backward(ctx: Any, arrived: Tensor) -> tuple[Tensor, None, None]:
         if ctx.rule == "deconv":
             return arrived * (arrived > 0), None, None
         with torch.enable_grad():
@@ -53,7 +51,7 @@ class Ruled(torch.autograd.Function):
         return back * (back > 0), None, None
 
 
-def pure(step: Step, module: Any, args: Sequence[torch.Tensor], rule: str) -> torch.Tensor:
+def pure(step: Step, module: Any, args: Sequence[Tensor], rule: str) -> Tensor:
     """The value of a step, as a new tensor, from values that stay as they are."""
     x = args[0]
     if step.op == "act":
@@ -69,7 +67,7 @@ def pure(step: Step, module: Any, args: Sequence[torch.Tensor], rule: str) -> to
     return done.detach() if step.style == "no_grad" else done.clone()
 
 
-def _act(step: Step, module: Any, x: torch.Tensor, rule: str) -> torch.Tensor:
+def _act(step: Step, module: Any, x: Tensor, rule: str) -> Tensor:
     kind = step.options[0]
     if rule == "relevance" and kind not in ("relu", "leaky_relu", "prelu"):
         return _line({**RECTIFIERS, **OTHERS}[kind], x)
@@ -81,7 +79,7 @@ def _act(step: Step, module: Any, x: torch.Tensor, rule: str) -> torch.Tensor:
     return rectified(lambda z: RECTIFIERS["prelu"](z, slope), x, rule)
 
 
-def _line(function: Callable[..., torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+def _line(function: Callable[..., Tensor], x: Tensor) -> Tensor:
     """A function, and as its derivative the slope of the line from what it makes of zero."""
     zero = torch.zeros(1, dtype=x.dtype, requires_grad=True)
     with torch.enable_grad():
@@ -94,12 +92,12 @@ def _line(function: Callable[..., torch.Tensor], x: torch.Tensor) -> torch.Tenso
     return value + slope * (x - x.detach())
 
 
-def rectified(function: Callable[..., torch.Tensor], x: torch.Tensor, rule: str) -> torch.Tensor:
+def rectified(function: Callable[..., Tensor], x: Tensor, rule: str) -> Tensor:
     return function(x) if rule in ("plain", "relevance") else Ruled.apply(x, function, rule)
 
 
-def _norm(kind: str, module: Any, x: torch.Tensor, rule: str = "plain") -> torch.Tensor:
-    def column(vector: torch.Tensor) -> torch.Tensor:
+def _norm(kind: str, module: Any, x: Tensor, rule: str = "plain") -> Tensor:
+    def column(vector: Tensor) -> Tensor:
         return vector[None, :, None, None]
 
     if kind == "batch":
@@ -115,7 +113,7 @@ def _norm(kind: str, module: Any, x: torch.Tensor, rule: str = "plain") -> torch
     return done if module.weight is None else done * column(module.weight) + column(module.bias)
 
 
-def _conv(step: Step, module: Any, x: torch.Tensor) -> torch.Tensor:
+def _conv(step: Step, module: Any, x: Tensor) -> Tensor:
     if step.op == "conv":
         _, _, stride, padding, dilation, groups, _ = step.options
         return F.conv2d(x, module.weight, module.bias, stride, padding, dilation, groups)
@@ -123,58 +121,50 @@ def _conv(step: Step, module: Any, x: torch.Tensor) -> torch.Tensor:
     return F.conv_transpose2d(x, module.weight, module.bias, stride, padding)
 
 
-def _pool(options: tuple[Any, ...], x: torch.Tensor, rule: str) -> torch.Tensor:
+def _pool(options: tuple[Any, ...], x: Tensor, rule: str) -> Tensor:
     kind, *sizes = options
     return {"max": F.max_pool2d, "avg": F.avg_pool2d, "adaptive_avg": F.adaptive_avg_pool2d,
             "adaptive_max": F.adaptive_max_pool2d}[kind](x, *sizes)  # fmt: skip
 
 
-def _half(options: tuple[Any, ...], x: torch.Tensor, rule: str) -> torch.Tensor:
+def _half(options: tuple[Any, ...], x: Tensor, rule: str) -> Tensor:
     kind, *part = options
     inside = range(x.shape[1])[slice(*part)]
     done = rectified(RECTIFIERS["relu"], x[:, inside], rule) if kind == "relu" else 0.5 * x[:, inside]
     return torch.stack([done[:, inside.index(k)] if k in inside else x[:, k] for k in range(x.shape[1])], 1)
 
 
-def _mul(options: tuple[Any, ...], x: torch.Tensor, y: torch.Tensor, rule: str) -> torch.Tensor:
+def _mul(options: tuple[Any, ...], x: Tensor, y: Tensor, rule: str) -> Tensor:
     return x * (y[:, :, None, None] if y.ndim < x.ndim else y)
 
 
-def _chunk(options: tuple[Any, ...], x: torch.Tensor, rule: str) -> torch.Tensor:
+def _chunk(options: tuple[Any, ...], x: Tensor, rule: str) -> Tensor:
     first = -(-x.shape[1] // 2)
     return x[:, first:] if options[0] else x[:, :first]
 
 
-def _permute(options: tuple[Any, ...], x: torch.Tensor, rule: str) -> torch.Tensor:
+def _permute(options: tuple[Any, ...], x: Tensor, rule: str) -> Tensor:
     groups, channels = options[0], x.shape[1]
     order = [g * (channels // groups) + i for i in range(channels // groups) for g in range(groups)] if groups else []
     return x[:, order] if groups else x
 
 
-def _resize(options: tuple[Any, ...], x: torch.Tensor, rule: str) -> torch.Tensor:
+def _resize(options: tuple[Any, ...], x: Tensor, rule: str) -> Tensor:
     mode, size = options
     return F.interpolate(x, size=size, mode=mode, **({} if mode == "nearest" else {"align_corners": False}))
 
 
-_PURE: dict[str, Callable[..., torch.Tensor]] = {
-    "pool": _pool,
-    "add": lambda options, x, y, rule: x + y,
-    "mul": _mul,
+_PURE: dict[str, Callable[..., Tensor]] = {
+    "pool": _pool, "add": lambda options, x, y, rule: x + y, "mul": _mul,
     "cat": lambda options, x, y, rule: torch.cat([x, y], 1),
-    "scale": lambda options, x, rule: x * options[0] + options[1],
-    "half": _half,
-    "slice": lambda options, x, rule: x[:, slice(*options)],
-    "chunk": _chunk,
-    "identity": lambda options, x, rule: x,
-    "detach": lambda options, x, rule: x.detach(),
-    "same": lambda options, new, old, rule: new,
-    "permute": _permute,
-    "resize": _resize,
-    "flatten": lambda options, x, rule: x.reshape(len(x), -1),
+    "scale": lambda options, x, rule: x * options[0] + options[1], "half": _half,
+    "slice": lambda options, x, rule: x[:, slice(*options)], "chunk": _chunk, "identity": lambda options, x, rule: x,
+    "detach": lambda options, x, rule: x.detach(), "same": lambda options, new, old, rule: new, "permute": _permute,
+    "resize": _resize, "flatten": lambda options, x, rule: x.reshape(len(x), -1),
     "mean": lambda options, x, rule: x.amax((2, 3)) if options[0] == "max" else x.mean((2, 3)),
-}
+}  # fmt: skip
 
-Score = Callable[[Any], torch.Tensor]
+Score = Callable[[Any], Tensor]
 
 
 class Pure:
@@ -185,14 +175,14 @@ class Pure:
 
     jitter: torch.Generator | None = None
 
-    def __init__(self, network: Network, image: torch.Tensor, beside: Sequence[torch.Tensor] = (),
+    def __init__(self, network: Network, image: Tensor, beside: Sequence[Tensor] = (),
                  score: Score | None = None) -> None:  # fmt: skip
         self.program: Program = network.program
         self.called: Mapping[int, nn.Module] = network.called
         self.image, self.beside, self.score = image, tuple(beside), score
         self.seeing = sees(network.program)
 
-    def values(self, x: torch.Tensor, rule: str = "plain", replaced: tuple[int, torch.Tensor] | None = None) -> Any:
+    def values(self, x: Tensor, rule: str = "plain", replaced: tuple[int, Tensor] | None = None) -> Any:
         """Every value for an image ``(C, H, W)`` as a batch of one, the scores ``(1, K)`` last."""
         found = [x[None].clone(), *(other[None] for other in self.beside)]
         for i, step in enumerate(self.program.steps):
@@ -210,7 +200,7 @@ class Pure:
         output = answer(self.program, found[-1].clone(), found[self.program.extra])
         return [*found, scores_in(output) if self.score is None else self.score(output)[:, None]]
 
-    def _shared(self, step: Step, found: Sequence[torch.Tensor]) -> torch.Tensor:
+    def _shared(self, step: Step, found: Sequence[Tensor]) -> Tensor:
         """A product whose factors get a half each; one that a sigmoid gave is a constant."""
         gates = [self._is_gate(v) for v in step.of]
         factors = [found[v] for v in step.of]
@@ -237,19 +227,19 @@ class Pure:
         through = ("identity", "slice", "chunk", "same", "flatten", "permute")
         return step.op in through and self._is_gate(step.of[0]) and self._signals(place)
 
-    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+    def forward(self, x: Tensor) -> list[Tensor]:
         with torch.no_grad():
             return [value[0] for value in self.values(x)]
 
-    def backward(self, values: Sequence[torch.Tensor], target: Any, rule: str = "plain") -> list[torch.Tensor]:
+    def backward(self, values: Sequence[Tensor], target: Any, rule: str = "plain") -> list[Tensor]:
         """The gradient in every value; zero where the score does not depend on one."""
         found = self.maybe_gradients(values[0], target, rule)
         return [torch.zeros_like(v) if g is None else g for g, v in zip(found, values, strict=True)]
 
-    def maybe_gradients(self, x: torch.Tensor, target: Any, rule: str = "plain") -> list[torch.Tensor | None]:
+    def maybe_gradients(self, x: Tensor, target: Any, rule: str = "plain") -> list[Tensor | None]:
         with torch.enable_grad():
             values = self.values(x.detach().clone().requires_grad_(), rule)
-            slope = target if isinstance(target, torch.Tensor) else nn.functional.one_hot(
+            slope = target if isinstance(target, Tensor) else nn.functional.one_hot(
                 torch.tensor(target), values[-1].shape[1]).to(x)  # fmt: skip
             total = (values[-1][0] * slope).sum()
             if not total.requires_grad:
@@ -259,7 +249,7 @@ class Pure:
         found = [next(grads) if value.requires_grad else None for value in values]
         return [None if g is None else g[0] for g in found]
 
-    def terms(self, x: torch.Tensor, target: int) -> list[torch.Tensor]:
+    def terms(self, x: Tensor, target: int) -> list[Tensor]:
         """FullGrad's: the input times its gradient, and every bias times the gradient where it was added."""
         gradients = self.backward(self.forward(x), target)
         found = [x * gradients[0]]
@@ -284,7 +274,7 @@ def _kept(step: Step) -> Sequence[int]:
     return step.of[:1] if step.op == "same" else step.of
 
 
-def _constant(step: Step, module: Any) -> torch.Tensor | None:
+def _constant(step: Step, module: Any) -> Tensor | None:
     """What a module adds: its bias, and for batch normalisation the shift by the mean too."""
     if step.op == "norm" and step.options[0] == "batch":
         shift = module.running_mean / (module.running_var + module.eps).sqrt()
@@ -300,10 +290,10 @@ class Head:
     def __init__(self, whole: Pure, layer: int) -> None:
         self.whole, self.place = whole, layer + 1
 
-    def forward(self, value: torch.Tensor) -> list[torch.Tensor]:
+    def forward(self, value: Tensor) -> list[Tensor]:
         with torch.no_grad():
             return [value, self.whole.values(self.whole.image, replaced=(self.place, value))[-1][0]]
 
-    def scores(self, value: torch.Tensor) -> torch.Tensor:
+    def scores(self, value: Tensor) -> Tensor:
         """The scores ``(K,)``, for derivatives of any order."""
         return self.whole.values(self.whole.image, replaced=(self.place, value))[-1][0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
@@ -27,10 +26,10 @@ def good(tmp_path: Path) -> bytes:
 
 
 def test_broken_files_are_explained_or_refused_in_one_line_and_leave_nothing_half_done(tmp_path: Path) -> None:
-    summary = fuzz(66, seed=0, keep=tmp_path)
+    summary = fuzz(48, seed=0, keep=tmp_path)
     assert summary.failures == []
-    assert summary.count("explained") + summary.count("refused") == 66
-    assert min(summary.count("explained"), summary.count("refused")) > 10
+    assert summary.count("explained") + summary.count("refused") == 48
+    assert min(summary.count("explained"), summary.count("refused")) > 8
     assert {mutation for mutation, _ in summary.results} == set(MUTATIONS)
     assert list(tmp_path.iterdir()) == []
 
@@ -60,64 +59,15 @@ def half_written(arguments: Sequence[str]) -> int:
     return code
 
 
-def left_over(arguments: Sequence[str]) -> int:
-    code = main(arguments)
-    folder = Path(arguments[arguments.index("--output") + 1])
-    (folder / ".f00001x-gradcam.png.1.part").write_bytes(b"half")
-    return code
-
-
-def altering(arguments: Sequence[str]) -> int:
-    Path(arguments[0]).write_bytes(b"")
-    return main(arguments)
-
-
 def raising(arguments: Sequence[str]) -> int:
     raise ZeroDivisionError
 
 
-def hanging(arguments: Sequence[str]) -> int:
-    while True:
-        random.random()
-
-
-def chatting(arguments: Sequence[str]) -> int:
-    command.os.write(2, b"a library in C\n")
-    return main(arguments)
-
-
-def succeeding(arguments: Sequence[str]) -> int:
-    main(arguments)
-    return 0
-
-
-@pytest.mark.parametrize(
-    ("broken", "problem"),
-    [
-        (half_written, "is not whole"),
-        (left_over, "left behind"),
-        (altering, "were altered"),
-        (raising, "ZeroDivisionError"),
-        (hanging, "no answer in 1 s"),
-        (chatting, "standard error has 'a library in C'"),
-        (succeeding, "exit code 0 with 1 complaints"),
-    ],
-)
-def test_the_check_finds_what_a_broken_command_line_does(
+@pytest.mark.parametrize(("broken", "problem"), [(half_written, "is not whole"), (raising, "ZeroDivisionError")])
+def test_the_check_finds_what_is_broken(
     broken: Main, problem: str, good: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(command, "main", broken)
-    monkeypatch.setattr(command, "PATIENCE", 0.5)
     call = check([case(1, good), case(2, b"no picture", suffix=".txt")], PLAIN)
     assert any(problem in found for found in call.problems), call.problems
     assert call.result(call.cases[0]) == "failed"
-
-
-def test_files_that_break_the_command_line_are_kept_with_a_report(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(command, "main", raising)
-    summary = fuzz(3, seed=0, keep=tmp_path)
-    assert len(summary.failures) == 3
-    assert "ZeroDivisionError" in (tmp_path / "f00000x" / "report.txt").read_text()
-    assert len(list((tmp_path / "f00000x" / "files").iterdir())) == 1

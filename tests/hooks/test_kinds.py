@@ -119,29 +119,6 @@ def test_all_threads_on_request() -> None:
     assert seen == ["Sequential", "Tanh", "forward", "backward"]
 
 
-def test_full_backward_hooks_of_calls_that_overlap_in_threads() -> None:
-    inside, go_on = threading.Event(), threading.Event()
-
-    class Waits(nn.Module):
-        def forward(self, x: torch.Tensor, wait: bool) -> torch.Tensor:
-            if wait:
-                inside.set()
-                go_on.wait(10)
-            return x * (2 if wait else 3)
-
-    model, found = Waits(), []
-    x = torch.tensor(1.0, requires_grad=True)
-    with HookGroup(model, all_threads=True) as group:
-        group.backward("", lambda module, gi, go: found.append((gi[0].item(), gi[1], go[0].item())))
-        thread = threading.Thread(target=lambda: (model(x, True) * 5).backward())
-        thread.start()
-        inside.wait(10)
-        (model(x, False) * 7).backward()
-        go_on.set()
-        thread.join()
-    assert found == [(21.0, None, 7.0), (10.0, None, 5.0)]
-
-
 def test_keyword_arguments_for_hooks_on_every_module() -> None:
     model, seen = Twice(), []
     x = torch.tensor(2.0)

@@ -4,18 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from explain.hooks import evaluating, untouched
+from explain.hooks.preserve import evaluating, untouched
 from tests.conftest import TinyNet, snapshot
-
-
-def test_each_submodule_gets_its_own_mode_back_even_after_an_error(net: TinyNet) -> None:
-    net.train()
-    net.bn1.eval()
-    before = snapshot(net)
-    with pytest.raises(RuntimeError, match="stop"), evaluating(net):
-        assert not any(module.training for module in net.modules())
-        raise RuntimeError("stop")
-    assert snapshot(net) == before
 
 
 def test_a_train_method_of_ones_own_is_not_called() -> None:

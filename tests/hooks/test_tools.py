@@ -1,14 +1,16 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._python_dispatch import _len_torch_dispatch_stack
 
 from explain import LayerError
-from explain.hooks import FeatureExtractor, HookGroup, capture, inspect, timeline
+from explain.hooks import FeatureExtractor, HookGroup, capture, inspect
 from tests.conftest import TinyNet, settled, snapshot
 
 
@@ -52,6 +54,19 @@ def test_an_extractor_says_when_a_layer_is_missing_or_never_called(net: TinyNet,
         FeatureExtractor(net, ["conv1", "unused"])(x)
 
 
+def test_a_layer_that_attention_never_calls_says_why_it_has_nothing() -> None:
+    model = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+    with capture(model, "self_attn.out_proj") as seen:
+        model(torch.rand(1, 3, 4, requires_grad=True)).sum().backward()
+    for found in (
+        lambda: seen.activations["self_attn.out_proj"],
+        lambda: seen.gradients["self_attn.out_proj"],
+        lambda: FeatureExtractor(model, "self_attn.out_proj")(torch.rand(1, 3, 4)),
+    ):
+        with pytest.raises(LayerError, match=r"'self_attn.out_proj' .*MultiheadAttention reads"):
+            found()
+
+
 def test_an_inspection_tells_shapes_parameters_dead_units_and_gradients(net: TinyNet, x: torch.Tensor) -> None:
     net.train()
     net.conv1.weight.data[:3] = 0
@@ -77,6 +92,17 @@ def test_an_inspection_tells_shapes_parameters_dead_units_and_gradients(net: Tin
     assert "50%" in next(line for line in text if line.strip().startswith("relu"))
 
 
+def test_the_time_of_an_inspection_is_that_of_a_pass_in_which_nothing_is_counted() -> None:
+    class Slow(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            time.sleep(0.3 if _len_torch_dispatch_stack() else 0.01)
+            return super().forward(x)
+
+    rows = inspect(nn.Sequential(Slow(4, 4), nn.ReLU()), torch.ones(1, 4)).rows
+    assert [row.flops for row in rows] == [32, 32, 0]
+    assert 0.01 < rows[1].seconds <= rows[0].seconds < 0.3
+
+
 def test_an_inspection_names_the_first_layer_that_gives_nan(net: TinyNet, x: torch.Tensor) -> None:
     net.layer1[0].weight.data[0, 0, 0, 0] = float("nan")
     found = inspect(net, x)
@@ -84,17 +110,6 @@ def test_an_inspection_names_the_first_layer_that_gives_nan(net: TinyNet, x: tor
     assert found.first_nonfinite.name == "layer1.0"
     assert "NaN" in str(found)
     assert json.loads(found.to_json())
-
-
-def test_a_timeline_lists_what_fires_when() -> None:
-    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(inplace=True))
-    before = snapshot(model)
-    events = timeline(model, torch.ones(1, 1, 4, 4))
-    assert snapshot(model) == before
-    forward = ["forward-pre ", "forward-pre 0", "forward 0", "forward-pre 1", "forward 1", "forward "]
-    backward = ["backward-pre ", "backward-pre 1", "backward 1", "backward-pre 0", "backward 0", "backward "]
-    assert [f"{event.kind} {event.layer}" for event in events] == forward + backward
-    assert str(events).count("\n") == 11
 
 
 @pytest.mark.parametrize("inplace", [False, True])

@@ -47,6 +47,11 @@ FIGURES = {
         "gradients of a and w, when a's hook only looks 2, 5",
         "HookError: hook 'doubles_in_place' on a tensor of shape () (gradient) edited its gradient in place",
     ],
+    "edited": [
+        "the tensor that backward was given (6, 6), (2, 2)",
+        "HookError: hook 'edits_and_returns' on a tensor of shape (2,) (gradient) edited its gradient in place",
+        "instead: the same two (6, 6), (1, 1)",
+    ],
     "tensors": ["all gradients 5, 7", "the first of them to arrive 7"],
     "module": ["(7, -13, 27, -29)", "after ReLU(inplace=True) (7, 0, 27, 0)", "(89)", "hooks left on the model 0"],
     "two_inputs": [
@@ -73,6 +78,9 @@ FIGURES = {
     "deprecated": [
         "deprecated hook (5) full-backward hook (120)",
         "deprecated hook (1), (1, 2, 3, 4), ((7), (0), (27), (0)) full-backward hook (1, 2, 3, 4)",
+        "for a batch of two deprecated hook (2, 2), ((4, 6), (4, 6)), ((2, 2), (2, 2)) "
+        "full-backward hook ((4, 6), (4, 6))",
+        "without a batch deprecated hook (1, 1) full-backward hook (4, 6)",
         "This hook will be missing some grad_input",
     ],
     "convolution": ["feature maps ((9, 9), (9, 9)), ((18, 18), (18, 18))", "feature maps (9), (18)"],
@@ -96,7 +104,11 @@ FIGURES = {
     "capture": ["call 0: activation, gradient (2), (4)", "call 1: activation, gradient (4), (2)", "(8), (1)"],
     "extractor": ["features of layer 1 (7, 0, 27, 0)", "Linear(in_features=3, out_features=4, bias=True), ReLU(inp"],
     "timeline": ["1 forward-pre model (Sequential)", "12 backward-pre 1 (ReLU)", "16 backward model (Sequential)"],
-    "errors": ["must take (module, args, output)", "(1, 4), got (1, 2)", "raised ZeroDivisionError: division by zero"],
+    "errors": [
+        "must take (module, args, output)",
+        "[(1, 4)], got [(1, 2)]",
+        "raised ZeroDivisionError: division by zero",
+    ],
 }
 
 

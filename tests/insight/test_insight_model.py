@@ -13,14 +13,13 @@ from PIL import Image
 from torch import nn
 
 import explain
-from explain import RunError
+from explain import ExplainError, RunError
 from explain.attribution.concepts import factorise
-from explain.insight import directions
+from explain.insight import concepts
 from explain.insight.ablation import corrected, removed
 from explain.insight.channels import channels, feature_maps, receptive_field
-from explain.insight.directions import concept_direction, normals
+from explain.insight.concepts import concept_direction, normals, places, shared_concepts
 from explain.insight.reattribution import RunPhotos
-from explain.insight.shared_concepts import places, shared_concepts
 from tests.runs.networks import as_it_is
 
 SIDE = 24
@@ -135,7 +134,7 @@ def test_what_is_asked_for_further_is_what_the_functions_say(photos: RunPhotos) 
     found = photos.run.insight(
         explainer=photos.explainer, channels=2, concepts=3, examples=examples, target="green", layer="look"
     )
-    assert found.further.to_dict() == {
+    assert {name: found.to_dict()[name] for name in ("channels", "concepts", "direction")} == {
         "channels": channels(photos, 1, layer="look", count=2).to_dict(),
         "concepts": shared_concepts(photos, 3, layer="look").to_dict(),
         "direction": concept_direction(photos, examples, 1, layer="look").to_dict(),
@@ -146,30 +145,13 @@ def test_what_is_asked_for_further_is_what_the_functions_say(photos: RunPhotos) 
     assert titles[4:] == [
         "What channels of look see, by weight for green", "Concepts of look in 42 photos", "A concept from examples",
     ]  # fmt: skip
-    table = next(part for part in found.parts() if part.picture == "channels").rows
-    assert table[0][:4] == ["channel", "weight", "strongest", "in photos of"]
+    table = found.parts()["channels"].table
+    assert list(table[0][:4]) == ["channel", "weight", "strongest", "in photos of"]
     assert (table[1][0], table[1][3]) == ("1", "green")
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"target": 1}, "target has no"),
-        ({"layer": "look"}, "layer has no"),
-        ({"concepts": 2, "target": 1}, "target has no"),
-        ({"examples": "nowhere"}, "target must"),
-        ({"examples": [], "target": 1}, "examples must"),
-        ({"channels": 1, "target": [1, 2]}, "target must"),
-        ({"channels": True}, "count must"),
-    ],
-)
-def test_what_cannot_be_asked_for_is_refused(photos: RunPhotos, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(RunError, match=message):
-        photos.run.insight(explainer=photos.explainer, **options)
-
-
 def test_a_further_look_needs_the_model(photos: RunPhotos) -> None:
-    with pytest.raises(RunError, match="concepts must"):
+    with pytest.raises(ExplainError, match="concepts must"):
         photos.run.insight(concepts=2)
 
 
@@ -212,7 +194,7 @@ def test_a_concept_of_the_class_is_significant_and_one_of_nothing_is_not(photos:
 def test_chance_says_how_often_random_examples_would_gain_as_much(photos: RunPhotos) -> None:
     """With photos of the run as examples, every chance is as likely as every other: small ones are as rare."""
     chances = []
-    for seed in range(20):
+    for seed in range(10):
         drawn = torch.randperm(28, generator=torch.Generator().manual_seed(seed))[:6].tolist()
         others = [number for number in range(42) if number % 3 != 1]
         examples = [photo_of(others[k] % 3, others[k]) for k in drawn]
@@ -220,14 +202,14 @@ def test_chance_says_how_often_random_examples_would_gain_as_much(photos: RunPho
         as_large = sum(abs(gain) >= abs(found.gain) for gain in found.random_gains)
         assert found.chance == (1 + as_large) / 40
         chances.append(found.chance)
-    assert sum(chance < 0.2 for chance in chances) <= 8  # of 20, 4 are expected
-    assert sum(chance > 0.5 for chance in chances) >= 5
+    assert sum(chance < 0.2 for chance in chances) <= 5  # of 10, 2 are expected
+    assert sum(chance > 0.5 for chance in chances) >= 2
 
 
 def test_the_gain_is_the_mean_derivative_along_the_vector(photos: RunPhotos, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a vector that is given, both figures follow from gradients that are found by hand."""
     given = torch.tensor([1.0, -2.0, 0.5, 0.0, 0.0, 3.0])
-    monkeypatch.setattr(directions, "normals", lambda examples, _: given.expand(len(examples), -1))
+    monkeypatch.setattr(concepts, "normals", lambda examples, _: given.expand(len(examples), -1))
     examples = [photo_of(0, number) for number in range(100, 105)]
     found = concept_direction(photos, examples, 1, layer="look", draws=1, fakes=20)
     model = photos.explainer.model
@@ -352,16 +334,6 @@ def test_the_object_or_all_else_is_covered(boxed: RunPhotos, what: str) -> None:
     assert (on_left.control if what == "object" else on_left.after) == 1  # what decides is still there
     assert str(on_left).startswith("4 photos: 100% as they are, ")
     assert on_left.to_dict()["what"] == what
-
-
-def test_what_cannot_be_covered_is_refused(boxed: RunPhotos) -> None:
-    wanted = [("8.png", "red")]
-    with pytest.raises(RunError, match="wanted must"):
-        removed(boxed, "gradcam", wanted, "object")
-    with pytest.raises(RunError, match="'sky'"):
-        removed(boxed, "gradcam", wanted, "sky")
-    with pytest.raises(RunError, match="share must"):
-        removed(boxed, "gradcam", wanted, "object", share=0.2)
 
 
 def test_a_mistake_is_corrected_where_what_spoke_for_the_wrong_class_is_covered(tmp_path: Path) -> None:

@@ -144,8 +144,7 @@ def test_the_number_of_tokens_is_not_their_height_and_width(of_map: tuple[int, i
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             y = self.flat(nn.functional.adaptive_avg_pool2d(self.conv(x).relu(), of_map))
             y = self.norm(y.transpose(1, 2)) if normalised else y
-            found: torch.Tensor = self.head(y.flatten(1))
-            return found
+            return self.head(y.flatten(1))
 
     found = 0
     for seed in range(6):
@@ -173,8 +172,7 @@ def test_tokens_without_a_map_are_those_that_are_clear_elsewhere() -> None:
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             tokens = self.embed(nn.functional.unfold(x, 4, stride=4).transpose(1, 2)) + self.position
-            found: torch.Tensor = self.head(self.norm(self.blocks(tokens)).mean(1))
-            return found
+            return self.head(self.norm(self.blocks(tokens)).mean(1))
 
     torch.manual_seed(0)
     calls = list_layers(Transformer().eval(), torch.rand(1, 3, 24, 16))
@@ -225,10 +223,10 @@ def test_a_layout_that_no_corner_shows_is_refused_in_one_line() -> None:
     with pytest.raises(LayerError) as refused:
         explain.attribute(model, x, SIGNED, target=1, layer="own")
     assert "\n" not in str(refused.value)
-    assert "(2, 8, 8, 2), which may be 8 x 8 with channels last or 8 x 2 with channels first" in str(refused.value)
+    assert "(2, 8, 8, 2), which may be 8 x 8 in the layout NHWC or 8 x 2 in the layout NCHW" in str(refused.value)
     (own,) = (call for call in list_layers(model, x) if call.name == "own")
     assert own.grid is None
-    assert "8 x 2 with channels first" in own.doubt
+    assert "8 x 2 in the layout NCHW" in own.doubt
 
 
 def test_a_network_that_fails_on_altered_inputs_leaves_a_layout_open() -> None:

@@ -12,17 +12,19 @@ layer whose output is looked at. Here: back-propagation and the maps made of act
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from functools import cache
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 Layer = tuple[object, ...]
-Map = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # activation, gradient -> map
+Layers = list[Layer]
+Map = Callable[[Tensor, Tensor], Tensor]  # activation, gradient -> map
 
 
-def module_of(layers: list[Layer]) -> nn.Sequential:
+def module_of(layers: Layers) -> nn.Sequential:
     """Build the same network out of torch's modules, with in-place ReLUs."""
     parts: list[nn.Module] = []
     for kind, *values in layers:
@@ -47,9 +49,7 @@ def module_of(layers: list[Layer]) -> nn.Sequential:
     return nn.Sequential(*parts).eval()
 
 
-def bn_module(
-    mean: torch.Tensor, variance: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, epsilon: float
-) -> nn.BatchNorm2d:
+def bn_module(mean: Tensor, variance: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> nn.BatchNorm2d:
     norm = nn.BatchNorm2d(len(mean), eps=epsilon).double()
     norm.weight.data, norm.bias.data = weight.clone(), bias.clone()
     norm.running_mean.copy_(mean)
@@ -57,58 +57,51 @@ def bn_module(
     return norm
 
 
-def conv_forward(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+def conv_forward(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """A 3x3 convolution with one pixel of padding, one output at a time; ``x`` is ``(C, H, W)``."""
     _, height, width = x.shape
     padded = torch.zeros(x.shape[0], height + 2, width + 2, dtype=x.dtype)
     padded[:, 1:-1, 1:-1] = x
     out = torch.zeros(weight.shape[0], height, width, dtype=x.dtype)
-    for k in range(weight.shape[0]):
-        for i in range(height):
-            for j in range(width):
-                out[k, i, j] = (padded[:, i : i + 3, j : j + 3] * weight[k]).sum() + bias[k]
+    for k, i, j in itertools.product(range(len(weight)), range(height), range(width)):
+        out[k, i, j] = (padded[:, i : i + 3, j : j + 3] * weight[k]).sum() + bias[k]
     return out
 
 
-def conv_backward(gradient: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def conv_backward(gradient: Tensor, weight: Tensor) -> Tensor:
     """The gradient of `conv_forward` in its input: each output hands its gradient to the window that it read."""
     outputs, height, width = gradient.shape
     padded = torch.zeros(weight.shape[1], height + 2, width + 2, dtype=gradient.dtype)
-    for k in range(outputs):
-        for i in range(height):
-            for j in range(width):
-                padded[:, i : i + 3, j : j + 3] += gradient[k, i, j] * weight[k]
+    for k, i, j in itertools.product(range(outputs), range(height), range(width)):
+        padded[:, i : i + 3, j : j + 3] += gradient[k, i, j] * weight[k]
     return padded[:, 1:-1, 1:-1]
 
 
 def bn_slope_and_shift(
-    mean: torch.Tensor, variance: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, epsilon: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+    mean: Tensor, variance: Tensor, weight: Tensor, bias: Tensor, epsilon: float
+) -> tuple[Tensor, Tensor]:
     """Batch normalisation in evaluation is ``slope * x + shift``; the shift is its implicit bias."""
     slope = weight / (variance + epsilon) ** 0.5
     return slope, bias - slope * mean
 
 
-def halve(x: torch.Tensor) -> torch.Tensor:
+def halve(x: Tensor) -> Tensor:
     """The mean of every cell of 2x2 positions; an odd row or column at the end is left out."""
     out = torch.zeros(x.shape[0], x.shape[1] // 2, x.shape[2] // 2, dtype=x.dtype)
-    for i in range(out.shape[1]):
-        for j in range(out.shape[2]):
-            for k in range(len(out)):
-                out[k, i, j] = x[k, 2 * i : 2 * i + 2, 2 * j : 2 * j + 2].sum() / 4
+    for k, i, j in itertools.product(*map(range, out.shape)):
+        out[k, i, j] = x[k, 2 * i : 2 * i + 2, 2 * j : 2 * j + 2].sum() / 4
     return out
 
 
-def halve_backward(gradient: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+def halve_backward(gradient: Tensor, before: Tensor) -> Tensor:
     """The gradient of `halve` in its input: a quarter for each of the four."""
     out = torch.zeros_like(before)
-    for i in range(gradient.shape[1]):
-        for j in range(gradient.shape[2]):
-            out[:, 2 * i : 2 * i + 2, 2 * j : 2 * j + 2] = gradient[:, i, j, None, None] / 4
+    for i, j in itertools.product(*map(range, gradient.shape[1:])):
+        out[:, 2 * i : 2 * i + 2, 2 * j : 2 * j + 2] = gradient[:, i, j, None, None] / 4
     return out
 
 
-def forward(layers: list[Layer], x: torch.Tensor) -> list[torch.Tensor]:
+def forward(layers: Layers, x: Tensor) -> list[Tensor]:
     """Return the input ``(C, H, W)`` and the output of every layer."""
     if not isinstance(layers, list):
         return layers.forward(x)
@@ -132,9 +125,7 @@ def forward(layers: list[Layer], x: torch.Tensor) -> list[torch.Tensor]:
     return values
 
 
-def backward(
-    layers: list[Layer], values: list[torch.Tensor], target: int | torch.Tensor, rule: str = "plain"
-) -> list[torch.Tensor]:
+def backward(layers: Layers, values: list[Tensor], target: int | Tensor, rule: str = "plain") -> list[Tensor]:
     """Return the gradient of the score in the input and in the output of every layer.
 
     ``target`` is a class, whose logit is the score, or the score's gradient in the logits. ``rule`` says what a ReLU
@@ -142,7 +133,7 @@ def backward(
     """
     if not isinstance(layers, list):
         return layers.backward(values, target, rule)
-    gradient = target if isinstance(target, torch.Tensor) else one_hot(target, values[-1])
+    gradient = target if isinstance(target, Tensor) else one_hot(target, values[-1])
     gradients = [gradient]
     for (kind, *parameters), before in zip(reversed(layers), reversed(values[:-1]), strict=True):
         if kind == "conv":
@@ -166,45 +157,40 @@ def backward(
     return gradients
 
 
-def tangent(layers: list[Layer], values: list[torch.Tensor], direction: torch.Tensor) -> torch.Tensor:
+def tangent(layers: Layers, values: list[Tensor], direction: Tensor) -> Tensor:
     """The derivative of the logits along ``direction`` in the input: the same walk forward, without any bias."""
     for (kind, *parameters), before in zip(layers, values[:-1], strict=True):
-        if kind == "conv":
-            direction = conv_forward(direction, parameters[0], torch.zeros_like(parameters[1]))
+        if kind == "relu":
+            direction = torch.where(before > 0, direction, torch.zeros_like(direction))
         elif kind == "bn":
             slope, _ = bn_slope_and_shift(*parameters)
             direction = torch.stack([slope[k] * direction[k] for k in range(len(direction))])
-        elif kind == "relu":
-            direction = torch.where(before > 0, direction, torch.zeros_like(direction))
-        elif kind == "halve":
-            direction = halve(direction)
-        elif kind == "mean":
-            direction = torch.stack([channel.sum() / channel.numel() for channel in direction])
-        elif kind == "linear":
-            direction = torch.stack([(row * direction).sum() for row in parameters[0]])
+        else:
+            without = [parameters[0], torch.zeros_like(parameters[1])] if parameters else []
+            direction = forward([(kind, *without)], direction)[-1]
     return direction
 
 
-def one_hot(target: int, like: torch.Tensor) -> torch.Tensor:
+def one_hot(target: int, like: Tensor) -> Tensor:
     out = torch.zeros_like(like)
     out[target] = 1
     return out
 
 
-def rectified(values: torch.Tensor) -> torch.Tensor:
+def rectified(values: Tensor) -> Tensor:
     return torch.where(values > 0, values, torch.zeros_like(values))
 
 
-def mean_of(values: torch.Tensor) -> torch.Tensor:
+def mean_of(values: Tensor) -> Tensor:
     return values.sum() / values.numel()
 
 
-def softmax(scores: torch.Tensor) -> torch.Tensor:
+def softmax(scores: Tensor) -> Tensor:
     powers = torch.stack([(score - scores.max()).exp() for score in scores])
     return powers / powers.sum()
 
 
-def enlarge(values: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
+def enlarge(values: Tensor, size: tuple[int, int]) -> Tensor:
     """Bilinear interpolation between the centres of cells; the border values go on outside."""
     height, width = values.shape
     rows, columns = (interpolation(*counts).to(values.dtype) for counts in ((height, size[0]), (width, size[1])))
@@ -212,7 +198,7 @@ def enlarge(values: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
 
 
 @cache
-def interpolation(count: int, size: int) -> torch.Tensor:
+def interpolation(count: int, size: int) -> Tensor:
     """The weights ``(size, count)`` of bilinear interpolation along one side."""
     out = torch.zeros(size, count, dtype=torch.float64)
     for i in range(size):
@@ -223,24 +209,24 @@ def interpolation(count: int, size: int) -> torch.Tensor:
     return out
 
 
-def saliency(layers: list[Layer], x: torch.Tensor, target: int) -> torch.Tensor:
+def saliency(layers: Layers, x: Tensor, target: int) -> Tensor:
     return backward(layers, forward(layers, x), target)[0].abs()
 
 
-def inputxgradient(layers: list[Layer], x: torch.Tensor, target: int) -> torch.Tensor:
+def inputxgradient(layers: Layers, x: Tensor, target: int) -> Tensor:
     return backward(layers, forward(layers, x), target)[0] * x
 
 
-def guidedbackprop(layers: list[Layer], x: torch.Tensor, target: int) -> torch.Tensor:
+def guidedbackprop(layers: Layers, x: Tensor, target: int) -> Tensor:
     return backward(layers, forward(layers, x), target, "guided")[0]
 
 
-def deconvnet(layers: list[Layer], x: torch.Tensor, target: int) -> torch.Tensor:
+def deconvnet(layers: Layers, x: Tensor, target: int) -> Tensor:
     """The gradient where every ReLU rectifies the gradient itself, whatever its input was (Zeiler & Fergus 2014)."""
     return backward(layers, forward(layers, x), target, "deconv")[0]
 
 
-def weighted(weights: Sequence[torch.Tensor | float], activation: torch.Tensor, *, relu: bool) -> torch.Tensor:
+def weighted(weights: Sequence[Tensor | float], activation: Tensor, *, relu: bool) -> Tensor:
     """``sum_k w_k A_k``, rectified where asked; a weight is a number, or a map to multiply position by position."""
     out = torch.zeros(activation.shape[1:], dtype=activation.dtype)
     for weight, channel in zip(weights, activation, strict=True):
@@ -248,19 +234,17 @@ def weighted(weights: Sequence[torch.Tensor | float], activation: torch.Tensor, 
     return rectified(out) if relu else out
 
 
-def look(
-    layers: list[Layer], x: torch.Tensor, target: int | torch.Tensor, layer: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+def look(layers: Layers, x: Tensor, target: int | Tensor, layer: int) -> tuple[Tensor, Tensor]:
     """The layer's output and the gradient of the score in it."""
     values = forward(layers, x)
     return values[layer + 1], backward(layers, values, target)[layer + 1]
 
 
-def gradcam_map(activation: torch.Tensor, gradient: torch.Tensor, *, relu: bool = True) -> torch.Tensor:
+def gradcam_map(activation: Tensor, gradient: Tensor, *, relu: bool = True) -> Tensor:
     return weighted([mean_of(g) for g in gradient], activation, relu=relu)
 
 
-def gradcampp_map(activation: torch.Tensor, gradient: torch.Tensor, *, relu: bool = True) -> torch.Tensor:
+def gradcampp_map(activation: Tensor, gradient: Tensor, *, relu: bool = True) -> Tensor:
     weights = []
     for a, g in zip(activation, gradient, strict=True):
         weight = 0.0
@@ -271,91 +255,69 @@ def gradcampp_map(activation: torch.Tensor, gradient: torch.Tensor, *, relu: boo
     return weighted(weights, activation, relu=relu)
 
 
-def xgradcam_map(activation: torch.Tensor, gradient: torch.Tensor, *, relu: bool = True) -> torch.Tensor:
-    weights = [(g * a).sum() / a.sum() if a.sum() != 0 else 0.0 for a, g in zip(activation, gradient, strict=True)]
-    return weighted(weights, activation, relu=relu)
+def layercam_map(activation: Tensor, gradient: Tensor) -> Tensor:
+    return weighted([rectified(g) for g in gradient], activation, relu=True)
 
 
-def hirescam_map(activation: torch.Tensor, gradient: torch.Tensor, *, relu: bool = False) -> torch.Tensor:
-    return weighted(list(gradient), activation, relu=relu)
-
-
-def elementwisecam_map(activation: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-    return sum(rectified(g * a) for a, g in zip(activation, gradient, strict=True))
-
-
-def layercam_map(activation: torch.Tensor, gradient: torch.Tensor, *, relu: bool = True) -> torch.Tensor:
-    return weighted([rectified(g) for g in gradient], activation, relu=relu)
-
-
-def cam(layers: list[Layer], x: torch.Tensor, target: int, layer: int, *, relu: bool = False) -> torch.Tensor:
+def cam(layers: Layers, x: Tensor, target: int, layer: int) -> Tensor:
     """``sum_k w_ck A_k`` with the classifier's weights, when only a mean and a linear layer follow (Zhou 2016)."""
     assert [kind for kind, *_ in layers[layer + 1 :]] == ["mean", "linear"]
-    return weighted(list(layers[-1][1][target]), forward(layers, x)[layer + 1], relu=relu)
+    return weighted(list(layers[-1][1][target]), forward(layers, x)[layer + 1], relu=False)
 
 
-def gradcam(layers: list[Layer], x: torch.Tensor, target: int, layer: int, *, relu: bool = True) -> torch.Tensor:
+def gradcam(layers: Layers, x: Tensor, target: int, layer: int, *, relu: bool = True) -> Tensor:
     """``ReLU(sum_k mean(G_k) A_k)`` (Selvaraju 2017)."""
     return gradcam_map(*look(layers, x, target, layer), relu=relu)
 
 
-def gradcampp(layers: list[Layer], x: torch.Tensor, target: int, layer: int, *, relu: bool = True) -> torch.Tensor:
+def gradcampp(layers: Layers, x: Tensor, target: int, layer: int, *, relu: bool = True) -> Tensor:
     """``w_k = sum_ij ReLU(G) G^2 / (2 G^2 + sum(A_k) G^3)`` (Chattopadhay 2018, equation 19, less a factor exp(y))."""
     return gradcampp_map(*look(layers, x, target, layer), relu=relu)
 
 
-def smoothgradcampp(
-    layers: list[Layer],
-    x: torch.Tensor,
-    target: int,
-    layer: int,
-    *,
-    noise: Sequence[torch.Tensor],
-    numerator: str = "second",
-    relu: bool = True,
-) -> torch.Tensor:
+def smoothgradcampp(layers: Layers, x: Tensor, target: int, layer: int, *, noise: Sequence[Tensor]) -> Tensor:
     """Grad-CAM++ with the mean over noisy inputs of G, G^2 and G^3, and the clean activation (Omeiza 2019).
 
-    The paper prints the mean of G as the numerator of alpha ("first"), where Grad-CAM++ has that of G^2 ("second").
+    The paper prints the mean of G as the numerator of alpha, where Grad-CAM++, and this, has that of G^2.
     """
     activation = forward(layers, x)[layer + 1]
     gradients = [look(layers, x + shift, target, layer)[1] for shift in noise]
     first, second, third = (sum(g**power for g in gradients) / len(gradients) for power in (1, 2, 3))
     weights = []
     for k in range(len(activation)):
-        above = first[k] if numerator == "first" else second[k]
         below = 2 * second[k] + activation[k].sum() * third[k]
-        alpha = torch.where(below != 0, above / torch.where(below != 0, below, 1.0), 0.0)
+        alpha = torch.where(below != 0, second[k] / torch.where(below != 0, below, 1.0), 0.0)
         weights.append((alpha * rectified(first[k])).sum())
+    return weighted(weights, activation, relu=True)
+
+
+def xgradcam(layers: Layers, x: Tensor, target: int, layer: int, *, relu: bool = True) -> Tensor:
+    """``w_k = sum_ij A G / sum_ij A``, 0 where the channel sums to 0 (Fu 2020)."""
+    activation, gradient = look(layers, x, target, layer)
+    weights = [(g * a).sum() / a.sum() if a.sum() != 0 else 0.0 for a, g in zip(activation, gradient, strict=True)]
     return weighted(weights, activation, relu=relu)
 
 
-def xgradcam(layers: list[Layer], x: torch.Tensor, target: int, layer: int, *, relu: bool = True) -> torch.Tensor:
-    """``w_k = sum_ij A G / sum_ij A``, 0 where the channel sums to 0 (Fu 2020)."""
-    return xgradcam_map(*look(layers, x, target, layer), relu=relu)
-
-
-def hirescam(layers: list[Layer], x: torch.Tensor, target: int, layer: int, *, relu: bool = False) -> torch.Tensor:
+def hirescam(layers: Layers, x: Tensor, target: int, layer: int, *, relu: bool = False) -> Tensor:
     """``sum_k G_k A_k`` position by position, not rectified (Draelos & Carin 2020)."""
-    return hirescam_map(*look(layers, x, target, layer), relu=relu)
+    activation, gradient = look(layers, x, target, layer)
+    return weighted(list(gradient), activation, relu=relu)
 
 
-def elementwisecam(layers: list[Layer], x: torch.Tensor, target: int, layer: int) -> torch.Tensor:
+def elementwisecam(layers: Layers, x: Tensor, target: int, layer: int) -> Tensor:
     """``sum_k ReLU(G_k A_k)`` (pytorch-grad-cam's GradCAMElementWise)."""
-    return elementwisecam_map(*look(layers, x, target, layer))
+    return sum(rectified(g * a) for a, g in zip(*look(layers, x, target, layer), strict=True))
 
 
-def layercam(layers: list[Layer], x: torch.Tensor, target: int, layer: int, *, relu: bool = True) -> torch.Tensor:
+def layercam(layers: Layers, x: Tensor, target: int, layer: int) -> Tensor:
     """``ReLU(sum_k ReLU(G_k) A_k)`` (Jiang 2021)."""
-    return layercam_map(*look(layers, x, target, layer), relu=relu)
+    return layercam_map(*look(layers, x, target, layer))
 
 
-def randomcam(
-    layers: list[Layer], x: torch.Tensor, target: int, layer: int, *, weights: torch.Tensor, relu: bool = True
-) -> torch.Tensor:
+def randomcam(layers: Layers, x: Tensor, target: int, layer: int, *, weights: Tensor, relu: bool = True) -> Tensor:
     """``ReLU(sum_k w_k A_k)`` with weights drawn from [-1, 1] (pytorch-grad-cam's null hypothesis)."""
-    return weighted(list(weights), forward(layers, x)[layer + 1], relu=relu)
+    return weighted(list(weights), forward(layers, x)[layer + 1], relu=True)
 
 
-def guidedgradcam(layers: list[Layer], x: torch.Tensor, target: int, layer: int) -> torch.Tensor:
+def guidedgradcam(layers: Layers, x: Tensor, target: int, layer: int) -> Tensor:
     return guidedbackprop(layers, x, target) * enlarge(gradcam(layers, x, target, layer), tuple(x.shape[1:]))

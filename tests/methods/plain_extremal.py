@@ -8,9 +8,10 @@ from collections.abc import Callable
 from functools import cache
 
 import torch
+from torch import Tensor
 
 
-def smooth_mask(values: torch.Tensor, step: int, sigma: float) -> torch.Tensor:
+def smooth_mask(values: Tensor, step: int, sigma: float) -> Tensor:
     """The mask of values ``(h, w)`` on a lattice, with what lies beyond the photo; differentiable."""
     (height, width), kernels, points = _around(tuple(values.shape), step, sigma)
     outside = torch.zeros(1, dtype=values.dtype)
@@ -20,7 +21,7 @@ def smooth_mask(values: torch.Tensor, step: int, sigma: float) -> torch.Tensor:
 
 
 @cache
-def _around(lattice: tuple[int, int], step: int, sigma: float) -> tuple[tuple[int, int], torch.Tensor, torch.Tensor]:
+def _around(lattice: tuple[int, int], step: int, sigma: float) -> tuple[tuple[int, int], Tensor, Tensor]:
     """For each pixel, the kernel of each point around it, and the number of the point; the last one is outside."""
     beyond = math.ceil(sigma / step)
     rows, columns = (range(-beyond * step, step * (n - 1 + beyond) + 1) for n in lattice)
@@ -34,7 +35,7 @@ def _around(lattice: tuple[int, int], step: int, sigma: float) -> tuple[tuple[in
     return (len(rows), len(columns)), torch.tensor(kernels, dtype=torch.float64), torch.tensor(points)
 
 
-def wanted(full: torch.Tensor, area: float) -> torch.Tensor:
+def wanted(full: Tensor, area: float) -> Tensor:
     """What each value is drawn to: 1 where it is among the largest share, 0 elsewhere; equal ones to their mean."""
     ranked = sorted((round(value, 9), place) for place, value in enumerate(full.flatten().tolist()))
     zeros = int(len(ranked) * (1 - area))
@@ -47,9 +48,7 @@ def wanted(full: torch.Tensor, area: float) -> torch.Tensor:
     return found
 
 
-def extremal(
-    score: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, area: float, steps: int, step: int, sigma: float
-) -> torch.Tensor:
+def extremal(score: Callable[[Tensor], Tensor], x: Tensor, area: float, steps: int, step: int, sigma: float) -> Tensor:
     """The mask of one photo ``(C, H, W)`` that fades to zero, as it was seen last."""
     size = (x.shape[1], x.shape[2])
     values = torch.ones(math.ceil(size[0] / step), math.ceil(size[1] / step), dtype=x.dtype, requires_grad=True)

@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
 
-from tests.methods.plain import Layer, backward, bn_slope_and_shift, enlarge, forward
+from tests.methods.plain import Layers, backward, bn_slope_and_shift, enlarge, forward
 
 
 def legendre(order: int, at: float) -> tuple[float, float]:
@@ -40,14 +41,8 @@ def quadrature(rule: str, steps: int) -> tuple[list[float], list[float]]:
 
 
 def integratedgradients(
-    layers: list[Layer],
-    x: torch.Tensor,
-    target: int,
-    *,
-    baseline: torch.Tensor,
-    points: Sequence[float],
-    weights: Sequence[float],
-) -> torch.Tensor:
+    layers: Layers, x: Tensor, target: int, *, baseline: Tensor, points: Sequence[float], weights: Sequence[float]
+) -> Tensor:
     """``(x - b) sum_i w_i grad f(b + a_i (x - b))`` (Sundararajan 2017)."""
     total = torch.zeros_like(x)
     for point, weight in zip(points, weights, strict=True):
@@ -56,13 +51,7 @@ def integratedgradients(
     return (x - baseline) * total
 
 
-def smooth(
-    method: Callable[[torch.Tensor], torch.Tensor],
-    x: torch.Tensor,
-    *,
-    noise: Sequence[torch.Tensor],
-    kind: str = "mean",
-) -> torch.Tensor:
+def smooth(method: Callable[[Tensor], Tensor], x: Tensor, *, noise: Sequence[Tensor], kind: str = "mean") -> Tensor:
     """The "mean" (SmoothGrad, Smilkov 2017), mean "squared" (Hooker 2019) or "variance" (VarGrad, Adebayo 2018) of
     ``method(x + noise)``; the variance is over all samples, divided by their number.
     """
@@ -73,32 +62,17 @@ def smooth(
     return sum((m - mean) ** 2 for m in maps) / len(maps) if kind == "variance" else mean
 
 
-def flipped(values: torch.Tensor) -> torch.Tensor:
+def flipped(values: Tensor) -> Tensor:
     """Left and right exchanged, column by column."""
     return torch.stack([values[..., -1 - j] for j in range(values.shape[-1])], dim=-1)
 
 
-def augmented(
-    method: Callable[[torch.Tensor], torch.Tensor],
-    x: torch.Tensor,
-    *,
-    flips: Sequence[bool] = (False, True),
-    sizes: Sequence[tuple[int, int]] | None = None,
-) -> torch.Tensor:
-    """The mean of ``method`` over flipped and resized images, every map flipped back and resized to the image's own."""
-    size = tuple(method(x).shape[-2:])
-    total = []
-    for height_and_width in [tuple(x.shape[1:])] if sizes is None else sizes:
-        resized = torch.stack([enlarge(channel, height_and_width) for channel in x])
-        for flip in flips:
-            found = method(flipped(resized) if flip else resized)
-            found = flipped(found) if flip else found
-            planes = [enlarge(plane, size) for plane in found.reshape(-1, *found.shape[-2:])]
-            total.append(torch.stack(planes).reshape(*found.shape[:-2], *size))
-    return sum(total) / len(total)
+def augmented(method: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """The mean of ``method`` over the image and the one exchanged left and right, whose map is exchanged back."""
+    return (method(x) + flipped(method(flipped(x)))) / 2
 
 
-def fullgrad_terms(layers: list[Layer], x: torch.Tensor, target: int) -> list[torch.Tensor]:
+def fullgrad_terms(layers: Layers, x: Tensor, target: int) -> list[Tensor]:
     """Input times gradient, then for every layer with a bias its bias times the gradient in its output, position by
     position; a batch normalisation's implicit bias is ``bias - mean * slope``. All of it sums to the logit, exactly.
     """
@@ -117,35 +91,22 @@ def fullgrad_terms(layers: list[Layer], x: torch.Tensor, target: int) -> list[to
     return terms
 
 
-def rescaled(values: torch.Tensor, shift: bool) -> torch.Tensor:
-    """Divided by the maximum, with ``shift`` after the minimum is taken away; zero stays zero."""
-    values = values - values.min() if shift else values
+def rescaled(values: Tensor) -> Tensor:
+    """Divided by the maximum after the minimum is taken away; zero stays zero."""
+    values = values - values.min()
     return values / values.max() if values.max() > 0 else values
 
 
-def fullgrad(
-    layers: list[Layer],
-    x: torch.Tensor,
-    target: int,
-    *,
-    absolute: bool = True,
-    rescale: str = "layer",
-    shift: bool = True,
-    conserve: bool = False,
-) -> torch.Tensor:
+def fullgrad(layers: Layers, x: Tensor, target: int, *, rescale: str = "layer") -> Tensor:
     """``psi(x grad) + sum over layers and channels of psi(b grad)``, psi = enlarge(rescale(abs)) (Srinivas 2019).
 
-    ``rescale`` "layer" as its authors programmed it, "channel" as the formula may be read (and pytorch-grad-cam does),
-    "none" with ``absolute=False`` and ``conserve`` (an enlarged map keeps its sum: over the pixels of a cell) for the
-    signed map that sums to the logit less the linear layers' biases, when every layer's size divides the image's.
+    ``rescale`` "layer" as its authors programmed it, "channel" as the formula may be read (and pytorch-grad-cam does).
     """
     total = torch.zeros(x.shape[1:], dtype=x.dtype)
     for term in fullgrad_terms(layers, x, target):
         if term.ndim != 3:
             continue  # a linear layer's bias has no place in the picture
-        term = term.abs() if absolute else term
-        term = rescaled(term, shift) if rescale == "layer" else term
-        term = term * (term[0].numel() / x[0].numel()) if conserve else term
+        term = rescaled(term.abs()) if rescale == "layer" else term.abs()
         for channel in term:
-            total += enlarge(rescaled(channel, shift) if rescale == "channel" else channel, tuple(x.shape[1:]))
+            total += enlarge(rescaled(channel) if rescale == "channel" else channel, tuple(x.shape[1:]))
     return total

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
 
-Function = Callable[[torch.Tensor], torch.Tensor]
-Rule = Callable[..., torch.Tensor]
+Function = Callable[[Tensor], Tensor]
+Rule = Callable[..., Tensor]
 
 
-def matrix(function: Function, shape: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+def matrix(function: Function, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
     """A linear map of ``(1, *shape)`` as a matrix ``(outputs, inputs)``, and what it adds."""
     size = int(torch.tensor(shape).prod())
     zero = torch.zeros(size, dtype=torch.float64)
@@ -37,9 +38,7 @@ def unit(denominators: list[float], rectified: bool = False) -> float:
     return 1.0 if ABSOLUTE else sum(sizes) / len(sizes)
 
 
-def shared(
-    contributions: torch.Tensor, below: torch.Tensor, relevance: torch.Tensor, epsilon: float, rectified: bool = False
-) -> torch.Tensor:
+def shared(contributions: Tensor, below: Tensor, relevance: Tensor, epsilon: float, rectified: bool = False) -> Tensor:
     """``R_j = sum_k c_kj / z_k R_k``, where nobody gets anything if z_k is zero."""
     total = torch.zeros(contributions.shape[1], dtype=contributions.dtype)
     denominators = [float(row.sum() + more) for row, more in zip(contributions, below, strict=True)]
@@ -49,27 +48,21 @@ def shared(
     return total
 
 
-def epsilon(
-    w: torch.Tensor, b: torch.Tensor, x: torch.Tensor, r: torch.Tensor, eps: float = 1e-6, rectified: bool = False
-) -> torch.Tensor:
+def epsilon(w: Tensor, b: Tensor, x: Tensor, r: Tensor, eps: float = 1e-6, rectified: bool = False) -> Tensor:
     return shared(w * x, b, r, eps, rectified)
 
 
-def gradient(w: torch.Tensor, b: torch.Tensor, x: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
+def gradient(w: Tensor, b: Tensor, x: Tensor, r: Tensor) -> Tensor:
     return shared(w * x, b, r, 0)
 
 
-def alphabeta(
-    w: torch.Tensor, b: torch.Tensor, x: torch.Tensor, r: torch.Tensor, alpha: float = 1, beta: float = 0
-) -> torch.Tensor:
+def alphabeta(w: Tensor, b: Tensor, x: Tensor, r: Tensor, alpha: float = 1, beta: float = 0) -> Tensor:
     c = w * x
     above = shared(c.clamp(min=0), b.clamp(min=0), alpha * r, 1e-6)
     return above - shared(c.clamp(max=0), b.clamp(max=0), beta * r, 1e-6)
 
 
-def gamma(
-    w: torch.Tensor, b: torch.Tensor, x: torch.Tensor, r: torch.Tensor, g: float = 0.25, rectified: bool = False
-) -> torch.Tensor:
+def gamma(w: Tensor, b: Tensor, x: Tensor, r: Tensor, g: float = 0.25, rectified: bool = False) -> Tensor:
     c, shares, added = w * x, torch.zeros_like(w), torch.zeros_like(b)
     for k in range(len(w)):
         z = float(c[k].sum() + b[k])
@@ -78,21 +71,19 @@ def gamma(
     return shared(shares, added, r, 1e-6, rectified)
 
 
-def zplus_without_bias(w: torch.Tensor, b: torch.Tensor, x: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
+def zplus_without_bias(w: Tensor, b: Tensor, x: Tensor, r: Tensor) -> Tensor:
     return alphabeta(w, torch.zeros_like(b), x, r)
 
 
-def flat(w: torch.Tensor, b: torch.Tensor, x: torch.Tensor, r: torch.Tensor, inside: torch.Tensor) -> torch.Tensor:
+def flat(w: Tensor, b: Tensor, x: Tensor, r: Tensor, inside: Tensor) -> Tensor:
     """``inside`` says which input each output looks at, and how often."""
     return shared(inside, torch.zeros_like(b), r, 1e-6)
 
 
-def wsquare(w: torch.Tensor, b: torch.Tensor, x: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
+def wsquare(w: Tensor, b: Tensor, x: Tensor, r: Tensor) -> Tensor:
     return shared(w * w, torch.zeros_like(b), r, 1e-6)
 
 
-def zbox(
-    w: torch.Tensor, b: torch.Tensor, x: torch.Tensor, r: torch.Tensor, low: torch.Tensor, high: torch.Tensor
-) -> torch.Tensor:
+def zbox(w: Tensor, b: Tensor, x: Tensor, r: Tensor, low: Tensor, high: Tensor) -> Tensor:
     c = w * x - w.clamp(min=0) * low - w.clamp(max=0) * high
     return shared(c, torch.zeros_like(b), r, 1e-6)

@@ -10,14 +10,15 @@ import math
 from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
 
 STUDENT = {14: 2.144787, 15: 2.131450, 20: 2.085963, 25: 2.059539}
 """The 97.5 % points of Student's t, from any table."""
 
-ScoreOf = Callable[[torch.Tensor], float]
+ScoreOf = Callable[[Tensor], float]
 
 
-def occlusion(score: ScoreOf, x: torch.Tensor, window: int, stride: int) -> torch.Tensor:
+def occlusion(score: ScoreOf, x: Tensor, window: int, stride: int) -> Tensor:
     """The mean drop over the windows that cover each pixel."""
     _, height, width = x.shape
     total, times = torch.zeros(height, width).double(), torch.zeros(height, width).double()
@@ -32,21 +33,21 @@ def occlusion(score: ScoreOf, x: torch.Tensor, window: int, stride: int) -> torc
     return total / times
 
 
-def seen(x: torch.Tensor, labels: torch.Tensor, regions: Sequence[int]) -> torch.Tensor:
+def seen(x: Tensor, labels: Tensor, regions: Sequence[int]) -> Tensor:
     """The photo with these regions, and zeros elsewhere."""
     return x * torch.isin(labels, torch.tensor(list(regions), dtype=torch.long)).to(x)
 
 
-def on_pixels(labels: torch.Tensor, values: Sequence[float]) -> torch.Tensor:
+def on_pixels(labels: Tensor, values: Sequence[float]) -> Tensor:
     return torch.tensor([[values[int(label)] for label in row] for row in labels], dtype=torch.float64)
 
 
-def ablation(score: ScoreOf, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def ablation(score: ScoreOf, x: Tensor, labels: Tensor) -> Tensor:
     regions = range(int(labels.max()) + 1)
     return on_pixels(labels, [score(x) - score(seen(x, labels, [r for r in regions if r != k])) for k in regions])
 
 
-def shapley(score: ScoreOf, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def shapley(score: ScoreOf, x: Tensor, labels: Tensor) -> Tensor:
     """By definition: over all coalitions without the region."""
     regions = range(int(labels.max()) + 1)
     values = []
@@ -62,9 +63,7 @@ def shapley(score: ScoreOf, x: torch.Tensor, labels: torch.Tensor) -> torch.Tens
     return on_pixels(labels, values)
 
 
-def permutations(
-    score: ScoreOf, x: torch.Tensor, labels: torch.Tensor, orders: Sequence[Sequence[int]]
-) -> torch.Tensor:
+def permutations(score: ScoreOf, x: Tensor, labels: Tensor, orders: Sequence[Sequence[int]]) -> Tensor:
     """The mean gain of each region when it is uncovered, over these orders."""
     values = [0.0] * (int(labels.max()) + 1)
     for order in orders:
@@ -74,7 +73,7 @@ def permutations(
     return on_pixels(labels, values)
 
 
-def rise(score: ScoreOf, x: torch.Tensor, masks: Sequence[torch.Tensor], probability: float) -> torch.Tensor:
+def rise(score: ScoreOf, x: Tensor, masks: Sequence[Tensor], probability: float) -> Tensor:
     total = torch.zeros(x.shape[1:]).double()
     for mask in masks:
         total += score(x * mask) * mask
@@ -82,13 +81,8 @@ def rise(score: ScoreOf, x: torch.Tensor, masks: Sequence[torch.Tensor], probabi
 
 
 def lime(
-    score: ScoreOf,
-    x: torch.Tensor,
-    labels: torch.Tensor,
-    coalitions: Sequence[Sequence[int]],
-    width: float,
-    ridge: float,
-) -> tuple[torch.Tensor, float]:
+    score: ScoreOf, x: Tensor, labels: Tensor, coalitions: Sequence[Sequence[int]], width: float, ridge: float
+) -> tuple[Tensor, float]:
     """Weighted ridge regression with a free intercept, solved as one linear system; and its R²."""
     count = int(labels.max()) + 1
     rows, targets, weights = [], [], []
@@ -108,8 +102,8 @@ def lime(
 
 def pair_regression(
     score: ScoreOf,
-    x: torch.Tensor,
-    labels: torch.Tensor,
+    x: Tensor,
+    labels: Tensor,
     coalitions: Sequence[Sequence[int]],
     variances: Sequence[tuple[float, float]],
     plausible: Sequence[tuple[float, float]] = (),

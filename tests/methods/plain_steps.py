@@ -2,37 +2,35 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 
 import torch
+from torch import Tensor
 
-from tests.methods.plain import Layer, backward, forward
+from tests.methods.plain import Layers, backward, forward
 
-Step = tuple[torch.Tensor, torch.Tensor]
+Step = tuple[Tensor, Tensor]
 """Where a step begins, and where it ends."""
 
 
-def blurred(x: torch.Tensor, sigma: float) -> torch.Tensor:
+def blurred(x: Tensor, sigma: float) -> Tensor:
     """Each pixel is the mean of all pixels, weighted by a Gaussian of their distance."""
     if sigma == 0:
         return x
     found, (height, width) = torch.zeros_like(x), x.shape[1:]
-    for i in range(height):
-        for j in range(width):
-            total = 0.0
-            for k in range(height):
-                for m in range(width):
-                    weight = math.exp(-((i - k) ** 2 + (j - m) ** 2) / (2 * sigma**2))
-                    found[:, i, j] += weight * x[:, k, m]
-                    total += weight
-            found[:, i, j] /= total
+    for i, j in itertools.product(range(height), range(width)):
+        total = 0.0
+        for k, m in itertools.product(range(height), range(width)):
+            weight = math.exp(-((i - k) ** 2 + (j - m) ** 2) / (2 * sigma**2))
+            found[:, i, j] += weight * x[:, k, m]
+            total += weight
+        found[:, i, j] /= total
     return found
 
 
-def blurintegratedgradients(
-    layers: list[Layer], x: torch.Tensor, target: int, *, steps: int, sigma: float
-) -> torch.Tensor:
+def blurintegratedgradients(layers: Layers, x: Tensor, target: int, *, steps: int, sigma: float) -> Tensor:
     """The gradient at the middle of each step times what the step changes; ``sigma`` in pixels (Xu 2020)."""
     x = x.detach()
     total = torch.zeros_like(x)
@@ -42,14 +40,14 @@ def blurintegratedgradients(
     return total
 
 
-def straight(x: torch.Tensor, baseline: torch.Tensor, steps: int) -> Iterator[Step]:
+def straight(x: Tensor, baseline: Tensor, steps: int) -> Iterator[Step]:
     """A straight line in equal steps."""
     x = x.detach()
     for i in range(steps):
         yield baseline + i / steps * (x - baseline), baseline + (i + 1) / steps * (x - baseline)
 
 
-def blurs(x: torch.Tensor, sigma: float, steps: int) -> Iterator[Step]:
+def blurs(x: Tensor, sigma: float, steps: int) -> Iterator[Step]:
     """Less and less blurred."""
     x = x.detach()
     for i in range(steps):
@@ -57,7 +55,7 @@ def blurs(x: torch.Tensor, sigma: float, steps: int) -> Iterator[Step]:
 
 
 def guided(
-    layers: list[Layer], x: torch.Tensor, target: int, *, baseline: torch.Tensor, steps: int, fraction: float,
+    layers: Layers, x: Tensor, target: int, *, baseline: Tensor, steps: int, fraction: float,
     distance: float,
 ) -> Iterator[Step]:  # fmt: skip
     """The path of guided integrated gradients: first algorithm of Kapishnikov 2021, never ``distance`` off the line."""
@@ -93,17 +91,16 @@ def guided(
         yield begin, now
 
 
-def along(layers: list[Layer], target: int, path: Iterator[Step]) -> torch.Tensor:
+def along(layers: Layers, target: int, path: Iterator[Step]) -> Tensor:
     """The gradient where each step begins, times the step."""
     return sum(backward(layers, forward(layers, begin), target)[0] * (end - begin) for begin, end in path)
 
 
-def idgi(layers: list[Layer], target: int, path: Iterator[Step]) -> torch.Tensor:
+def idgi(layers: Layers, target: int, path: Iterator[Step]) -> Tensor:
     """What each step changes of the score, times the squared gradient over its sum (Yang 2023)."""
-    total: torch.Tensor | float = 0.0
+    total: Tensor | float = 0.0
     for begin, end in path:
         square = backward(layers, forward(layers, begin), target)[0] ** 2
         change = forward(layers, end)[-1][target] - forward(layers, begin)[-1][target]
         total = total + square / square.sum() * change
-    assert isinstance(total, torch.Tensor)
     return total

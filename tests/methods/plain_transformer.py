@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 
 class Block(nn.Module):
@@ -20,15 +20,15 @@ class Block(nn.Module):
         self.q, self.k, self.v, self.out = (nn.Linear(width, width) for _ in range(4))
         self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
 
-    def split(self, x: torch.Tensor) -> torch.Tensor:
+    def split(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.heads, -1)).transpose(-3, -2)
 
-    def attended(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def attended(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if self.fused:
             return F.scaled_dot_product_attention(q, k, v)
         return (q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5).softmax(-1) @ v
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         y = self.one(x)
         found = self.attended(self.split(self.q(y)), self.split(self.k(y)), self.split(self.v(y)))
         x = x + self.out(found.transpose(-3, -2).flatten(-2))
@@ -45,19 +45,19 @@ class Transformer(nn.Module):
         self.places = nn.Parameter(torch.randn(1, places + 1, width))
         self.blocks = nn.Sequential(*(Block(width, 2, fused=fused) for _ in range(depth)))
 
-    def tokens(self, x: torch.Tensor) -> torch.Tensor:
+    def tokens(self, x: Tensor) -> Tensor:
         found = self.patches(x).flatten(2).transpose(1, 2)
         return torch.cat([self.start.expand(len(x), -1, -1), found], 1) + self.places
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return self.head(self.norm(self.blocks(self.tokens(x)))[:, 0])
 
 
-def _quotient(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def _quotient(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(b == 0, 0, a / torch.where(b == 0, 1, b))
 
 
-def of_linear(layer: nn.Linear, x: torch.Tensor, relevance: torch.Tensor) -> torch.Tensor:
+def of_linear(layer: nn.Linear, x: Tensor, relevance: Tensor) -> Tensor:
     """By positive contributions, row by row."""
     found = torch.zeros_like(x)
     for i, row in enumerate(x):
@@ -66,7 +66,7 @@ def of_linear(layer: nn.Linear, x: torch.Tensor, relevance: torch.Tensor) -> tor
     return found
 
 
-def of_sum(x: torch.Tensor, y: torch.Tensor, relevance: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def of_sum(x: Tensor, y: Tensor, relevance: Tensor) -> tuple[Tensor, Tensor]:
     """In proportion to what each adds; then scaled so that both keep what came, by the magnitudes of their sums."""
     a, b = x * _quotient(relevance, x + y), y * _quotient(relevance, x + y)
     sizes = a.sum().abs() + b.sum().abs()
@@ -74,13 +74,13 @@ def of_sum(x: torch.Tensor, y: torch.Tensor, relevance: torch.Tensor) -> tuple[t
     return a * (a_whole / a.sum()), b * (b_whole / b.sum())
 
 
-def of_product(x: torch.Tensor, y: torch.Tensor, relevance: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def of_product(x: Tensor, y: Tensor, relevance: Tensor) -> tuple[Tensor, Tensor]:
     """Half to each factor, in proportion to the terms."""
     share = _quotient(relevance, x @ y)
     return x * (share @ y.transpose(-2, -1)) / 2, y * (x.transpose(-2, -1) @ share) / 2
 
 
-def cheferattribution(model: Transformer, x: torch.Tensor, target: int) -> torch.Tensor:
+def cheferattribution(model: Transformer, x: Tensor, target: int) -> Tensor:
     """The map ``(h * w)`` of one photo ``(3, H, W)`` (Chefer et al., CVPR 2021)."""
     kept: list[dict[str, Any]] = []
     now = model.tokens(x[None])[0]
@@ -116,7 +116,7 @@ def cheferattribution(model: Transformer, x: torch.Tensor, target: int) -> torch
     return joint[0, 1:]
 
 
-def _handed_back(block: Block, kept: dict[str, Any], relevance: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _handed_back(block: Block, kept: dict[str, Any], relevance: Tensor) -> tuple[Tensor, Tensor]:
     """The relevance of what a block was given, and of its attention."""
     shortcut, more = of_sum(kept["middle"], kept["more"], relevance)
     of_up = of_linear(block.down, F.gelu(kept["up"]), more)
@@ -130,7 +130,7 @@ def _handed_back(block: Block, kept: dict[str, Any], relevance: torch.Tensor) ->
     return shortcut + torch.stack(joined).sum(0), of_a
 
 
-def gradientrollout(weights: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+def gradientrollout(weights: Sequence[Tensor], gradients: Sequence[Tensor]) -> Tensor:
     """The map of one photo from attention ``(heads, T, T)`` and its gradients (Gildenblat 2020)."""
     tokens = weights[0].shape[-1]
     joint = torch.eye(tokens, dtype=weights[0].dtype)
@@ -143,6 +143,27 @@ def gradientrollout(weights: Sequence[torch.Tensor], gradients: Sequence[torch.T
     return joint[0, 1:]
 
 
+def gradeclip(model: Transformer, x: Tensor, target: int, blocks: int = 1) -> Tensor:
+    """The map ``(h * w)`` of one photo ``(3, H, W)``: gradient of what attention gives, times values (Zhao 2024)."""
+    now, kept = model.tokens(x[None])[0], []
+    for block in model.blocks:
+        y = block.one(now)
+        q, k, v = (layer(y) for layer in (block.q, block.k, block.v))
+        mixed = block.attended(*map(block.split, (q, k, v))).transpose(-3, -2).flatten(-2)
+        middle = now + block.out(mixed)
+        now = middle + block.down(F.gelu(block.up(block.two(middle))))
+        kept.append((q, k, v, mixed))
+    logit = model.head(model.norm(now)[0])[target]
+    found = torch.zeros(len(now) - 1, dtype=x.dtype)
+    for q, k, v, mixed in kept[-blocks:]:
+        (gradient,) = torch.autograd.grad(logit, mixed, retain_graph=True)
+        cosines = torch.stack([q[0] @ k[i] / (q[0].norm() * k[i].norm()) for i in range(1, len(k))])
+        for i, cosine in enumerate(cosines):
+            loosened = (cosine - cosines.min()) / (cosines.max() - cosines.min())
+            found[i] += (loosened * (gradient[0] * v[i + 1]).sum()).detach()
+    return found.clamp(min=0)
+
+
 class Meeting(nn.Module):
     """A photo's tokens and words: attention within each, then each looks at the other at once, twice over."""
 
@@ -150,16 +171,16 @@ class Meeting(nn.Module):
         super().__init__()
         self.patches, self.head = nn.Conv2d(3, width, 2, 2), nn.Linear(width, 3)
         self.layers = nn.ModuleList(nn.Linear(width, 3 * width) for _ in range(8))
-        self.seen: list[torch.Tensor] = []
+        self.seen: list[Tensor] = []
 
-    def attend(self, number: int, to: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
+    def attend(self, number: int, to: Tensor, of: Tensor) -> Tensor:
         q = self.layers[number](to).chunk(3, -1)[0]
         _, k, v = self.layers[number](of).chunk(3, -1)
         weights = (q.unflatten(-1, (2, -1)).transpose(1, 2) @ k.unflatten(-1, (2, -1)).permute(0, 2, 3, 1)).softmax(-1)
         self.seen.append(weights)
         return to + (weights @ v.unflatten(-1, (2, -1)).transpose(1, 2)).transpose(1, 2).flatten(2)
 
-    def forward(self, x: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor, words: Tensor) -> Tensor:
         self.seen.clear()
         tokens = self.patches(x).flatten(2).transpose(1, 2)
         for i in (0, 4):
@@ -175,7 +196,7 @@ class Queries(nn.Module):
         super().__init__()
         self.meeting, self.queries = Meeting(width), nn.Parameter(torch.randn(1, 4, width))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         attend = self.meeting.attend
         self.meeting.seen.clear()
         tokens = self.meeting.patches(x).flatten(2).transpose(1, 2)
@@ -185,7 +206,7 @@ class Queries(nn.Module):
         return self.meeting.head(queries[:, 2])
 
 
-def cheferbimodal(weights: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], photo: int) -> torch.Tensor:
+def cheferbimodal(weights: Sequence[Tensor], gradients: Sequence[Tensor], photo: int) -> Tensor:
     """What the others' tokens have of the photo's, ``(others, photo)``: rule by rule (Chefer et al., ICCV 2021).
 
     Attentions are of one photo, ``(heads, queries, keys)``; two that look at each other come one behind the other.
@@ -212,7 +233,7 @@ def cheferbimodal(weights: Sequence[torch.Tensor], gradients: Sequence[torch.Ten
     return r["sq"]
 
 
-def _alike(relevance: torch.Tensor) -> torch.Tensor:
+def _alike(relevance: Tensor) -> Tensor:
     rest = relevance - torch.eye(len(relevance), dtype=relevance.dtype)
     rows = [row / row.sum() if row.sum() else row for row in rest]
     return torch.stack(rows) + torch.eye(len(relevance), dtype=relevance.dtype)

@@ -7,25 +7,24 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
+from torch.testing import assert_close
 
 import explain
 from explain.methods import LRP
-from tests.conftest import settled
+from tests.conftest import Made, settled
 
 
-def check(model: nn.Module, x: torch.Tensor, composite: str) -> None:
+def assert_losses_are_those_of_each_image(model: nn.Module, x: Tensor, composite: str) -> None:
     together = explain.attribute(model, x, LRP(composite), target=1)
     alone = [explain.attribute(model, one[None], LRP(composite), target=1) for one in x]
-    assert together.coverage is not None
     assert together.coverage.taken
     for cause, taken in together.coverage.taken.items():
         none = torch.zeros(1, dtype=taken.dtype)  # an image that loses nothing by a cause does not name it
         expected = torch.cat([a.coverage.taken.get(cause, none) for a in alone if a.coverage is not None])
-        torch.testing.assert_close(taken, expected, rtol=1e-8, atol=1e-10, msg=cause)
-    assert together.delta is not None
+        assert_close(taken, expected, rtol=1e-8, atol=1e-10, msg=cause)
     assert together.delta.abs().max() <= 1e-8
-    torch.testing.assert_close(together.values, torch.cat([a.values for a in alone]), rtol=1e-8, atol=1e-10)
+    assert_close(together.values, torch.cat([a.values for a in alone]), rtol=1e-8, atol=1e-10)
 
 
 class Windows(nn.Module):
@@ -35,7 +34,7 @@ class Windows(nn.Module):
         super().__init__()
         self.patches, self.qkv, self.head = nn.Conv2d(3, 8, 2, 2), nn.Linear(8, 24), nn.Linear(8, 5)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         y = self.patches(x)
         count = len(y)
         windows = y.view(count, 8, 2, 2, 2, 2).permute(0, 2, 4, 3, 5, 1).reshape(count * 4, 4, 8)
@@ -45,16 +44,11 @@ class Windows(nn.Module):
         return self.head(torch.nn.functional.gelu(mixed).mean(1))
 
 
-class TokensFirst(nn.Module):
+def tokens_first() -> nn.Module:
     """PyTorch's own attention, which has the tokens before the images."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.patches, self.head = nn.Conv2d(3, 8, 2, 2), nn.Linear(8, 5)
-        self.block = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.block(self.patches(x).flatten(2).permute(2, 0, 1)).mean(0))
+    block = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0)
+    parts = {"patches": nn.Conv2d(3, 8, 2, 2), "block": block, "head": nn.Linear(8, 5)}
+    return Made(lambda net, x: net.head(net.block(net.patches(x).flatten(2).permute(2, 0, 1)).mean(0)), **parts)
 
 
 class ImagesBetween(nn.Module):
@@ -64,7 +58,7 @@ class ImagesBetween(nn.Module):
         super().__init__()
         self.patches, self.mix, self.head = nn.Conv2d(3, 8, 2, 2), nn.Linear(8, 8), nn.Linear(8, 5)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         y = self.patches(x).flatten(2).permute(2, 0, 1)
         tokens, count, channels = y.shape
         y = torch.nn.functional.silu(self.mix(y.reshape(tokens * count, channels)))
@@ -74,17 +68,16 @@ class ImagesBetween(nn.Module):
 class Between(nn.Module):
     """A convolution, something between that has a bias where the images are laid out in some way, and a head."""
 
-    def __init__(self, between: Callable[[Between, torch.Tensor], torch.Tensor]) -> None:
+    def __init__(self, between: Callable[[Between, Tensor], Tensor]) -> None:
         super().__init__()
         self.between, self.first, self.head = between, nn.Conv2d(3, 4, 3), nn.Linear(4, 3)
         self.norm, self.weight = nn.BatchNorm1d(4), nn.Parameter(torch.randn(4, 4))
         settled(self)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.head(self.between(self, self.first(x)))
-        return found
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.between(self, self.first(x)))
 
-    def grouped(self, y: torch.Tensor) -> torch.Tensor:
+    def grouped(self, y: Tensor) -> Tensor:
         """All images in one, whose channels stand in groups."""
         count, weight = len(y), self.first.weight[:, :1]
         joined = y.reshape(1, -1, *y.shape[2:])
@@ -92,7 +85,7 @@ class Between(nn.Module):
         return made.view(count, 4, *made.shape[2:])
 
 
-LAYOUTS: dict[str, Callable[[Between, torch.Tensor], torch.Tensor]] = {
+LAYOUTS: dict[str, Callable[[Between, Tensor], Tensor]] = {
     "one by one": lambda net, y: torch.stack([(v + 1).tanh().sum((1, 2)) for v in y]),
     "unbound": lambda net, y: torch.stack([(v + 1).tanh().mean((1, 2)) for v in y.unbind(0)]),
     "slices": lambda net, y: torch.cat([(y[i : i + 1] + 1).tanh().sum((2, 3)) for i in range(len(y))]),
@@ -119,16 +112,14 @@ def test_what_each_image_loses_is_known_however_images_are_laid_out(name: str, c
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model, x = Between(LAYOUTS[name]).double(), torch.randn(count, 3, 8, 8, dtype=torch.float64)
-    check(model, x, "Epsilon")
+    assert_losses_are_those_of_each_image(model, x, "Epsilon")
 
 
 @pytest.mark.parametrize("composite", ["Epsilon", "AttnLRP", "EpsilonAlpha2Beta1Flat", "ExcitationBackprop"])
 @pytest.mark.parametrize("count", [2, 4])  # as many as there are heads, and as there are windows
-@pytest.mark.parametrize("build", [Windows, TokensFirst, ImagesBetween])
-def test_what_is_lost_in_a_batch_is_what_each_image_loses_alone(
-    build: Callable[[], nn.Module], count: int, composite: str
-) -> None:
+@pytest.mark.parametrize("build", [Windows, tokens_first, ImagesBetween])
+def test_a_batch_loses_what_each_image_loses_alone(build: Callable[[], nn.Module], count: int, composite: str) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model, x = build().double().eval(), torch.randn(count, 3, 8, 8, dtype=torch.float64)
-    check(model, x, composite)
+    assert_losses_are_those_of_each_image(model, x, composite)

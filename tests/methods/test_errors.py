@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.testing import assert_close
 
 import explain
 from explain.attribution.result import Attribution
@@ -28,7 +29,7 @@ class Games(nn.Module):
         super().__init__()
         self.scores = torch.stack([GAMES[name](COALITIONS) for name in names], 1)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         share = x.flatten(1)
         if ((share == 0) | (share == 1)).all():
             return self.scores[(share.long() << torch.arange(CELLS)).sum(1)]
@@ -38,11 +39,11 @@ class Games(nn.Module):
         return chance @ self.scores
 
 
-def numbers(seed: int, *shape: int) -> torch.Tensor:
+def numbers(seed: int, *shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def tiny() -> torch.Tensor:
+def tiny() -> Tensor:
     """The bundled network's score of a photo of which some of nine squares are seen."""
     explainer = explain.Explainer("tiny")
     model, x = explainer.model, numbers(0, 3, 8, 8).float()
@@ -53,29 +54,24 @@ def tiny() -> torch.Tensor:
     return scores[:, int(scores[-1].argmax())].double()
 
 
-def hidden(z: torch.Tensor) -> torch.Tensor:
+def hidden(z: Tensor) -> Tensor:
     return (z @ numbers(3, CELLS, 8) - 0.5).relu().square().sum(1)
 
 
-GAMES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+GAMES: dict[str, Callable[[Tensor], Tensor]] = {
     "majority": lambda z: (z.sum(1) > CELLS / 2).double(),
     "weighted majority": lambda z: (z @ torch.arange(1.0, CELLS + 1).double() > 22).double(),
-    "parity": lambda z: 1 - 2 * (z.sum(1) % 2),
-    "parity of five": lambda z: 1 - 2 * (z[:, :5].sum(1) % 2),
-    "max": lambda z: (z * torch.arange(1.0, CELLS + 1)).amax(1),
-    "unanimity of three": lambda z: z[:, :3].prod(1),
-    "unanimity of six": lambda z: z[:, :6].prod(1),
-    "unanimity": lambda z: z.prod(1),
-    "random": lambda z: numbers(1, len(z)),
-    "in twos": lambda z: ((z @ numbers(2, CELLS, CELLS)) * z).sum(1),
-    "hidden units": hidden,
-    "one cell alone": lambda z: z[:, 2],
-    "tiny": lambda z: tiny(),
-}
+    "parity": lambda z: 1 - 2 * (z.sum(1) % 2), "parity of five": lambda z: 1 - 2 * (z[:, :5].sum(1) % 2),
+    "max": lambda z: (z * torch.arange(1.0, CELLS + 1)).amax(1), "unanimity of three": lambda z: z[:, :3].prod(1),
+    "unanimity of six": lambda z: z[:, :6].prod(1), "unanimity": lambda z: z.prod(1),
+    "random": lambda z: numbers(1, len(z)), "in twos": lambda z: ((z @ numbers(2, CELLS, CELLS)) * z).sum(1),
+    "hidden units": hidden, "one cell alone": lambda z: z[:, 2], "tiny": lambda z: tiny(),
+}  # fmt: skip
 QUICK = ("majority", "random", "tiny")
+FEWER_SEEDS = 20
 
 
-def shapley(scores: torch.Tensor) -> torch.Tensor:
+def shapley(scores: Tensor) -> Tensor:
     """By definition: over all coalitions without the cell."""
     values = []
     for cell in range(CELLS):
@@ -87,7 +83,7 @@ def shapley(scores: torch.Tensor) -> torch.Tensor:
     return torch.stack(values)
 
 
-def sobol(scores: torch.Tensor) -> torch.Tensor:
+def sobol(scores: Tensor) -> Tensor:
     """Total indices of the multilinear extension, by its products of 2 p - 1, whose variances are powers of 1/3."""
     signs = 2 * COALITIONS - 1
     products = torch.stack([signs[:, some.bool()].prod(1) for some in COALITIONS])
@@ -100,10 +96,12 @@ def explained(games: Games, method: Method) -> list[Attribution]:
     return explain.attribute(games, PHOTO, method, targets=list(targets), batch_size=64)
 
 
-def covered(games: Games, exact: Sequence[torch.Tensor], make: Callable[[int], Method]) -> list[tuple[float, int]]:
+def covered(
+    games: Games, exact: Sequence[Tensor], make: Callable[[int], Method], seeds: int = SEEDS
+) -> list[tuple[float, int]]:
     """Of each game, the share of values whose interval holds the exact one, and how many seeds have an error at all."""
     inside: list[list[float]] = [[] for _ in exact]
-    for seed in range(SEEDS):
+    for seed in range(seeds):
         for found, values, kept in zip(explained(games, make(seed)), exact, inside, strict=True):
             if found.error is not None:
                 off = (found.values.flatten() - values).abs()
@@ -113,13 +111,10 @@ def covered(games: Games, exact: Sequence[torch.Tensor], make: Callable[[int], M
 
 STOPS = {
     KernelSHAP: (8, 16, 18, 24, 32, 40, 42, 44, 48, 64, 96, 128, 192, 256, 400, 510),
-    ShapleySampling: (16, 32, 48, 64, 80, 112, 160, 320),
-    Sobol: (44, 88, 132, 176, 440),
-    RISE: (2, 4, 8, 16, 32, 64, 200),
-    HSIC: (20, 40, 60, 80, 100, 200, 500),
-    LIME: (2, 8, 10, 12, 16, 32, 64, 200),
-}
-FEW = {KernelSHAP: (16, 42), ShapleySampling: (32, 48), RISE: (16,), LIME: (12,)}
+    ShapleySampling: (16, 32, 48, 64, 80, 112, 160, 320), Sobol: (44, 88, 132, 176, 440),
+    RISE: (2, 4, 8, 16, 32, 64, 200), HSIC: (20, 40, 60, 80, 100, 200, 500), LIME: (2, 8, 10, 12, 16, 32, 64, 200),
+}  # fmt: skip
+FEW = {KernelSHAP: (42,), ShapleySampling: (48,), RISE: (16,), LIME: (12,)}
 MORE = {KernelSHAP: (44, 96), ShapleySampling: (48,), Sobol: (132,), RISE: (4,), HSIC: (60,), LIME: (16,)}
 """``STOPS`` has all that examples/benchmarks/coverage.py prints; these are those of the long tests."""
 
@@ -140,49 +135,36 @@ def at_stops(*kinds: type[Any]) -> Any:
 
 
 @at_stops(KernelSHAP, ShapleySampling, Sobol)
-def test_values_lie_within_their_errors_at_every_stop(
-    kind: type[Any], names: Sequence[str], stops: Sequence[int]
-) -> None:
-    games = Games(names)
+def test_values_lie_within_errors_at_every_stop(kind: type[Any], names: Sequence[str], stops: Sequence[int]) -> None:
+    games, seeds = Games(names), FEWER_SEEDS if names == QUICK else SEEDS
     exact = [(sobol if kind is Sobol else shapley)(scores) for scores in games.scores.T]
     for stop in stops:
-        for name, (share, given) in zip(
-            names, covered(games, exact, lambda seed, stop=stop: kind(stop, SIDE, seed=seed)), strict=True
-        ):
+        found = covered(games, exact, lambda seed, stop=stop: kind(stop, SIDE, seed=seed), seeds)
+        for name, (share, given) in zip(names, found, strict=True):
             assert share >= 0.9 or not given, (stop, name, share)
-            assert given in (0, SEEDS) or kind is Sobol, (stop, name, given)
+            assert given in (0, seeds) or kind is Sobol, (stop, name, given)
 
 
-@pytest.mark.parametrize(
-    ("kind", "tolerance", "names"),
-    [
-        (KernelSHAP, 0.5, QUICK),
-        pytest.param(KernelSHAP, 0.2, QUICK, marks=pytest.mark.long),
-        pytest.param(ShapleySampling, 0.2, QUICK, marks=pytest.mark.long),
-    ],
-)
-def test_values_lie_within_their_errors_where_the_tolerance_stops(
-    kind: type[Any], tolerance: float, names: Sequence[str]
-) -> None:
-    games = Games(names)
+@pytest.mark.long
+@pytest.mark.parametrize(("kind", "tolerance"), [(KernelSHAP, 0.5), (KernelSHAP, 0.2), (ShapleySampling, 0.2)])
+def test_values_lie_within_errors_where_tolerance_stops(kind: type[Any], tolerance: float) -> None:
+    games = Games(QUICK)
     exact = [shapley(scores) for scores in games.scores.T]
-    for name, (share, given) in zip(
-        names, covered(games, exact, lambda seed: kind(500, SIDE, seed=seed, tolerance=tolerance)), strict=True
-    ):
+    shares = covered(games, exact, lambda seed: kind(500, SIDE, seed=seed, tolerance=tolerance))
+    for name, (share, given) in zip(QUICK, shares, strict=True):
         assert share >= 0.9, (name, share)
         assert given == SEEDS
 
 
 @pytest.mark.filterwarnings("ignore:.* is zero everywhere")  # where no mask shows what unanimity takes
 @at_stops(RISE, HSIC, LIME)
-def test_values_lie_within_their_errors_of_what_many_seeds_say_together(
-    kind: type[Any], names: Sequence[str], stops: Sequence[int]
-) -> None:
+def test_values_lie_within_errors_of_many_seeds(kind: type[Any], names: Sequence[str], stops: Sequence[int]) -> None:
     """That is what they estimate: the means of HSIC and of ridge regression depend on the number of runs."""
     games = Games(names)
     option = {RISE: {"grid": SIDE, "score": "logit"}, HSIC: {"grid": SIDE}, LIME: {"regions": SIDE}}[kind]
     for stop in stops:
-        seeds = [explained(games, kind(stop, seed=seed, **option)) for seed in range(2 * SEEDS)]
+        count = 2 * (FEWER_SEEDS if names == QUICK else SEEDS)
+        seeds = [explained(games, kind(stop, seed=seed, **option)) for seed in range(count)]
         for name, found in zip(names, zip(*seeds, strict=True), strict=True):
             mean = torch.stack([each.values for each in found]).mean(0)
             known = [each for each in found if each.error is not None]
@@ -217,7 +199,7 @@ def test_orders_that_agree_leave_an_error() -> None:
     game = Games(["one cell alone"])
     for pairs in (3, 6):
         found = explain.attribute(game, PHOTO, ShapleySampling(16 * pairs, SIDE), target=0)
-        torch.testing.assert_close(found.error, torch.full_like(found.error, 1 / pairs))
+        assert_close(found.error, torch.full_like(found.error, 1 / pairs))
 
 
 def test_an_image_without_an_error_yet_has_nan_beside_others() -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.testing import assert_close
 
 import explain
-from explain import ExplainError
 from explain.baselines import Blur, Zero
 from explain.methods import ExtremalPerturbation
 from explain.methods.extremal import SmoothMasks
@@ -23,23 +21,21 @@ SIZE = (6, 5)
 
 @pytest.fixture
 def curved() -> Curved:
-    model = settled(Curved()).double().eval()
-    assert isinstance(model, Curved)
-    return model
+    return settled(Curved()).double().eval()
 
 
 @pytest.mark.parametrize(("step", "sigma"), [(2, 4.0), (2, 3.0), (3, 2.0), (1, 2.5)])
 def test_each_pixel_of_a_mask_is_the_smooth_maximum_of_the_points_around(step: int, sigma: float) -> None:
     masks = SmoothMasks(SIZE, step, sigma, torch.zeros(1, dtype=torch.float64))
     values = torch.rand(2, 1, *masks.lattice, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    full = masks.full(values)
-    leaf = values[1, 0].clone().requires_grad_()
+    full = masks.full(values.requires_grad_())
+    leaf = values[1, 0].detach().clone().requires_grad_()
     expected = plain_extremal.smooth_mask(leaf, step, sigma)
-    torch.testing.assert_close(full[1, 0], expected.detach(), **EXACT)
+    assert_close(full[1, 0], expected, **EXACT)
     assert masks.cropped(full).shape == (2, 1, *SIZE)
     up = torch.randn(full.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     (slope,) = torch.autograd.grad(expected, leaf, up[1, 0])
-    torch.testing.assert_close(masks.back(values, full, up)[1, 0], slope, **EXACT)
+    assert_close(torch.autograd.grad(full, values, up)[0][1, 0], slope, **EXACT)
 
 
 def test_the_mask_is_what_a_plain_ascent_finds(curved: Curved) -> None:
@@ -50,7 +46,7 @@ def test_the_mask_is_what_a_plain_ascent_finds(curved: Curved) -> None:
             plain_extremal.extremal(lambda seen: curved(seen[None])[0, target], x, area, 4, 2, 3.0)  # noqa: B023
             for area in (0.2, 0.5)
         ]
-        torch.testing.assert_close(found.values[i], (each[0] + each[1]) / 2, **EXACT)
+        assert_close(found.values[i], (each[0] + each[1]) / 2, **EXACT)
     assert found.samples == 8
     assert found.finished.all()
 
@@ -58,13 +54,13 @@ def test_the_mask_is_what_a_plain_ascent_finds(curved: Curved) -> None:
 class Corner(nn.Module):
     """How much is seen of the upper left corner, and of all."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return 20 * torch.stack([x[:, :, :4, :4].mean((1, 2, 3)), x.mean((1, 2, 3))], 1)
 
 
 def test_the_mask_has_its_area_and_lies_where_the_score_comes_from() -> None:
     class Symmetric(Corner):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x: Tensor) -> Tensor:
             return super().forward(x) + super().forward(x.flip(-1))  # what is seen mirrored counts as much
 
     x = torch.ones(1, 3, 12, 12)
@@ -88,7 +84,7 @@ def test_the_smallest_area_that_keeps_the_score_is_taken() -> None:
     assert seen[0.2] < seen[0.6] < seen[0.9]
     for keeps, area in ((0.0, 0.2), (float(seen[0.6] + seen[0.2]) / 2, 0.6), (1.0, 0.9)):
         of = ExtremalPerturbation(method.area, 2, keeps, "zero", 2, 2.0)  # type: ignore[arg-type]
-        torch.testing.assert_close(explain.attribute(Corner(), x, of, target=1).values, each[area].values)
+        assert_close(explain.attribute(Corner(), x, of, target=1).values, each[area].values)
 
 
 def test_it_leaves_the_model_alone_and_works_in_any_mode(curved: Curved) -> None:
@@ -99,29 +95,13 @@ def test_it_leaves_the_model_alone_and_works_in_any_mode(curved: Curved) -> None
     assert torch.equal(torch.get_rng_state(), state)
     for i in range(3):
         alone = explain.attribute(curved, photos(3)[i : i + 1], method, target=i, batch_size=1)
-        torch.testing.assert_close(alone.values[0], expected[i], **EXACT)
+        assert_close(alone.values[0], expected[i], **EXACT)
     for mode in (torch.no_grad(), torch.inference_mode()):
         with mode:
             found = explain.attribute(curved, photos(3), method, target=[0, 1, 2])
-        torch.testing.assert_close(found.values, expected, **EXACT)
+        assert_close(found.values, expected, **EXACT)
     curved.requires_grad_(False)
-    torch.testing.assert_close(explain.attribute(curved, photos(3), method, target=[0, 1, 2]).values, expected, **EXACT)
-
-
-def test_what_was_seen_is_not_remembered(curved: Curved, monkeypatch: pytest.MonkeyPatch) -> None:
-    from explain.engine.reruns import PerturbationRunner
-
-    kept: list[int] = []
-    read = PerturbationRunner.read_once
-
-    def watched(self: PerturbationRunner, *args: Any) -> Any:
-        found = read(self, *args)
-        kept.append(len(self.choice.found))
-        return found
-
-    monkeypatch.setattr(PerturbationRunner, "read_once", watched)
-    explain.attribute(curved, photos(), ExtremalPerturbation(0.3, steps=4, step=2), target=0)
-    assert kept == [kept[0]] * 4
+    assert_close(explain.attribute(curved, photos(3), method, target=[0, 1, 2]).values, expected, **EXACT)
 
 
 def test_an_interrupt_leaves_the_masks_of_the_last_step(curved: Curved) -> None:
@@ -136,13 +116,13 @@ def test_an_interrupt_leaves_the_masks_of_the_last_step(curved: Curved) -> None:
     found = explain.attribute(curved, photos(), method, target=1, progress=progress, keep_partial=True)
     assert (found.samples, found.finished.tolist()) == (3, [False])
     same = explain.attribute(curved, photos(), ExtremalPerturbation(0.3, steps=3, step=2), target=1)
-    torch.testing.assert_close(found.values, same.values, **EXACT)
+    assert_close(found.values, same.values, **EXACT)
     with pytest.raises(KeyboardInterrupt):
         explain.attribute(curved, photos(), method, target=1, progress=interrupt_after(1))
 
 
 def test_progress_counts_the_steps_and_shows_the_masks(curved: Curved) -> None:
-    seen: list[tuple[int, int, torch.Tensor]] = []
+    seen: list[tuple[int, int, Tensor]] = []
     method = ExtremalPerturbation((0.2, 0.5), steps=3, step=2)
     found = explain.attribute(
         curved, photos(), method, target=1,
@@ -150,49 +130,6 @@ def test_progress_counts_the_steps_and_shows_the_masks(curved: Curved) -> None:
     )  # fmt: skip
     assert [each[:2] for each in seen] == [(2, 6), (4, 6), (6, 6)]
     assert torch.equal(seen[-1][2], found.values)
-
-
-class Hard(Zero):
-    """Kept or not, and nothing between."""
-
-    name = "hard"
-    depends_on_mask = True
-
-    def __call__(self, images: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
-        return images * (keep > 0.5)
-
-
-class Rounded(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.detach().mean((2, 3))
-
-
-@pytest.mark.parametrize(
-    ("make", "model", "x", "message"),
-    [
-        (lambda: ExtremalPerturbation(0.0), Corner(), photos(), "area of extremalperturbation must"),
-        (lambda: ExtremalPerturbation(()), Corner(), photos(), "area of extremalperturbation must"),
-        (lambda: ExtremalPerturbation("0.1"), Corner(), photos(), "area of extremalperturbation must"),  # type: ignore[arg-type]
-        (lambda: ExtremalPerturbation(steps=0), Corner(), photos(), "steps of extremalperturbation must"),
-        (
-            lambda: ExtremalPerturbation(baseline=Hard()),
-            Corner(),
-            photos(),
-            "baseline of extremalperturbation must",
-        ),
-        (
-            lambda: ExtremalPerturbation(),
-            nn.Sequential(nn.AdaptiveAvgPool3d(1), nn.Flatten()),
-            torch.rand(1, 3, 2, 4, 4),
-            "input of extremalperturbation must",
-        ),
-        (lambda: ExtremalPerturbation(), Rounded(), photos(), "differentiable"),
-    ],
-)
-def test_what_cannot_be_done_is_refused_in_one_line(make: Any, model: nn.Module, x: Any, message: str) -> None:
-    with pytest.raises(ExplainError, match=message) as caught:
-        explain.attribute(model, x, make(), target=1)
-    assert "\n" not in str(caught.value)
 
 
 def test_any_fill_that_blends_can_be_taken(curved: Curved) -> None:

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.testing import assert_close
 
 import explain
 from explain import ExplainError, MethodError
 from explain.baselines import Blur, Mean, Noise
 from explain.engine import Evidence
-from explain.layers.feature_maps import Grids
+from explain.layers.layouts import Grids
 from explain.methods import (
     DRISE,
     HSIC,
@@ -31,15 +32,13 @@ from explain.methods import (
     Sobol,
     Squares,
     Superpixels,
-    shapley,
 )
 from explain.methods import occlusion as masking
 from explain.methods import shapley as pair_regression
-from explain.methods.coalitions import RegionMethod
+from explain.methods.estimates import RegionMethod
 from explain.methods.regions import GivenRegions
-from explain.methods.registry import get_method
 from explain.methods.shapley import drawn_pairs
-from tests.conftest import settled, snapshot
+from tests.conftest import Made, settled, snapshot
 from tests.methods import plain_runs
 
 SIZE = (6, 5)
@@ -57,24 +56,22 @@ class Curved(nn.Module):
         self.conv, self.fc = nn.Conv2d(3, 4, 3, padding=1), nn.Linear(4, 3)
         self.rows: list[int] = []
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         self.rows.append(len(x))
         return self.fc(nn.functional.softplus(self.conv(x)).square().mean((2, 3)))
 
 
 @pytest.fixture
 def curved() -> Curved:
-    model = settled(Curved()).double().eval()
-    assert isinstance(model, Curved)
-    return model
+    return settled(Curved()).double().eval()
 
 
-def photos(count: int = 1) -> torch.Tensor:
+def photos(count: int = 1) -> Tensor:
     return torch.randn(count, 3, *SIZE, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
 
 
-def score_of(model: nn.Module, target: int = 1, kind: str = "logit") -> Callable[[torch.Tensor], float]:
-    def score(x: torch.Tensor) -> float:
+def score_of(model: nn.Module, target: int = 1, kind: str = "logit") -> Callable[[Tensor], float]:
+    def score(x: Tensor) -> float:
         with torch.no_grad():
             logits = model(x[None])[0]
         return float((logits.softmax(0) if kind == "probability" else logits)[target])
@@ -82,7 +79,7 @@ def score_of(model: nn.Module, target: int = 1, kind: str = "logit") -> Callable
     return score
 
 
-def linear() -> tuple[nn.Module, torch.Tensor]:
+def linear() -> tuple[nn.Module, Tensor]:
     """A linear model, and what each pixel of the photo gives to the score of class 1."""
     model = settled(nn.Sequential(nn.Flatten(), nn.Linear(3 * math.prod(SIZE), 3))).double()
     weight = model[1].weight.detach()[1].reshape(3, *SIZE)
@@ -93,7 +90,7 @@ def drawn(method: RegionMethod, regions: int) -> list[list[int]]:
     return [row.nonzero()[:, 0].tolist() for row in method.design.rows(regions)]
 
 
-def evidence_of(x: torch.Tensor) -> Evidence:
+def evidence_of(x: Tensor) -> Evidence:
     return Evidence(x, torch.zeros(len(x)), None, "", Grids(tuple(x.shape[2:])))
 
 
@@ -101,18 +98,18 @@ def evidence_of(x: torch.Tensor) -> Evidence:
 def test_occlusion_is_the_mean_drop_over_windows(window: int, stride: int, curved: Curved) -> None:
     found = explain.attribute(curved, photos(2), Occlusion(window, stride), target=1)
     for values, x in zip(found.values, photos(2), strict=True):
-        torch.testing.assert_close(values, plain_runs.occlusion(score_of(curved), x, window, stride), **EXACT)
+        assert_close(values, plain_runs.occlusion(score_of(curved), x, window, stride), **EXACT)
 
 
 def test_feature_ablation_is_the_drop_without_each_region(curved: Curved) -> None:
     found = explain.attribute(curved, photos(2), FeatureAblation(regions=LABELS), target=1)
     for values, x in zip(found.values, photos(2), strict=True):
-        torch.testing.assert_close(values, plain_runs.ablation(score_of(curved), x, LABELS), **EXACT)
+        assert_close(values, plain_runs.ablation(score_of(curved), x, LABELS), **EXACT)
     assert found.samples == 5
     assert found.error is None
 
 
-def error_of_a_mean(each: torch.Tensor, farthest: float) -> torch.Tensor:
+def error_of_a_mean(each: Tensor, farthest: float) -> Tensor:
     """Of 70 masks: no variance is below the mean; one more mask may have the farthest score, or the photo's."""
     variance = each.var(0)
     variance = torch.maximum(variance, variance.mean()) + farthest**2 / 70
@@ -125,31 +122,17 @@ def test_rise_is_the_mean_of_masks_times_scores(curved: Curved) -> None:
     masks = method.masks.drawn(evidence_of(x)).keep(torch.zeros_like(numbers), numbers)[:, 0]
     found = explain.attribute(curved, x, method, target=1)
     expected = plain_runs.rise(score_of(curved, kind="probability"), x[0], list(masks), 0.4)
-    torch.testing.assert_close(found.values[0], expected, **EXACT)
+    assert_close(found.values[0], expected, **EXACT)
     scores = [score_of(curved, kind="probability")(x[0] * mask) for mask in masks]
     whole = score_of(curved, kind="probability")(x[0])
     each = torch.stack([score * mask for score, mask in zip(scores, masks, strict=True)]) / 0.4
-    torch.testing.assert_close(found.error[0], error_of_a_mean(each, max(map(abs, [*scores, whole])) / 0.4), **EXACT)
+    assert_close(found.error[0], error_of_a_mean(each, max(map(abs, [*scores, whole])) / 0.4), **EXACT)
     centred = explain.attribute(curved, x, RISE(samples=70, grid=3, probability=0.4, centred=True), target=1)
     level = sum(scores) / 70
-    torch.testing.assert_close(centred.values[0], expected - level * masks.mean(0) / 0.4, **EXACT)
+    assert_close(centred.values[0], expected - level * masks.mean(0) / 0.4, **EXACT)
     each = torch.stack([(score - level) * mask for score, mask in zip(scores, masks, strict=True)]) / 0.4
     farthest = max(abs(score - level) for score in [*scores, whole]) / 0.4
-    torch.testing.assert_close(centred.error[0], error_of_a_mean(each, farthest), **EXACT)
-
-
-def test_masks_of_rise_are_grids_enlarged_and_shifted_with_the_expectation_of_a_cell() -> None:
-    x = torch.zeros(1, 3, 20, 15, dtype=torch.float64)
-    masks = RISE(samples=3000, grid=4, probability=0.3).masks.drawn(evidence_of(x))
-    numbers = torch.arange(3000)
-    found = masks.keep(torch.zeros_like(numbers), numbers)[:, 0]
-    assert found.shape == (3000, 20, 15)
-    assert 0 <= found.min() < found.max() <= 1
-    error = found.std(0) / math.sqrt(3000)
-    assert (((found.mean(0) - 0.3).abs() / error) < 4.5).all()
-    steps = found.diff(dim=2).abs()
-    assert steps.max() <= 1 / 4 + 1e-9  # a cell is 4 wide, and between two of them the mask changes evenly
-    torch.testing.assert_close(masks.keep(torch.zeros(2).long(), torch.tensor([77, 5]))[:, 0], found[[77, 5]])
+    assert_close(centred.error[0], error_of_a_mean(each, farthest), **EXACT)
 
 
 def test_a_mask_of_rise_is_a_piece_of_its_grid_enlarged_bilinearly() -> None:
@@ -160,7 +143,7 @@ def test_a_mask_of_rise_is_a_piece_of_its_grid_enlarged_bilinearly() -> None:
     down = int(torch.randint(5, (masking.BLOCK,), generator=generator)[3])  # a cell is 5 high and 4 wide
     right = int(torch.randint(4, (masking.BLOCK,), generator=generator)[3])
     large = nn.functional.interpolate(cells[None, None], size=(25, 20), mode="bilinear", align_corners=False)[0, 0]
-    torch.testing.assert_close(mask, large[down : down + 20, right : right + 15], **EXACT)
+    assert_close(mask, large[down : down + 20, right : right + 15], **EXACT)
 
 
 def test_lime_is_weighted_ridge_regression(curved: Curved) -> None:
@@ -168,7 +151,7 @@ def test_lime_is_weighted_ridge_regression(curved: Curved) -> None:
     found = explain.attribute(curved, photos(2), method, target=1)
     for i, x in enumerate(photos(2)):
         values, r2 = plain_runs.lime(score_of(curved), x, LABELS, drawn(method, 5), 0.4, 0.3)
-        torch.testing.assert_close(found.values[i], values, **EXACT)
+        assert_close(found.values[i], values, **EXACT)
         assert found.r2[i].item() == pytest.approx(r2, rel=1e-8)
 
 
@@ -179,12 +162,12 @@ def test_kernelshap_is_the_best_linear_estimate_from_its_pairs(curved: Curved) -
         variances = list(itertools.product(pair_regression.THREES, pair_regression.REST))
         values, errors, _ = plain_runs.pair_regression(score_of(curved), x[0], labels, coalitions, variances)
         found = explain.attribute(curved, x, KernelSHAP(samples=samples, regions=labels, seed=2), target=1)
-        torch.testing.assert_close(found.values[0], plain_runs.on_pixels(labels, values), **EXACT)
+        assert_close(found.values[0], plain_runs.on_pixels(labels, values), **EXACT)
         if samples < 40:
             assert found.error is None
             continue
         expected = plain_runs.on_pixels(labels, errors)
-        torch.testing.assert_close(found.error[0], expected, rtol=1e-5, atol=1e-10)  # the table has six digits
+        assert_close(found.error[0], expected, rtol=1e-5, atol=1e-10)  # the table has six digits
         assert found.samples == samples
 
 
@@ -204,8 +187,8 @@ def test_variances_are_those_of_the_first_pairs(curved: Curved, monkeypatch: pyt
     values, errors, _ = plain_runs.pair_regression(score, x[0], labels, coalitions, fit, plausible)
     monkeypatch.setattr(pair_regression, "ENOUGH", 6)  # the whole photo with the blank one, and five more
     found = explain.attribute(curved, x, KernelSHAP(40, labels, seed=2), target=1)
-    torch.testing.assert_close(found.values[0], plain_runs.on_pixels(labels, values), **EXACT)
-    torch.testing.assert_close(found.error[0], plain_runs.on_pixels(labels, errors), rtol=1e-5, atol=1e-10)
+    assert_close(found.values[0], plain_runs.on_pixels(labels, values), **EXACT)
+    assert_close(found.error[0], plain_runs.on_pixels(labels, errors), rtol=1e-5, atol=1e-10)
 
 
 def test_pairs_are_those_of_an_order_first_and_none_comes_twice() -> None:
@@ -219,21 +202,13 @@ def test_pairs_are_those_of_an_order_first_and_none_comes_twice() -> None:
     assert drawn_pairs(9, 0, 1).shape == (0, 9)
 
 
-def test_sizes_of_coalitions_are_drawn_by_the_shapley_kernel() -> None:
-    drawn = itertools.islice(shapley._by_kernel(9, torch.Generator().manual_seed(0)), 20000)
-    counts = torch.stack([each.sum() for each in drawn]).bincount(minlength=10)[1:9] / 20000
-    kernel = torch.tensor([8 / (k * (9 - k)) for k in range(1, 9)])
-    chances = kernel / kernel.sum()
-    assert ((counts - chances).abs() < 4.5 * (chances * (1 - chances) / 20000).sqrt()).all()
-
-
 @pytest.mark.parametrize("method", [KernelSHAP(regions=LABELS), ShapleySampling(samples=600, regions=LABELS)])
 def test_all_coalitions_and_many_orders_give_shapley_values(method: Any, curved: Curved) -> None:
     found = explain.attribute(curved, photos(2), method, target=1)
     for i, x in enumerate(photos(2)):
         expected = plain_runs.shapley(score_of(curved), x, LABELS)
         if isinstance(method, KernelSHAP):
-            torch.testing.assert_close(found.values[i], expected, **EXACT)
+            assert_close(found.values[i], expected, **EXACT)
             assert found.error[i].abs().max() == 0
             assert found.samples == 2**5 - 2
         else:
@@ -250,7 +225,7 @@ def test_shapley_sampling_is_the_mean_gain_over_its_orders(curved: Curved) -> No
     assert [order[::-1] for order in orders[::2]] == orders[1::2]
     found = explain.attribute(curved, photos(), method, target=1)
     expected = plain_runs.permutations(score_of(curved), photos()[0], LABELS, orders)
-    torch.testing.assert_close(found.values[0], expected, **EXACT)
+    assert_close(found.values[0], expected, **EXACT)
     assert found.samples == 40
 
 
@@ -280,13 +255,13 @@ def test_of_a_linear_model_each_pixel_gets_what_it_gives(method: Any) -> None:
     if isinstance(method, KernelSHAP) and method.samples == 12:  # so few that values are drawn towards each other
         assert float((found - pixels).norm() / pixels.norm()) < 0.5
     else:
-        torch.testing.assert_close(found, pixels, rtol=0.1 if method == KernelSHAP(24, LABELS) else 1e-8, atol=1e-6)
+        assert_close(found, pixels, rtol=0.1 if method == KernelSHAP(24, LABELS) else 1e-8, atol=1e-6)
 
 
 class Product(nn.Module):
     """The product of the means of the two halves of the photo; what is below them does nothing."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         left, right = x[:, :, :2, :2].mean((1, 2, 3)), x[:, :, :2, 3:].mean((1, 2, 3))
         return torch.stack([left * right, left + right], 1)
 
@@ -300,11 +275,11 @@ def test_symmetry_dummy_and_linearity_of_shapley_values() -> None:
         for name, target in {"product": 0, "sum": 1, "both": lambda y: 2 * y[:, 0] + 3 * y[:, 1]}.items():
             value[name] = explain.attribute(Product(), x, method, target=target).values[0]
         half = Product()(x)[0, 0] / 2
-        torch.testing.assert_close(value["product"][0, 0], half)  # each has half of what they do together
-        torch.testing.assert_close(value["product"][0, 4], half)
+        assert_close(value["product"][0, 0], half)  # each has half of what they do together
+        assert_close(value["product"][0, 4], half)
         assert value["product"][3:].abs().max() < 1e-12  # these do nothing
         assert value["sum"][3:].abs().max() < 1e-12
-        torch.testing.assert_close(value["both"], 2 * value["product"] + 3 * value["sum"])
+        assert_close(value["both"], 2 * value["product"] + 3 * value["sum"])
 
 
 def test_occlusion_of_one_pixel_is_its_weight_times_the_distance_to_the_fill() -> None:
@@ -318,20 +293,13 @@ def test_occlusion_of_one_pixel_is_its_weight_times_the_distance_to_the_fill() -
             keep.view(-1)[place] = 0
             expected.append((weight * (photos() - method.baseline(photos(), keep))[0]).sum())
         found = explain.attribute(model, photos(), method, target=1).values[0]
-        torch.testing.assert_close(found, torch.stack(expected).reshape(SIZE), **EXACT)
+        assert_close(found, torch.stack(expected).reshape(SIZE), **EXACT)
 
 
 METHODS = [
-    Occlusion(3, 2),
-    FeatureAblation(3),
-    RISE(50, 3),
-    LIME(50, 3),
-    KernelSHAP(60, 3),
-    ShapleySampling(40, 3),
-    Sobol(200, 2),
-    HSIC(60, 2),
-    PartitionSHAP(20),
-]
+    Occlusion(3, 2), FeatureAblation(3), RISE(50, 3), LIME(50, 3), KernelSHAP(60, 3), ShapleySampling(40, 3),
+    Sobol(200, 2), HSIC(60, 2), PartitionSHAP(20),
+]  # fmt: skip
 NAMED = pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
 
 
@@ -340,23 +308,10 @@ def test_a_batch_equals_its_images_whatever_the_batch_size(method: Any, curved: 
     together = explain.attribute(curved, photos(3), method, target=[0, 1, 2], batch_size=7)
     for i in range(3):
         alone = explain.attribute(curved, photos(3)[i : i + 1], method, target=i, batch_size=32)
-        torch.testing.assert_close(together.values[i : i + 1], alone.values, rtol=1e-10, atol=1e-12)
+        assert_close(together.values[i : i + 1], alone.values, rtol=1e-10, atol=1e-12)
         if alone.error is not None:
-            torch.testing.assert_close(together.error[i : i + 1], alone.error, rtol=1e-6, atol=1e-10)
+            assert_close(together.error[i : i + 1], alone.error, rtol=1e-6, atol=1e-10)
         assert together[i].samples == alone.samples
-
-
-@NAMED
-def test_the_number_of_threads_changes_rounding_at_most(method: Any, curved: Curved) -> None:
-    threads, found = torch.get_num_threads(), []
-    try:
-        for number in (1, 2):
-            torch.set_num_threads(number)
-            found.append(explain.attribute(curved, photos(), method, target=1))
-    finally:
-        torch.set_num_threads(threads)
-    torch.testing.assert_close(found[0].values, found[1].values, rtol=1e-10, atol=1e-12)
-    assert found[0].samples == found[1].samples
 
 
 def test_partitionshap_shares_runs_between_targets(curved: Curved) -> None:
@@ -370,7 +325,7 @@ def test_partitionshap_shares_runs_between_targets(curved: Curved) -> None:
         rows.append(sum(curved.rows))
         for target, each in zip(targets, found, strict=True):
             alone = explain.attribute(curved, photos(2), method, target=target)
-            torch.testing.assert_close(each["partitionshap"].values, alone.values, rtol=1e-10, atol=1e-12)
+            assert_close(each["partitionshap"].values, alone.values, rtol=1e-10, atol=1e-12)
             assert each["partitionshap"].spent.tolist() == alone.spent.tolist() == [40, 40]
         curved.rows.clear()
     one, other, same, both = rows
@@ -394,7 +349,7 @@ def test_several_targets_cost_one_and_nothing_is_left_behind(method: Any, curved
     for target, each in zip([0, 1, 2], found, strict=True):
         alone = explain.attribute(curved, photos(), method, target=target, batch_size=3)
         if not (target == 2 and method.score == "probability"):
-            torch.testing.assert_close(each[method.name].values, alone.values, rtol=1e-10, atol=1e-12)
+            assert_close(each[method.name].values, alone.values, rtol=1e-10, atol=1e-12)
 
 
 def test_the_photo_the_blank_and_equal_masks_are_run_once(curved: Curved) -> None:
@@ -404,45 +359,19 @@ def test_the_photo_the_blank_and_equal_masks_are_run_once(curved: Curved) -> Non
     explain.attribute(curved, photos(), methods, target=0)
     masked = 20 + 32 + 9 + 20
     assert sum(curved.rows) <= 1 + 1 + masked + 4 + 1  # the photo, the blank, a row beside each plan, and one alone
-    curved.rows.clear()
-    explain.attribute(curved, photos(), [*methods, Occlusion(3, 3)], target=0)
-    both = explain.attribute(curved, photos(), [LIME(20, 3, ridge=0.5)], target=0)
-    assert list(both) == ["lime"]
 
 
 @pytest.mark.parametrize("method", METHODS[2:-2], ids=lambda method: method.name)
-def test_estimates_stop_when_they_are_exact_enough_at_the_same_run_whatever_the_batch_size(
-    method: Any, curved: Curved
-) -> None:
+def test_estimates_stop_at_the_same_run_whatever_the_batch_size(method: Any, curved: Curved) -> None:
     class_of = type(method)
     much = class_of(samples=2000, **({"grid": 3} if method.name in ("rise", "sobol") else {"regions": 4}))
     found = [explain.attribute(curved, photos(2), much, target=1, tolerance=0.2, batch_size=size) for size in (5, 64)]
     assert torch.equal(found[0].spent, found[1].spent)
-    torch.testing.assert_close(found[0].values, found[1].values, rtol=1e-10, atol=1e-12)
+    assert_close(found[0].values, found[1].values, rtol=1e-10, atol=1e-12)
     assert 0 < found[0].samples < 2000
     assert (found[0].relative_error <= 0.2).all()
     assert found[0].finished.all()
     assert found[0].options["tolerance"] == 0.2
-
-
-def test_looking_at_scores_becomes_rarer_as_they_become_more(curved: Curved, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a regression takes grows faster than what its runs take."""
-    solved: list[int] = []
-    solve = KernelSHAP.solve
-
-    def counted(self: Any, seen: torch.Tensor, *rest: Any) -> Any:
-        solved.append(len(seen))
-        return solve(self, seen, *rest)
-
-    monkeypatch.setattr(KernelSHAP, "solve", counted)
-    found = explain.attribute(curved, photos(), KernelSHAP(400, 5), target=1, tolerance=1e-9)
-    assert found.samples == 400
-    assert solved[:8] == list(range(16, 144, 16))
-    assert all(after - before <= before // 8 + 16 for before, after in itertools.pairwise(solved))
-    assert len(solved) < 20
-    solved.clear()
-    explain.attribute(curved, photos(), KernelSHAP(400, 5), target=1, batch_size=8, progress=lambda a, b, maps: None)
-    assert len(solved) < 30
 
 
 def test_images_that_are_exact_enough_are_not_run_any_more(curved: Curved) -> None:
@@ -454,10 +383,8 @@ def test_images_that_are_exact_enough_are_not_run_any_more(curved: Curved) -> No
 
 
 def test_a_budget_in_seconds_ends_with_what_there_is(curved: Curved, monkeypatch: pytest.MonkeyPatch) -> None:
-    from explain.methods import estimates
-
     clock = [0.0]
-    monkeypatch.setattr(estimates.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
 
     def tick(done: int, total: int) -> None:
         clock[0] += 1
@@ -465,36 +392,19 @@ def test_a_budget_in_seconds_ends_with_what_there_is(curved: Curved, monkeypatch
     found = explain.attribute(curved, photos(), RISE(4000, 3), target=1, max_seconds=3.5, batch_size=10, progress=tick)
     assert found.samples == 40
     same = explain.attribute(curved, photos(), RISE(40, 3), target=1)
-    torch.testing.assert_close(found.values, same.values, rtol=1e-10, atol=1e-12)
+    assert_close(found.values, same.values, rtol=1e-10, atol=1e-12)
     assert found.finished.all()
-
-
-def test_the_photos_of_partitionshap_share_its_seconds(curved: Curved, monkeypatch: pytest.MonkeyPatch) -> None:
-    from explain.methods import partition_shap as partition
-
-    clock = [0.0]
-    monkeypatch.setattr(partition.time, "monotonic", lambda: clock[0])
-
-    def tick(done: int, total: int) -> None:
-        clock[0] += 1
-
-    found = explain.attribute(curved, photos(2), PartitionSHAP(400), target=1, max_seconds=8.0, progress=tick)
+    clock[0] = 0
+    shared = explain.attribute(curved, photos(2), PartitionSHAP(400), target=1, max_seconds=8.0, progress=tick)
     assert 8 <= clock[0] <= 10  # the photo and the blank one are told too
-    assert (found.spent >= 8).all()
-    assert (found.spent < 100).all()
-    assert found.finished.all()
+    assert ((shared.spent >= 8) & (shared.spent < 100)).all()
+    assert shared.finished.all()
 
 
 def test_progress_gets_maps_that_sharpen(curved: Curved) -> None:
     seen: list[Any] = []
-    found = explain.attribute(
-        curved,
-        photos(),
-        [RISE(64, 3), KernelSHAP(60, 3)],
-        target=1,
-        batch_size=16,
-        progress=lambda done, total, maps: seen.append((done, total, maps)),
-    )
+    options: dict[str, Any] = {"batch_size": 16, "progress": lambda done, total, maps: seen.append((done, total, maps))}
+    found = explain.attribute(curved, photos(), [RISE(64, 3), KernelSHAP(60, 3)], target=1, **options)
     of_rise = [maps["rise"] for _, _, maps in seen if "rise" in maps]
     assert len(of_rise) == 4
     assert torch.equal(of_rise[-1], found["rise"].values)
@@ -503,15 +413,12 @@ def test_progress_gets_maps_that_sharpen(curved: Curved) -> None:
 
 
 def test_partitionshap_tells_how_far_it_is_and_shows_its_maps(curved: Curved) -> None:
-    seen: list[tuple[int, int, torch.Tensor]] = []
-    found = explain.attribute(
-        curved,
-        photos(2),
-        [PartitionSHAP(40)],
-        target=1,
-        progress=lambda done, total, maps: seen.append((done, total, maps.get("partitionshap", torch.zeros(0)))),
-    )["partitionshap"]
-    own = [each for each in seen if len(each[2])]
+    own: list[tuple[int, int, Tensor]] = []
+
+    def note(done: int, total: int, maps: Any) -> None:
+        own.extend((done, total, each) for each in maps.values())
+
+    found = explain.attribute(curved, photos(2), PartitionSHAP(40), target=1, progress=note)
     assert [done for done, _, _ in own] == sorted({done for done, _, _ in own})
     assert {total for _, total, _ in own} == {80}
     assert torch.equal(own[-1][2], found.values)
@@ -519,7 +426,7 @@ def test_partitionshap_tells_how_far_it_is_and_shows_its_maps(curved: Curved) ->
     assert torch.equal(halfway[0], found.values[0])
     assert not halfway[1].any()
     half = explain.attribute(curved, photos(2)[:1], PartitionSHAP(own[0][0]), target=1)
-    assert torch.equal(own[0][2][0], half.values[0])
+    assert_close(own[0][2][0], half.values[0])  # in batches of another size, which round differently
 
 
 def interrupt_after(rows: int) -> Callable[[int, int], None]:
@@ -541,72 +448,28 @@ def test_an_interrupt_leaves_nothing_or_what_there_is_as_asked(curved: Curved) -
     assert found.samples == 64
     assert not found.finished.any()
     same = explain.attribute(curved, photos(), RISE(64, 3), target=1)
-    torch.testing.assert_close(found.values, same.values, rtol=1e-10, atol=1e-12)
-    both = explain.attribute(
-        curved,
-        photos(),
-        [RISE(640, 3), LIME(50, 3), "saliency"],
-        progress=interrupt_after(64),
-        keep_partial=True,
-        **options,
-    )
+    assert_close(found.values, same.values, rtol=1e-10, atol=1e-12)
+    options |= {"keep_partial": True}
+    several = [RISE(640, 3), LIME(50, 3), "saliency"]
+    both = explain.attribute(curved, photos(), several, progress=interrupt_after(64), **options)
     assert list(both) == ["rise", "saliency"]  # lime had not begun
     with pytest.raises(KeyboardInterrupt):
-        explain.attribute(
-            curved, photos(), "scorecam", progress=interrupt_after(1), keep_partial=True, layer="conv", **options
-        )
+        explain.attribute(curved, photos(), "scorecam", progress=interrupt_after(1), layer="conv", **options)
     assert snapshot(curved) == before
 
 
 def test_an_interrupt_ends_all_photos_of_partitionshap(curved: Curved) -> None:
     """The one at work keeps what it has, those before theirs; of those behind it nothing is known but the ends."""
-    found = explain.attribute(
-        curved, photos(3), PartitionSHAP(40), target=1, progress=interrupt_after(60), keep_partial=True
-    )
+    options: dict[str, Any] = {"progress": interrupt_after(60), "keep_partial": True}
+    found = explain.attribute(curved, photos(3), PartitionSHAP(40), target=1, **options)
     assert found.finished.tolist() == [True, False, False]
     first, second, third = found.spent.tolist()
     assert (first, third) == (40, 0)
     assert 20 <= second < 40
     assert found.delta.abs().max() < 1e-9
     whole = explain.attribute(curved, photos(3), PartitionSHAP(40), target=1)
-    torch.testing.assert_close(found.values[0], whole.values[0], rtol=1e-10, atol=1e-12)
+    assert_close(found.values[0], whole.values[0], rtol=1e-10, atol=1e-12)
     assert found.values[2].unique().numel() == 1
-
-
-@pytest.mark.parametrize("seeds", [6, pytest.param(50, marks=pytest.mark.long)])
-def test_sampled_shapley_values_lie_within_their_errors(seeds: int, curved: Curved) -> None:
-    """Of many seeds, at least 90 in 100 places: of a 95 % interval, the value ± 1.96 errors."""
-    x = photos()
-    exact = explain.attribute(curved, x, KernelSHAP(1022, GivenRegions(torch.arange(30).reshape(SIZE) % 10)), target=1)
-    for kind in (KernelSHAP, ShapleySampling):
-        inside = []
-        for s in range(seeds):
-            samples = 120 if kind is KernelSHAP else 126
-            found = explain.attribute(curved, x, kind(samples, exact.options["regions"], seed=s), target=1)
-            reach = 1.96 * found.error
-            inside.append(((found.values - exact.values).abs() <= reach).double().mean())
-        assert torch.stack(inside).mean() >= 0.9, kind
-
-
-@pytest.mark.long
-def test_rise_lies_within_its_error(curved: Curved) -> None:
-    long = explain.attribute(curved, photos(), RISE(20000, 3), target=1)
-    inside = []
-    for seed in range(1, 51):
-        found = explain.attribute(curved, photos(), RISE(100, 3, seed=seed), target=1)
-        inside.append(((found.values - long.values).abs() <= 1.96 * found.error).double().mean())
-    assert torch.stack(inside).mean() >= 0.9
-
-
-def test_probability_and_logit_are_told_apart(curved: Curved) -> None:
-    for kind in ("logit", "probability"):
-        found = explain.attribute(curved, photos(), Occlusion(2, 2, score=kind), target=1)
-        torch.testing.assert_close(
-            found.values[0], plain_runs.occlusion(score_of(curved, kind=kind), photos()[0], 2, 2), **EXACT
-        )
-    chances = nn.Sequential(curved, nn.Softmax(1)).eval()
-    twice = explain.attribute(chances, photos(), Occlusion(2, 2, score="probability"), target=1)
-    torch.testing.assert_close(twice.values, found.values, **EXACT)
 
 
 def test_regions_cut_a_photo_into_parts() -> None:
@@ -625,59 +488,12 @@ def test_regions_cut_a_photo_into_parts() -> None:
     assert KernelSHAP(regions=LABELS) == KernelSHAP(regions=LABELS.tolist())
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Occlusion(7, 1), "window of occlusion must"),
-        (lambda: Occlusion(2, 3), "stride of occlusion must"),
-        (lambda: Occlusion((1, 2, 3)), "window of occlusion must"),
-        (lambda: Occlusion(0), "window of occlusion must"),
-        (lambda: KernelSHAP(regions=torch.zeros(3, 3).long()), "regions must"),
-        (lambda: KernelSHAP(regions=torch.zeros(0, 3).long()), "regions of kernelshap must"),
-        (lambda: KernelSHAP(regions=torch.rand(6, 5)), "regions of kernelshap must"),
-        (lambda: LIME(regions=0), "regions of lime must"),
-        (lambda: LIME(regions=Superpixels()), "regions by Superpixels must"),
-        (lambda: RISE(samples=-5), "samples of rise must"),
-        (lambda: RISE(tolerance=-0.1), "tolerance of rise must"),
-        (lambda: LIME(max_seconds=0), "max_seconds of lime must"),
-        (lambda: RISE(probability=1.0), "probability of rise must"),
-        (lambda: RISE(baseline="grey"), "baseline of rise must"),
-        (lambda: ShapleySampling(samples=10, regions=3), "samples of shapleysampling must"),
-    ],
-)
-def test_what_cannot_be_meant_is_refused_in_one_line(
-    make: Callable[[], Any], message: str, curved: Curved, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "skimage.segmentation", None)
-    with pytest.raises(ExplainError, match=message) as caught:
-        explain.attribute(curved, photos(), make(), target=1)
-    assert "\n" not in str(caught.value)
-
-
 def test_budgets_are_for_methods_that_estimate(curved: Curved) -> None:
     with pytest.raises(MethodError, match="tolerance must"):
         explain.attribute(curved, photos(), "gradcam", tolerance=0.1)
     both = explain.attribute(curved, photos(), ["saliency", "rise"], target=0, samples=20)
     assert both["rise"].samples == 20
     assert both["saliency"].samples is None
-
-
-def test_superpixels_come_from_scikit_image(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-    from types import ModuleType
-
-    given: dict[str, Any] = {}
-
-    def slic(pixels: Any, **options: Any) -> Any:
-        given.update(options, shape=pixels.shape, least=pixels.min(), most=pixels.max())
-        return LABELS.numpy() * 3 + 1
-
-    fake = ModuleType("skimage.segmentation")
-    fake.slic = slic  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "skimage", ModuleType("skimage"))
-    monkeypatch.setitem(sys.modules, "skimage.segmentation", fake)
-    assert torch.equal(Superpixels(5)(photos())[0], LABELS)
-    assert (given["shape"], given["n_segments"], given["least"], given["most"]) == ((6, 5, 3), 5, 0.0, 1.0)
 
 
 def test_superpixels_follow_colours() -> None:
@@ -689,22 +505,7 @@ def test_superpixels_follow_colours() -> None:
     assert not set(labels[:, :9].unique().tolist()) & set(labels[:, 9:].unique().tolist())
 
 
-def test_a_plan_counts_covered_photos(curved: Curved) -> None:
-    plan = explain.plan(curved, photos(2), [Occlusion(3, 3), KernelSHAP(20, 3), RISE(30), FeatureAblation(LABELS)])
-    assert plan.rows == 2 * (2 * 2 + 20 + 30 + 5 + 1)
-    assert "40 perturbed rows (photos covered by regions, 3 squares across; baseline: zero) forward: kernelshap" in str(
-        plan
-    )
-
-
-def test_half_precision_and_names(curved: Curved) -> None:
-    low = explain.attribute(curved.float(), photos().float(), KernelSHAP(60, 3), target=1, precision="bf16")
-    high = explain.attribute(curved, photos().float(), KernelSHAP(60, 3), target=1)
-    assert float((low.values - high.values).norm() / high.values.norm()) < 0.3
-    assert get_method("kernelshap") == KernelSHAP()
-
-
-def owen(score: Any, x: torch.Tensor, cell: Any, seen: list[Any], without: float, within: float) -> torch.Tensor:
+def owen(score: Any, x: Tensor, cell: Any, seen: list[Any], without: float, within: float) -> Tensor:
     """Owen values along halves, by the recursion that defines them."""
     (top, bottom), (left, right) = cell
     found = torch.zeros(x.shape[1:], dtype=torch.float64)
@@ -735,7 +536,7 @@ def test_partitionshap_gives_owen_values_and_adds_up_at_any_run(curved: Curved) 
     score = score_of(curved)
     expected = owen(score, x[0], ((0, 2), (0, 3)), [], score(x[0] * 0), score(x[0]))
     found = explain.attribute(curved, x, PartitionSHAP(500), target=1)
-    torch.testing.assert_close(found.values[0], expected, **EXACT)
+    assert_close(found.values[0], expected, **EXACT)
     for samples in (2, 3, 10, 40):
         few = explain.attribute(curved, photos(2), PartitionSHAP(samples), target=1)
         assert few.delta.abs().max() < 1e-9
@@ -753,39 +554,21 @@ def test_partitionshap_cuts_a_square_across_its_height_first_as_shap_does(curved
     assert float(found[:2].sum()) == pytest.approx(gain, rel=1e-9)
     expected = owen(score, x[0], ((0, 4), (0, 4)), [], score(x[0] * 0), score(x[0]))
     whole = explain.attribute(curved, x, PartitionSHAP(100_000), target=1).values[0]
-    torch.testing.assert_close(whole, expected, **EXACT)
-
-
-def test_partitionshap_checks_its_rows_once(curved: Curved) -> None:
-    explain.attribute(curved, photos(), PartitionSHAP(40), target=1)
-    curved.rows.clear()
-    explain.attribute(curved, photos(), PartitionSHAP(40), target=1)
-    assert sum(curved.rows) == 1 + 1 + 40 + 2  # the photo, the blank one, and once a row beside and one alone
-
-
-def test_partitionshap_cuts_where_it_matters() -> None:
-    class Corner(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.stack([x[:, :, 1, 1].sum(1), x.sum((1, 2, 3))], 1)
-
-    x = torch.ones(1, 3, 8, 8)
-    found = explain.attribute(Corner(), x, PartitionSHAP(140), target=0).values[0]
-    assert found[1, 1] == found.max() == 3
-    assert found.count_nonzero() == 1
+    assert_close(whole, expected, **EXACT)
 
 
 def test_sobol_finds_the_indices_of_functions_that_are_known() -> None:
     class Known(nn.Module):
         """A sum and a product of the four quarters of the photo."""
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x: Tensor) -> Tensor:
             quarters = torch.stack([x[:, 0, i, j] for i in (0, 1) for j in (0, 1)], 1)
             weights = torch.tensor([3.0, 2.0, 1.0, 0.0], dtype=x.dtype)
             return torch.stack([quarters @ weights, quarters[:, 0] * quarters[:, 1]], 1)
 
     x = torch.ones(1, 1, 2, 2, dtype=torch.float64)
     for target, expected in ((0, [9 / 14, 4 / 14, 1 / 14, 0]), (1, [4 / 7, 4 / 7, 0, 0])):
-        found = explain.attribute(Known(), x, Sobol(1440, 2), target=target)
+        found = explain.attribute(Known(), x, Sobol(720, 2), target=target)
         off = (found.values.flatten() - torch.tensor(expected, dtype=torch.float64)).abs()
         assert (off <= 4 * found.error.flatten() + 1e-9).all()
         assert off.max() < 0.15
@@ -810,7 +593,7 @@ def test_sobol_is_jansens_estimator_over_its_designs(curved: Curved) -> None:
     variance = sum((score - mean) ** 2 for score in ends) / 23
     found = explain.attribute(curved, photos(), method, target=1)
     expected = torch.tensor(halves, dtype=torch.float64) / variance
-    torch.testing.assert_close(found.values.flatten(), expected, **EXACT)
+    assert_close(found.values.flatten(), expected, **EXACT)
     assert found.error.min() > 0  # of three sequences
 
 
@@ -827,17 +610,8 @@ def test_hsic_is_the_trace_of_the_centred_kernels(curved: Curved) -> None:
     centre = torch.eye(40, dtype=torch.float64) - 1 / 40
     expected = [torch.trace((row[:, None] == row).double() @ centre @ kernel @ centre) / 40**2 for row in rows.T]
     found = explain.attribute(curved, photos(), method, target=1)
-    torch.testing.assert_close(found.values.flatten(), torch.stack(expected), **EXACT)
+    assert_close(found.values.flatten(), torch.stack(expected), **EXACT)
     assert (rows[:20].sum(0) == 10).all()
-
-
-def test_hsic_of_a_cell_that_does_nothing_is_near_zero() -> None:
-    class One(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x[:, :, 0, 0].sum(1, keepdim=True).repeat(1, 2)
-
-    found = explain.attribute(One(), torch.ones(1, 3, 2, 2), HSIC(400, 2), target=0).values[0]
-    assert found[0, 0] > 20 * found.flatten()[1:].max()
 
 
 def test_feature_permutation_exchanges_regions_between_images(curved: Curved) -> None:
@@ -851,7 +625,7 @@ def test_feature_permutation_exchanges_regions_between_images(curved: Curved) ->
         for region in range(5):
             other = torch.where(region == LABELS, photos(3)[givers[i]], x)
             drops.append(score_of(curved)(x) - score_of(curved)(other))
-        torch.testing.assert_close(found.values[i], plain_runs.on_pixels(LABELS, drops), **EXACT)
+        assert_close(found.values[i], plain_runs.on_pixels(LABELS, drops), **EXACT)
     with pytest.raises(MethodError, match="featurepermutation must"):
         explain.attribute(curved, photos(), method, target=1)
     assert "featurepermutation" in explain.applicable_methods(curved, photos(2))
@@ -861,7 +635,7 @@ def test_feature_permutation_exchanges_regions_between_images(curved: Curved) ->
 class Detector(nn.Module):
     """Finds two boxes, whose scores and edges depend on what is seen in them; none where there is little to see."""
 
-    def forward(self, x: torch.Tensor) -> list[dict[str, torch.Tensor]]:
+    def forward(self, x: Tensor) -> list[dict[str, Tensor]]:
         found = []
         for each in x:
             boxes = torch.tensor([[0.0, 0, 3, 3], [2, 3, 5, 6], [0, 0, 2, 3]], dtype=x.dtype)
@@ -875,7 +649,7 @@ class Detector(nn.Module):
 def test_drise_weighs_masks_by_the_most_similar_detection() -> None:
     x = photos() + 0.2
     method = DRISE(samples=40, grid=3)
-    found = explain.attribute(Detector(), x, method, target=explain.targets.Detection(1))
+    found = explain.attribute(Detector(), x, method, target=explain.targets.Detections(1))
     numbers = torch.arange(40)
     masks = method.masks.drawn(evidence_of(x)).keep(torch.zeros_like(numbers), numbers)[:, 0]
     first = Detector()(x)[0]
@@ -892,19 +666,9 @@ def test_drise_weighs_masks_by_the_most_similar_detection() -> None:
         missed += max(alike) == 0
         total += max(alike) * mask
     assert missed < 40
-    torch.testing.assert_close(found.values[0], total / (40 * 0.5), rtol=1e-6, atol=1e-7)  # overlaps are in float32
+    assert_close(found.values[0], total / (40 * 0.5), rtol=1e-6, atol=1e-7)  # overlaps are in float32
     with pytest.raises(ExplainError, match="target must"):
         explain.attribute(linear()[0], photos(), method, target=1)
-
-
-def test_every_target_kind_can_be_explained_by_covering() -> None:
-    x = photos() + 0.2
-    found = explain.attribute(Detector(), x, RISE(30, 3), target=explain.targets.Detection(2))
-    assert found.values.shape == (1, *SIZE)
-    assert (
-        explain.attribute(Detector(), x, KernelSHAP(20, 2), target=explain.targets.Detection(1)).delta.abs().max()
-        < 1e-6
-    )
 
 
 def test_a_function_is_covered_behind_the_forward_of_a_module() -> None:
@@ -913,33 +677,27 @@ def test_a_function_is_covered_behind_the_forward_of_a_module() -> None:
     def scores(x: Any) -> Any:
         return (x * weight).sum((1, 2, 3))[:, None].repeat(2, 1)  # of arrays, of which torch knows nothing
 
-    class Behind(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.from_numpy(scores(x.numpy()))
-
+    behind = Made(lambda net, x: torch.from_numpy(scores(x.numpy())))
     for method in (Occlusion(1, 1), FeatureAblation(6), KernelSHAP(28, LABELS), PartitionSHAP(60), RISE(30, 3)):
-        found = explain.attribute(Behind(), photos(), method, target=1)
+        found = explain.attribute(behind, photos(), method, target=1)
         if method.name in ("occlusion", "featureablation"):
-            torch.testing.assert_close(found.values[0], photos()[0].square().sum(0), **EXACT)
+            assert_close(found.values[0], photos()[0].square().sum(0), **EXACT)
     with pytest.raises(ExplainError, match="function"):
         explain.attribute(scores, photos(), "rise", target=1)  # type: ignore[arg-type]
 
 
 def test_videos_are_covered_in_time_too() -> None:
-    class Clip(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.stack([x[:, :, 1, 2:4, 2:4].sum((1, 2, 3)), x.sum((1, 2, 3, 4))], 1)
-
+    clip = Made(lambda net, x: torch.stack([x[:, :, 1, 2:4, 2:4].sum((1, 2, 3)), x.sum((1, 2, 3, 4))], 1))
     x = torch.rand(1, 3, 4, 6, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     given = torch.zeros(4, 6, 6, dtype=torch.bool)
     given[1, 2:4, 2:4] = True
     for method in (Occlusion((1, 1, 1), (1, 1, 1)), FeatureAblation(6), Occlusion(), KernelSHAP(60, 2), RISE(40, 3)):
-        found = explain.attribute(Clip(), x, method, target=0).values
+        found = explain.attribute(clip, x, method, target=0).values
         assert found.shape == (1, 4, 6, 6)
         if method in (Occlusion((1, 1, 1), (1, 1, 1)), FeatureAblation(6)):
-            torch.testing.assert_close(found[0], x[0].sum(0) * given, **EXACT)
-    assert explain.attribute(Clip(), x, PartitionSHAP(60), target=0).delta.abs().max() < 1e-9
-    assert explain.attribute(Clip(), x, Sobol(120, 2), target=0).values.shape == (1, 2, 2, 2)
+            assert_close(found[0], x[0].sum(0) * given, **EXACT)
+    assert explain.attribute(clip, x, PartitionSHAP(60), target=0).delta.abs().max() < 1e-9
+    assert explain.attribute(clip, x, Sobol(120, 2), target=0).values.shape == (1, 2, 2, 2)
 
 
 def test_photos_are_filled_with_the_black_of_the_explainer_and_records_tell_the_runs() -> None:
@@ -954,6 +712,6 @@ def test_photos_are_filled_with_the_black_of_the_explainer_and_records_tell_the_
     assert (estimate["finished"], estimate["r2"]) == (True, None)
     baseline = explanation.attributions["occlusion"].options["baseline"]
     black = explainer.preprocess(Image.new("RGB", (80, 80)))[:, 0, 0]
-    torch.testing.assert_close(baseline.replacement(torch.zeros(1, 3, 2, 2))[0, :, 0, 0], black)
+    assert_close(baseline.replacement(torch.zeros(1, 3, 2, 2))[0, :, 0, 0], black)
     assert explanation.record("occlusion")["options"]["baseline"]["class"] == "Black"
     assert explainer(photo, "saliency").record()["estimate"] is None

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.testing import assert_close
 
 import explain
 from explain import ImageError, MethodError
 from explain.methods import FullGrad, InputXGradient, IntegratedGradients, Occlusion, Smooth
-from tests.conftest import settled
+from tests.conftest import Made, settled
 
 N = 3
 
@@ -22,7 +23,7 @@ class Two(nn.Module):
         self.left, self.right = nn.Conv2d(3, 4, 3), nn.Conv2d(1, 4, 3)
         self.vector, self.head = nn.Linear(5, 4), nn.Linear(4, 3)
 
-    def forward(self, left: torch.Tensor, right: torch.Tensor, *, facts: torch.Tensor) -> torch.Tensor:
+    def forward(self, left: Tensor, right: Tensor, *, facts: Tensor) -> Tensor:
         a, b = (torch.relu(m).mean((2, 3)) for m in (self.left(left), self.right(right)))
         return self.head(a * b + self.vector(facts) * a)
 
@@ -39,12 +40,12 @@ def given() -> explain.Inputs:
     return explain.Inputs((left, right), {"facts": facts}, explained=[0, 1, "facts"])
 
 
-def gradients(model: nn.Module, *inputs: torch.Tensor, target: int) -> tuple[torch.Tensor, ...]:
+def gradients(model: nn.Module, *inputs: Tensor, target: int) -> tuple[Tensor, ...]:
     sources = [tensor.clone().requires_grad_() for tensor in inputs]
     return torch.autograd.grad(model(sources[0], sources[1], facts=sources[2])[:, target].sum(), sources)
 
 
-def tensors(given: explain.Inputs) -> list[torch.Tensor]:
+def tensors(given: explain.Inputs) -> list[Tensor]:
     return [*given.args, given.kwargs["facts"]]
 
 
@@ -54,14 +55,12 @@ def test_the_gradient_of_each_input_is_plain_autograds(model: nn.Module, given: 
     assert torch.equal(found.values, found.parts["0"].values)
     expected = gradients(model, *tensors(given), target=1)
     for part, x, gradient in zip(found.parts.values(), tensors(given), expected, strict=True):
-        torch.testing.assert_close(part.values, x * gradient, rtol=1e-12, atol=1e-14)
+        assert_close(part.values, x * gradient, rtol=1e-12, atol=1e-14)
         assert part.size == tuple(x.shape[2:])
 
 
 @pytest.mark.parametrize("batch_size", [None, 1, 4])
-def test_integrated_gradients_go_along_one_path_for_all_inputs(
-    model: nn.Module, given: explain.Inputs, batch_size: int | None
-) -> None:
+def test_paths_are_one_for_all_inputs(model: nn.Module, given: explain.Inputs, batch_size: int | None) -> None:
     method = IntegratedGradients(steps=6, rule="midpoint")
     found = explain.attribute(model, given, method, target=2, batch_size=batch_size)
     points = [(i + 0.5) / 6 for i in range(6)]
@@ -70,44 +69,36 @@ def test_integrated_gradients_go_along_one_path_for_all_inputs(
         for total, gradient in zip(sums, gradients(model, *(t * x for x in tensors(given)), target=2), strict=True):
             total += gradient / 6
     for part, x, total in zip(found.parts.values(), tensors(given), sums, strict=True):
-        torch.testing.assert_close(part.values, x * total, rtol=1e-10, atol=1e-13)
+        assert_close(part.values, x * total, rtol=1e-10, atol=1e-13)
 
 
 def test_the_parts_together_add_up_to_the_difference_of_the_scores(model: nn.Module, given: explain.Inputs) -> None:
     found = explain.attribute(model, given, IntegratedGradients(steps=400), target=0)
     blank = model(*(torch.zeros_like(t) for t in given.args), facts=torch.zeros_like(given.kwargs["facts"]))[:, 0]
     total = sum(part.values.flatten(1).sum(1) for part in found.parts.values())
-    assert found.delta is not None
-    torch.testing.assert_close(total - (found.score - blank.detach()), found.delta, rtol=1e-9, atol=1e-12)
+    assert_close(total - (found.score - blank.detach()), found.delta, rtol=1e-9, atol=1e-12)
     assert found.delta.abs().max() < 1e-3 * found.score.abs().max()  # shrinks with the steps, as it has to
 
 
 def test_fullgrad_counts_each_bias_once(model: nn.Module, given: explain.Inputs) -> None:
     class Added(Two):
-        def forward(self, left: torch.Tensor, right: torch.Tensor, *, facts: torch.Tensor) -> torch.Tensor:
+        def forward(self, left: Tensor, right: Tensor, *, facts: Tensor) -> Tensor:
             a, b = (torch.relu(m).mean((2, 3)) for m in (self.left(left), self.right(right)))
             return self.head(a + b + self.vector(facts))
 
     added = settled(Added(), seed=4).double().eval()
     found = explain.attribute(added, given, FullGrad(), target=1)
-    assert found.delta is not None
     assert found.delta.abs().max() < 1e-12  # with ReLUs and sums alone, input and biases add up to the score
 
 
 def test_a_second_name_does_not_bring_the_biases_of_another_image_into_the_map() -> None:
-    class Pair(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.left, self.right = nn.Conv2d(3, 2, 3), nn.Conv2d(3, 2, 1)
-
-        def forward(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-            return torch.relu(self.left(left)).mean((2, 3)) + torch.relu(self.right(right)).mean((2, 3))
-
-    model = settled(Pair(), seed=6).double().eval()
+    parts = {"left": nn.Conv2d(3, 2, 3), "right": nn.Conv2d(3, 2, 1)}
+    added = Made(lambda net, a, b: net.left(a).relu().mean((2, 3)) + net.right(b).relu().mean((2, 3)), **parts)
+    model = settled(added, seed=6).double().eval()
     pair = explain.Inputs((torch.randn(2, 3, 6, 6).double(), torch.randn(2, 3, 9, 5).double()))
     alone = explain.attribute(model, pair, FullGrad(), target=1).values
     model.twin = model.right
-    torch.testing.assert_close(explain.attribute(model, pair, FullGrad(), target=1).values, alone, rtol=0, atol=0)
+    assert_close(explain.attribute(model, pair, FullGrad(), target=1).values, alone, rtol=0, atol=0)
 
 
 def test_noise_is_put_on_all_inputs_together(model: nn.Module, given: explain.Inputs) -> None:
@@ -115,7 +106,7 @@ def test_noise_is_put_on_all_inputs_together(model: nn.Module, given: explain.In
     whole = explain.attribute(model, given, method, target=1)
     pieces = explain.attribute(model, given, method, target=1, batch_size=2)
     for name, part in whole.parts.items():
-        torch.testing.assert_close(pieces.parts[name].values, part.values, rtol=1e-11, atol=1e-13)
+        assert_close(pieces.parts[name].values, part.values, rtol=1e-11, atol=1e-13)
     only = explain.Inputs(given.args, dict(given.kwargs), explained=0)
     assert not torch.allclose(explain.attribute(model, only, method, target=1).values, whole.values, rtol=1e-3)
 
@@ -123,7 +114,7 @@ def test_noise_is_put_on_all_inputs_together(model: nn.Module, given: explain.In
 def test_maps_of_a_layer_are_those_of_the_first_input_alone(model: nn.Module, given: explain.Inputs) -> None:
     together = explain.attribute(model, given, ["hirescam", "saliency", "scorecam"], target=1, layer="left")
     alone = explain.attribute(model, explain.Inputs(given.args, dict(given.kwargs)), "hirescam", target=1, layer="left")
-    torch.testing.assert_close(together["hirescam"].values, alone.values, rtol=1e-12, atol=1e-14)
+    assert_close(together["hirescam"].values, alone.values, rtol=1e-12, atol=1e-14)
     assert together["hirescam"].heatmap.shape == (N, 8, 6)
 
 
@@ -135,12 +126,10 @@ def test_one_image_of_several_keeps_its_parts(model: nn.Module, given: explain.I
 @pytest.mark.parametrize(
     ("explained", "message"),
     [
-        ([0, "weights"], "input weights must"),
-        ([0, "labels"], "input labels must"),
-        ([0, "nothing"], "explained must"),
-        ([], "tensor"),
+        ([0, "weights"], "input weights must"), ([0, "labels"], "input labels must"),
+        ([0, "nothing"], "explained must"), ([], "tensor"),
     ],
-)
+)  # fmt: skip
 def test_inputs_that_cannot_be_explained_together_are_refused(
     explained: list[int | str], message: str, model: nn.Module, given: explain.Inputs
 ) -> None:
@@ -150,10 +139,8 @@ def test_inputs_that_cannot_be_explained_together_are_refused(
 
 
 @pytest.mark.parametrize("baseline", ["mean", "blur"])
-def test_inputs_that_are_no_pictures_have_no_mean_colour_and_no_blur(
-    baseline: str, model: nn.Module, given: explain.Inputs
-) -> None:
-    with pytest.raises(MethodError, match=rf"no pictures, got '{baseline}' for one of shape \(3, 5\); use 0"):
+def test_what_is_no_picture_has_no_mean_and_no_blur(baseline: str, model: nn.Module, given: explain.Inputs) -> None:
+    with pytest.raises(MethodError, match=f"must be a number .* got '{baseline}'"):
         explain.attribute(model, given, IntegratedGradients(4, baseline), target=1)
 
 
@@ -165,26 +152,11 @@ def test_an_input_without_places_has_values_and_no_heatmap(model: nn.Module, giv
             getattr(found.parts["facts"], display)
 
 
-def test_inputs_that_are_not_in_a_tuple_are_refused() -> None:
-    x = torch.rand(2, 3, 4, 4)
-    with pytest.raises(ImageError, match="args must"):
-        explain.Inputs(x)  # type: ignore[arg-type]
-    with pytest.raises(ImageError, match="kwargs must"):
-        explain.Inputs((x,), x)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("sizes", [((6, 8), (12, 4)), ((8, 10), (16, 12)), ((16, 12), (8, 10)), ((6, 9), (6, 9))])
 def test_occlusion_covers_the_same_part_of_inputs_of_any_sizes(sizes: tuple[tuple[int, int], tuple[int, int]]) -> None:
-    class Pair(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.left, self.right, self.head = nn.Conv2d(3, 2, 3), nn.Conv2d(1, 2, 3), nn.Linear(2, 3)
-
-        def forward(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-            a, b = (torch.relu(m).mean((2, 3)) for m in (self.left(left), self.right(right)))
-            return self.head(a * b)
-
-    model = settled(Pair(), seed=4).double().eval()
+    parts = {"left": nn.Conv2d(3, 2, 3), "right": nn.Conv2d(1, 2, 3), "head": nn.Linear(2, 3)}
+    pair = Made(lambda net, a, b: net.head(net.left(a).relu().mean((2, 3)) * net.right(b).relu().mean((2, 3))), **parts)
+    model = settled(pair, seed=4).double().eval()
     left, right = torch.rand(2, 3, *sizes[0]).double(), torch.rand(2, 1, *sizes[1]).double()
     method = Occlusion(window=2, stride=2)
     inputs = explain.Inputs((left, right), explained=[0, 1])
@@ -201,14 +173,12 @@ def test_occlusion_covers_the_same_part_of_inputs_of_any_sizes(sizes: tuple[tupl
                         other[:, :, i, j] = 0
             drop = model(left, right)[:, 1] - model(one, other)[:, 1]
             expected[:, top : top + 2, start : start + 2] = drop[:, None, None].detach()
-    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-13)
+    assert_close(found, expected, rtol=1e-10, atol=1e-13)
 
 
 @pytest.mark.parametrize("method", ["occlusion", "rise(samples=8)", "featureablation", "lime(samples=20)"])
-def test_inputs_without_places_stay_as_they_are_beside_covered_ones(
-    method: str, model: nn.Module, given: explain.Inputs
-) -> None:
+def test_inputs_without_places_stay_beside_covered_ones(method: str, model: nn.Module, given: explain.Inputs) -> None:
     left = explain.Inputs(given.args, dict(given.kwargs), explained=[0, "facts"])
     alone = explain.Inputs(given.args, dict(given.kwargs), explained=0)
     found, expected = (explain.attribute(model, each, method, target=1).values for each in (left, alone))
-    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-13)
+    assert_close(found, expected, rtol=1e-10, atol=1e-13)

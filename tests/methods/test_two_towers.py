@@ -6,12 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.testing import assert_close
 
 import explain
 from explain import ImageError
+from tests.conftest import Made
 
-METHODS = ["legrad", "tis(samples=12)", "vitcx", "gradcam", "gradientrollout", "cheferattribution", "occlusion", "lrp"]
+METHODS = ["legrad", "gradeclip", "tis(samples=12)", "vitcx", "gradcam", "gradientrollout", "cheferattribution", "lrp",
+           "occlusion(window=8, stride=8)"]  # fmt: skip
 IDS = torch.tensor([[1, 5, 6, 2], [1, 7, 8, 2], [1, 9, 3, 2]])
 
 
@@ -29,78 +32,59 @@ def clip() -> Any:
 
 
 @pytest.fixture(scope="module")
-def features(clip: Any) -> torch.Tensor:
+def features(clip: Any) -> Tensor:
     """Those of the texts, as numbers."""
     with torch.no_grad():
         return clip(input_ids=IDS, pixel_values=torch.zeros(1, 3, 16, 16)).text_embeds
 
 
 @pytest.fixture
-def x() -> torch.Tensor:
+def x() -> Tensor:
     return torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(1))
 
 
 class OfPhotos(nn.Module):
     """The tower of photos alone, with the texts' features as the weights of its head."""
 
-    def __init__(self, clip: Any, features: torch.Tensor) -> None:
+    def __init__(self, clip: Any, features: Tensor) -> None:
         super().__init__()
         self.tower, self.projection = clip.vision_model, clip.visual_projection
         self.register_buffer("weight", clip.logit_scale.detach().exp() * features)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         found = self.projection(self.tower(pixel_values=x).pooler_output)
-        scores: torch.Tensor = found / found.norm(dim=-1, keepdim=True) @ self.weight.T
-        return scores
+        return found / found.norm(dim=-1, keepdim=True) @ self.weight.T
 
 
-class Wrapped(nn.Module):
-    def __init__(self, clip: Any) -> None:
-        super().__init__()
-        self.clip = clip
+def with_texts(net: Any, pixel_values: Tensor, input_ids: Tensor = IDS) -> Tensor:
+    return net.clip(input_ids=input_ids, pixel_values=pixel_values).logits_per_image
 
 
-class WithTexts(Wrapped):
-    def forward(self, pixel_values: torch.Tensor, input_ids: torch.Tensor) -> torch.Tensor:
-        scores: torch.Tensor = self.clip(input_ids=input_ids, pixel_values=pixel_values).logits_per_image
-        return scores
-
-
-class WithFixedTexts(Wrapped):
-    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        scores: torch.Tensor = self.clip(input_ids=IDS, pixel_values=pixel_values).logits_per_image
-        return scores
-
-
-class WithFeatures(Wrapped):
-    def forward(self, pixel_values: torch.Tensor, texts: torch.Tensor) -> torch.Tensor:
-        found = self.clip.visual_projection(self.clip.vision_model(pixel_values=pixel_values).pooler_output)
-        scores: torch.Tensor = found / found.norm(dim=-1, keepdim=True) @ texts.T * self.clip.logit_scale.exp()
-        return scores
+def with_features(net: Any, pixel_values: Tensor, texts: Tensor) -> Tensor:
+    found = net.clip.visual_projection(net.clip.vision_model(pixel_values=pixel_values).pooler_output)
+    return found / found.norm(dim=-1, keepdim=True) @ texts.T * net.clip.logit_scale.exp()
 
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("kind", ["bare", "texts", "fixed texts", "features", "as many texts as photos"])
-def test_a_photo_beside_texts_is_explained_like_its_tower_alone(
-    kind: str, method: str, clip: Any, features: torch.Tensor, x: torch.Tensor
-) -> None:
+def test_photos_beside_texts_are_as_alone(kind: str, method: str, clip: Any, features: Tensor, x: Tensor) -> None:
     both = {"input_ids": IDS, "pixel_values": x}
     model, given = {
         "bare": (clip, explain.Inputs(kwargs=both, explained="pixel_values")),
-        "texts": (WithTexts(clip), explain.Inputs((x, IDS))),
-        "fixed texts": (WithFixedTexts(clip), explain.Inputs((x,))),
-        "features": (WithFeatures(clip), explain.Inputs((x, features))),
-        "as many texts as photos": (WithFeatures(clip), explain.Inputs((x, features[:2]), shared=[1])),
+        "texts": (Made(with_texts, clip=clip), explain.Inputs((x, IDS))),
+        "fixed texts": (Made(with_texts, clip=clip), explain.Inputs((x,))),
+        "features": (Made(with_features, clip=clip), explain.Inputs((x, features))),
+        "as many texts as photos": (Made(with_features, clip=clip), explain.Inputs((x, features[:2]), shared=[1])),
     }[kind]
     count = 2 if kind.startswith("as many") else 3
     alone = explain.attribute(OfPhotos(clip, features[:count]).eval(), x, method, target=1)
     found = explain.attribute(model.eval(), given, method, target=1)
     assert (found.layer or "").rpartition("vision_model")[2] == (alone.layer or "").rpartition("tower")[2]
     largest = float(alone.values.abs().max())
-    torch.testing.assert_close(found.values, alone.values, rtol=1e-3, atol=1e-4 * largest)
+    assert_close(found.values, alone.values, rtol=1e-3, atol=1e-4 * largest)
 
 
-def test_a_photo_in_the_place_of_the_texts_is_refused_in_one_line(clip: Any, x: torch.Tensor) -> None:
+def test_a_photo_in_the_place_of_the_texts_is_refused_in_one_line(clip: Any, x: Tensor) -> None:
     with pytest.raises(ImageError, match="pixel_values") as caught:
         explain.attribute(clip, x, "gradcam", target=1)
     assert "\n" not in str(caught.value)

@@ -7,13 +7,9 @@ import torch
 from torch import nn
 
 import explain
-from explain.baselines import Blur, Mean, Neighbours, Noise, Zero
+from explain.baselines import Blur, Mean, Neighbours, Zero
 from explain.metrics import ROAD, Comprehensiveness, Deletion, Insertion, PixelFlipping, Sufficiency
 from tests.metrics import plain
-
-
-def judge(model: nn.Module, photos: torch.Tensor, maps: torch.Tensor, metric: object, **options: object) -> object:
-    return explain.evaluate(model, photos, {"map": maps}, metric, **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("score", ["probability", "logit"])
@@ -122,25 +118,6 @@ def test_a_model_that_reads_one_pixel_loses_all_at_that_pixel() -> None:
     assert table["wrong"]["insertion"].item() == pytest.approx(2 * 0.5 / 25)
 
 
-def test_an_image_is_judged_alike_alone_and_among_others_in_any_order(
-    model: nn.Module, photos: torch.Tensor, maps: torch.Tensor
-) -> None:
-    metrics = [
-        Deletion(5),
-        Insertion(5),
-        PixelFlipping(steps=5),
-        ROAD((30,)),
-        Sufficiency((9,)),
-        Comprehensiveness((9,)),
-    ]
-    together = explain.evaluate(model, photos, {"map": maps}, metrics)
-    turned = explain.evaluate(model, photos.flip(0), {"map": maps.flip(0)}, metrics)
-    alone = explain.evaluate(model, photos[1:2], {"map": maps[1:2]}, metrics)
-    for name in [metric.name for metric in metrics]:
-        torch.testing.assert_close(together["map"][name], turned["map"][name].flip(0))
-        torch.testing.assert_close(together["map"][name][1:2], alone["map"][name])
-
-
 def test_ties_are_broken_by_a_shuffle_and_not_by_place(model: nn.Module, photos: torch.Tensor) -> None:
     """With ties by index, a map without a word would be judged by the top of the photo."""
     same = torch.zeros(3, 12, 10, dtype=torch.float64)
@@ -151,14 +128,3 @@ def test_ties_are_broken_by_a_shuffle_and_not_by_place(model: nn.Module, photos:
     assert not torch.allclose(by_seed[0], by_index)
     again = explain.evaluate(model, photos, {"map": same}, Deletion(12))["map"]["deletion"]
     assert torch.equal(by_seed[0], again)
-
-
-def test_noise_that_covers_is_drawn_once_for_a_photo(
-    model: nn.Module, photos: torch.Tensor, maps: torch.Tensor
-) -> None:
-    one = explain.evaluate(model, photos, {"map": maps}, Deletion(6, Noise(seed=1)))["map"]["deletion"]
-    other = explain.evaluate(model, photos, {"map": maps}, Deletion(6, Noise(seed=2)))["map"]["deletion"]
-    assert torch.equal(
-        one, explain.evaluate(model, photos, {"map": maps}, Deletion(6, Noise(seed=1)))["map"]["deletion"]
-    )
-    assert not torch.allclose(one, other)

@@ -21,11 +21,11 @@ import explain
 from explain import ExplainError, ExplainWarning, MetricError, TargetError
 from explain.baselines import Blur, Mean, Zero
 from explain.baselines.base import Baseline
-from explain.checks import Faithful, check_maps
+from explain.checks import Faithful
+from explain.checks.verdict import check_maps
 from explain.engine import Evidence, Need
 from explain.methods import Method
-from explain.methods.base import Style
-from explain.methods.registry import get_method
+from explain.methods.base import Style, get_method
 from explain.metrics import (
     IROF,
     ROAD,
@@ -41,9 +41,9 @@ from explain.metrics import (
     get_metric,
     list_metrics,
 )
-from explain.metrics.rankings import ranks_of
+from explain.metrics.maps import ranks_of
 from explain.targets import as_target
-from tests.conftest import ROOT
+from tests.conftest import ROOT, snapshot
 
 BOXES = [[1, 2, 6, 7], [0, 0, 4, 4], [5, 5, 10, 12]]
 FEW: dict[str, Any] = {"steps": 3, "runs": 4, "groups": 3, "samples": 2, "percentiles": (20, 60), "shares": (20,)}
@@ -76,11 +76,18 @@ class Nothing(Method):
 
 def test_no_metric_looks_at_the_other_images_of_a_batch(model: nn.Module, photos: torch.Tensor) -> None:
     """Normalised over the batch, a figure would depend on who shares it."""
-    together = explain.evaluate(model, photos, "inputxgradient", ALL, target=1, boxes=BOXES)["inputxgradient"]
-    alone = explain.evaluate(model, photos[1:2], "inputxgradient", ALL, target=1, boxes=BOXES[1:2])["inputxgradient"]
-    assert [metric.name for metric in ALL] == list(together)
-    for name in together:
-        torch.testing.assert_close(together[name][1:2], alone[name], equal_nan=True, msg=name)
+    model.train()
+    before, given, state = snapshot(model), photos.clone(), torch.get_rng_state()
+    together, turned = (
+        explain.evaluate(model, photos[rows], "inputxgradient", ALL, target=1, boxes=[BOXES[row] for row in rows])
+        for rows in ([0, 1, 2], [2, 1])
+    )
+    assert [metric.name for metric in ALL] == list(together["inputxgradient"])
+    for name, values in together["inputxgradient"].items():
+        torch.testing.assert_close(values[[2, 1]], turned["inputxgradient"][name], equal_nan=True, msg=name)
+    assert snapshot(model) == before
+    assert torch.equal(photos, given)
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_a_map_of_zeros_has_the_figure_that_the_guide_says(model: nn.Module, photos: torch.Tensor) -> None:
@@ -252,7 +259,7 @@ def test_a_model_of_one_class_is_asked_for_its_score(photos: torch.Tensor) -> No
         refused.append(name)
     assert set(refused) == {name for name in list_metrics() if reads_classes(name)}
     for name, message in (
-        ("deletion", "at least two classes"),
+        ("deletion", "two classes"),
         ("adcc", "must be one of several classes .*; leave adcc out"),
         ("randomlogit", "no other"),
     ):

@@ -13,7 +13,7 @@ import explain
 from explain import ExplainWarning
 from explain.baselines import Mean, Noise, Zero
 from explain.metrics import IROF, AverageDrop, IncreaseInConfidence, RegionPerturbation, Selectivity
-from explain.metrics.segments import superpixels
+from explain.metrics.faithfulness import superpixels
 from tests.metrics import plain
 
 

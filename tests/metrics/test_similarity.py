@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from explain.metrics.similarity import gradient_histograms, hog, pearson, similarity, spearman, ssim
+from explain.metrics.maps import gradient_histograms, hog, pearson, similarity, spearman, ssim
 
 
 def pair(size: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:

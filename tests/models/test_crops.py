@@ -15,9 +15,9 @@ from torch import nn
 import explain
 from explain import ModelError, TargetError
 from explain.cli import main
-from explain.data.images import Box, locate
+from explain.data.images import Box
 from explain.models import CenterCrop, Classifier, FiveCrops, WholePhoto
-from explain.models.preprocessing import cropped, takes_any_size
+from explain.models.preprocessing import StretchedPhoto, cropped, takes_any_size
 from tests.conftest import TinyNet, settled
 
 
@@ -53,6 +53,14 @@ def test_the_whole_photo_is_scaled_with_its_proportions_kept(photo: Image.Image)
     assert np.array_equal((exact * 255).round().permute(1, 2, 0).numpy(), np.asarray(photo))
 
 
+def test_the_whole_photo_is_stretched_to_a_square(photo: Image.Image) -> None:
+    view = StretchedPhoto(10, (0.0,) * 3, (1.0,) * 3)
+    assert view.box(photo.size) == Box(0, 0, 16, 10)
+    square = np.asarray(photo.resize((10, 10), Image.Resampling.BILINEAR))
+    assert np.array_equal((view(photo) * 255).round().permute(1, 2, 0).numpy(), square)
+    assert cropped(view, "whole", averaging()) is view
+
+
 @pytest.mark.parametrize("size", [(16, 10), (10, 16), (31, 7), (12, 12), (5, 400)])
 def test_padding_is_the_mean_colour_and_lies_outside_of_the_photo(size: tuple[int, int]) -> None:
     view = WholePhoto(16, (0.5,) * 3, (0.25,) * 3)
@@ -67,14 +75,6 @@ def test_padding_is_the_mean_colour_and_lies_outside_of_the_photo(size: tuple[in
     ):
         assert start + first / 16 * length == pytest.approx(0, abs=1e-6)
         assert start + (last + 1) / 16 * length == pytest.approx(extent, rel=1e-6)
-
-
-def test_where_the_whole_photo_lies_is_also_found_by_trying_it() -> None:
-    for view in (WholePhoto(64), WholePhoto(64, pad=False)):
-        size = (200, 120)
-        found, told = locate(lambda image, view=view: view(image), size), view.box(size)
-        for edge in ("left", "top", "right", "bottom"):
-            assert getattr(found, edge) == pytest.approx(getattr(told, edge), abs=5), edge
 
 
 def test_five_crops_are_the_corners_and_the_centre(photo: Image.Image) -> None:
@@ -171,8 +171,8 @@ def test_crops_are_asked_for_on_the_command_line(
         folder = tmp_path / crop
         arguments = ["--model", "tiny", "--size", "32", "--crop", crop, "--method", "saliency", "-o", str(folder)]
         assert main([str(tmp_path / "a.png"), *arguments]) == 0
-        shapes.append(np.load(folder / "a-saliency.npy").shape)
+        shapes.append(np.load(folder / "a-tiny-saliency.npy").shape)
     assert shapes == [(3, 32, 32), (3, 32, 51), (3, 32, 51)]
-    assert explain.load(tmp_path / "five" / "a-saliency.json").repeat().box == Box(0, 0, 160, 100)
+    assert explain.load(tmp_path / "five" / "a-tiny-saliency.json").repeat().box == Box(0, 0, 160, 100)
     assert capsys.readouterr().err == ""
     assert all(a != b for a, b in pairwise(path.read_bytes() for path in tmp_path.rglob("*.npy")))

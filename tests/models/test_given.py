@@ -120,6 +120,41 @@ def test_an_image_processor_beside_the_weights_or_on_the_model_is_used(photo: Im
     assert dict(processor.size)["height"] == 32  # the caller's own is left alone
 
 
+def test_values_that_are_given_replace_those_of_an_image_processor(photo: Image.Image) -> None:
+    model, mean, std = tiny_vit(), [0.1, 0.2, 0.3], [0.4, 0.5, 0.6]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ExplainWarning)  # nothing is left to assume
+        explainer = explain.Explainer(model, size=32, mean=mean, std=std)
+    expected = plain(photo, (32, 32), mean, std, Image.Resampling.BILINEAR)
+    torch.testing.assert_close(explainer.preprocess(photo), expected, atol=0.02, rtol=0)
+    with pytest.warns(ExplainWarning, match="ViTImageProcessor"):
+        explainer = explain.Explainer(model, mean=0.5)
+    with pytest.raises(ModelError, match="mean must be"):
+        explain.Explainer(model, mean=124)
+
+
+def test_a_hub_out_of_reach_is_given_up_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    timm = pytest.importorskip("timm", reason="timm is an extra")
+    hub = pytest.importorskip("huggingface_hub")
+    tried = []
+
+    class Session:
+        def head(self, url: str, timeout: float) -> None:
+            raise OSError("Name or service not known")
+
+    def create(name: str, pretrained: bool) -> nn.Module:
+        tried.append(hub.constants.HF_HUB_OFFLINE)
+        raise OSError("not in the cache")
+
+    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(hub.utils, "get_session", Session)
+    monkeypatch.setattr(timm, "create_model", create)
+    with pytest.raises(ModelError, match="not in the cache"):
+        explain.Explainer("timm:test_resnet")
+    assert tried == [True]
+    assert not hub.constants.HF_HUB_OFFLINE
+
+
 def test_another_size_is_cut_from_as_large_a_share_of_the_photo() -> None:
     model = tiny_vit()
     transformers = pytest.importorskip("transformers", reason="transformers is an extra")

@@ -4,7 +4,6 @@ import pickle
 import re
 import sys
 import textwrap
-import zipfile
 from pathlib import Path
 from urllib.error import URLError
 
@@ -15,55 +14,9 @@ import torchvision
 from PIL import Image
 from torch import nn
 
-from explain import ModelError, models
+from explain import ModelError
 from explain.models import CenterCrop, Classifier, load
-from explain.models.small_resnet import SmallResNet
-from explain.models.tiny import FILE
 from explain.models.weights import read_weights
-
-
-def test_the_small_model_is_small_safe_and_complete() -> None:
-    assert FILE.stat().st_size <= 8_000_000
-    content = torch.load(FILE, weights_only=True)
-    assert all(t.dtype == torch.float16 for t in content["state_dict"].values() if t.is_floating_point())
-    found = load("tiny")
-    assert not found.model.training
-    assert all(p.dtype == torch.float32 for p in found.model.parameters())
-    assert {name for name, _ in found.model.named_children()} == {
-        "conv1",
-        "bn1",
-        "relu",
-        "layer1",
-        "layer2",
-        "layer3",
-        "avgpool",
-        "fc",
-    }
-    assert any(isinstance(module, nn.ReLU) for module in found.model.modules())
-
-
-def test_no_code_is_pickled_in_the_bundled_file() -> None:
-    with zipfile.ZipFile(FILE) as archive:
-        name = next(name for name in archive.namelist() if name.endswith("data.pkl"))
-        names = re.findall(rb"c([\w.]+)\n(\w+)\n", archive.read(name))
-    allowed = {(b"collections", b"OrderedDict"), (b"torch._utils", b"_rebuild_tensor_v2")}
-    assert {pair for pair in names if pair[0] != b"torch"} <= allowed
-
-
-def test_the_labels_of_the_small_model_are_readable_and_distinct() -> None:
-    labels = load("tiny").categories
-    assert labels is not None
-    assert len(labels) == len({label.casefold() for label in labels}) == 200
-    assert all(label.strip() == label and 2 <= len(label) < 30 and "," not in label for label in labels)
-
-
-def test_the_last_feature_map_is_an_eighth_of_the_input() -> None:
-    maps: list[torch.Size] = []
-    model = load("tiny").model
-    model.layer3.register_forward_hook(lambda module, args, output: maps.append(output.shape))
-    for side in (64, 80, 37):
-        assert model(torch.zeros(1, 3, side, side)).shape == (1, 200)
-    assert [tuple(m[2:]) for m in maps] == [(8, 8), (10, 10), (5, 5)]
 
 
 def test_the_temperature_changes_confidence_and_never_the_order() -> None:
@@ -147,17 +100,8 @@ def test_weights_that_cannot_be_downloaded_are_one_clear_line(tmp_path: Path, mo
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
     monkeypatch.setattr("urllib.request.urlopen", offline)
     monkeypatch.setattr("torch.hub.urlopen", offline)
-    with pytest.raises(
-        ModelError,
-        match="'resnet50' needs its",
-    ):
+    with pytest.raises(ModelError, match="'resnet50' needs its"):
         load("resnet50")
-
-
-def test_unknown_names_suggest() -> None:
-    assert models.list_models()[:2] == ["efficientnet-lite0", "tiny"]
-    with pytest.raises(ModelError, match="did you mean 'resnet50'"):
-        load("resnet5")
 
 
 def test_a_torchvision_that_does_not_fit_torch_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,7 +159,7 @@ def test_ones_own_model_is_imported_from_the_current_folder(own_module: str, tmp
         ("own_models:", "package"),
         ("not_there:Net", "'not_there'"),
         ("own_models:Nett", "did you mean 'Net'"),
-        ("own_models:number", "callable"),
+        ("own_models:number", "nn.Module"),
         ("own_models:wrong", "return"),
     ],
 )
@@ -242,12 +186,9 @@ def test_weights_that_hold_code_or_nothing_useful_are_refused(
     torch.save({"epoch": 3}, tmp_path / "none.pt")
     (tmp_path / "text.pt").write_text("text")
     for name, message in (
-        ("code.pt", "nothing but tensors|cannot be read"),
-        ("inner.pt", "nothing but tensors"),
-        ("none.pt", "state dict of tensors"),
-        ("text.pt", "cannot be read"),
-        ("nothing.pt", "there is none"),
-    ):
+        ("code.pt", "nothing but tensors|cannot be read"), ("inner.pt", "nothing but tensors"),
+        ("none.pt", "state dict of tensors"), ("text.pt", "cannot be read"), ("nothing.pt", "there is none"),
+    ):  # fmt: skip
         with pytest.raises(ModelError, match=message):
             read_weights(tmp_path / name)
     assert "code ran" not in capsys.readouterr().out
@@ -255,7 +196,7 @@ def test_weights_that_hold_code_or_nothing_useful_are_refused(
 
 def test_weights_of_another_network_name_the_first_difference(own_module: str, tmp_path: Path) -> None:
     torch.save(nn.Linear(3, 3).state_dict(), tmp_path / "other.pt")
-    with pytest.raises(ModelError, match="4 tensors are missing"):
+    with pytest.raises(ModelError, match="4 missing"):
         load(f"{own_module}:Net", weights=tmp_path / "other.pt")
     state = load(f"{own_module}:Net").model.state_dict()
     state["fc.weight"] = torch.zeros(7, 4)
@@ -269,8 +210,3 @@ def test_ones_own_weights_in_a_torchvision_model_may_have_other_classes(tmp_path
     found = load("resnet18", weights=tmp_path / "seven.pt")
     assert found.model.fc.out_features == 7
     assert found.categories is None
-
-
-def test_a_network_of_another_size_can_be_built() -> None:
-    model = SmallResNet(classes=4, stem=8, widths=(16, 32), depths=(1, 1)).eval()
-    assert model(torch.zeros(2, 3, 33, 47)).shape == (2, 4)

@@ -2,75 +2,35 @@
 
 from __future__ import annotations
 
-import json
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torchvision
+from safetensors.torch import save_file
 from torch import nn
 
 from explain import ModelError
 from explain.models import load
-from explain.models.weights import DTYPES, read_safetensors, read_weights
+from explain.models.weights import read_weights
 
 
-def write(path: Path, header: Any, data: bytes) -> Path:
-    text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
-    return path
-
-
-def test_safetensors_give_what_was_written(tmp_path: Path) -> None:
-    library = pytest.importorskip("safetensors.torch", reason="safetensors comes with an extra")
-    tensors = {
-        f"{name}.{i}": torch.randn(shape).mul(9).to(dtype)
-        for name, dtype in DTYPES.items()
-        for i, shape in enumerate([(2, 3), (), (0, 4), (5,)])
-    }
-    library.save_file(tensors, tmp_path / "all.safetensors", metadata={"format": "pt"})
-    found = read_safetensors(tmp_path / "all.safetensors")
+def test_safetensors_of_every_type_are_read(tmp_path: Path) -> None:
+    kinds = (torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool)
+    tensors = {str(kind): torch.randn(2, 3).mul(9).to(kind) for kind in kinds}
+    save_file(tensors, tmp_path / "all.safetensors", metadata={"format": "pt"})
+    found = read_weights(tmp_path / "all.safetensors")
     assert found.keys() == tensors.keys()
-    for name, tensor in tensors.items():
-        assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape)
-        assert found[name].reshape(-1).view(torch.uint8).tolist() == tensor.reshape(-1).view(torch.uint8).tolist(), name
+    assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
 
 
-def test_safetensors_are_read_as_the_format_says_wherever_the_bytes_lie(tmp_path: Path) -> None:
-    header = {
-        "b": {"dtype": "F32", "shape": [1, 2], "data_offsets": [1, 9]},
-        "a": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]},
-        "__metadata__": {"a": "text"},
-    }
-    data = b"\x07" + torch.tensor([1.5, -2.0]).numpy().tobytes()
-    found = read_safetensors(write(tmp_path / "odd.safetensors", header, data))
-    assert {name: tensor.tolist() for name, tensor in found.items()} == {"a": [7], "b": [[1.5, -2.0]]}
-
-
-ONE = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
-
-
-@pytest.mark.parametrize(
-    ("header", "data", "reason"),
-    [
-        ({"a": ONE}, bytes(7), "cut off"),
-        ({"a": ONE}, bytes(9), "more bytes than its header says"),
-        ({"a": ONE, "b": ONE}, bytes(16), "overlap"),
-        ({"a": {**ONE, "data_offsets": [4, 12]}}, bytes(12), "leave a gap"),
-        ({"a": {**ONE, "shape": [3]}}, bytes(8), "do not fit its shape"),
-        ({"a": {**ONE, "shape": [-1, -2]}}, bytes(8), "not understood"),
-        ({"a": {**ONE, "dtype": "complex"}}, bytes(8), "not understood"),
-        ({"a": 3}, b"", "not understood"),
-        ([], b"", "no table"),
-        (b"{nonsense", b"", "no JSON"),
-        (b"[" * 100_000, b"", "no JSON"),
-    ],
-)
-def test_damaged_safetensors_are_refused_with_a_reason(tmp_path: Path, header: Any, data: bytes, reason: str) -> None:
-    path = write(tmp_path / "bad.safetensors", header, data)
-    with pytest.raises(ModelError, match=rf"bad.safetensors' cannot be read \(.*{reason}.*safetensors.torch.save_file"):
+@pytest.mark.parametrize("kept", [slice(0, -1), slice(0, 20), slice(9, None)])
+def test_damaged_safetensors_are_refused_with_a_reason(tmp_path: Path, kept: slice) -> None:
+    path = tmp_path / "bad.safetensors"
+    save_file({"a": torch.ones(2)}, path)
+    path.write_bytes(path.read_bytes()[kept])
+    with pytest.raises(ModelError, match=r"bad.safetensors' cannot be read"):
         read_weights(path)
 
 
@@ -93,9 +53,8 @@ def test_the_number_of_classes_is_read_from_the_head_in_any_order_of_names(name:
 
 
 def test_published_models_take_safetensors(tmp_path: Path) -> None:
-    library = pytest.importorskip("safetensors.torch", reason="safetensors comes with an extra")
     state = torchvision.models.squeezenet1_1(num_classes=3).state_dict()
-    library.save_file(state, tmp_path / "own.safetensors")
+    save_file(state, tmp_path / "own.safetensors")
     found = load("squeezenet1_1", weights=tmp_path / "own.safetensors")
     assert all(torch.equal(tensor, state[key]) for key, tensor in found.model.state_dict().items())
     assert "own.safetensors (sha256 " in str(found.weights)

@@ -25,8 +25,7 @@ from explain.metrics import (
     Sensitivity,
     Sparseness,
 )
-from explain.metrics.rankings import ranks_of
-from explain.metrics.similarity import gradient_histograms, ssim
+from explain.metrics.maps import gradient_histograms, ranks_of, ssim
 from tests.conftest import TinyNet, settled
 from tests.metrics import plain
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from torch import nn
 import explain
 from explain import ModelError
 from explain.methods import GradCAM, GradCAMPlusPlus, LayerCAM, RefineCAM, SmoothGradCAMPlusPlus
-from explain.methods.registry import MethodLike
+from explain.methods.base import MethodLike
 from tests.methods import plain, plain_attention, plain_masks, plain_scores
 from tests.peers.common import LAYER, TARGET, agree, network, off, photo, random, resnet
 
@@ -215,21 +214,3 @@ def test_torchcam_hides_not_a_number() -> None:
 
 
 # What it asks of its caller
-
-
-def test_torchcam_needs_parameters_that_require_gradients() -> None:
-    model, x = plain.module_of(network()).requires_grad_(False), photo()[None]
-    with pytest.raises(RuntimeError, match="connected"):
-        raw(peer.GradCAM, model, model[LAYER], x, TARGET)
-    found = explain.attribute(model, x, "gradcam", target=TARGET, layer=str(LAYER)).values[0]
-    assert agree(found, plain.gradcam(network(), x[0], TARGET, LAYER), 1e-10)
-
-
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_torchcam_fails_where_the_caller_has_switched_gradients_off(mode: Callable[[], Any]) -> None:
-    model, x = plain.module_of(network()), photo()[None]
-    with mode(), pytest.raises(RuntimeError, match="connected"):
-        raw(peer.GradCAM, model, model[LAYER], x, TARGET)
-    with mode():
-        found = explain.attribute(model, x, "gradcam", target=TARGET, layer=str(LAYER)).values[0]
-    assert agree(found, plain.gradcam(network(), x[0], TARGET, LAYER), 1e-10)

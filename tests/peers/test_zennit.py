@@ -13,7 +13,6 @@ from torch import nn
 import explain
 from explain.methods import LRP
 from explain.relevance import COMPOSITES, Composite
-from explain.relevance.composites import epsilon_gamma_box
 from tests.peers.common import random, resnet
 
 pytest.importorskip("zennit", reason="zennit comes with the extra 'peers'")
@@ -57,7 +56,7 @@ PAIRS: dict[str, tuple[LRP, Any]] = {
     "EpsilonAlpha2Beta1": (finer("EpsilonAlpha2Beta1"), lambda x: composites.EpsilonAlpha2Beta1),
     "EpsilonAlpha2Beta1Flat": (finer("EpsilonAlpha2Beta1Flat"), lambda x: composites.EpsilonAlpha2Beta1Flat),
     "EpsilonGammaBox": (
-        finer(epsilon_gamma_box(low=LOW, high=HIGH)),
+        finer(COMPOSITES["EpsilonGammaBox"].within(LOW, HIGH)),
         lambda x: lambda **more: composites.EpsilonGammaBox(**box(x), **more),
     ),
 }

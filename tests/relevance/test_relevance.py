@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -16,9 +16,9 @@ from explain import ExplainWarning, LayerError, MethodError
 from explain.methods import LRP
 from explain.relevance import COMPOSITES, Composite, LinearRule, When
 from explain.relevance.linear_rules import AlphaBeta, Epsilon, Flat, Gamma, Gradient, WSquare, ZBox, ZPlus
-from explain.relevance.pass_through import Balanced, Norm, Pass
+from explain.relevance.nonlinear_rules import Balanced, ConstantTerms, ElementwisePassThrough
 from explain.relevance.propagation import LinearNode, RelevanceFlow
-from tests.conftest import TinyNet, settled, snapshot
+from tests.conftest import settled
 from tests.methods import plain_relevance as plain
 
 LINEAR = ("convolution", "dense", "matrixproduct", "batchnorm")
@@ -68,10 +68,9 @@ RULES: dict[str, tuple[Any, Callable[..., torch.Tensor]]] = {
 }
 
 
-@pytest.mark.parametrize("positive", [True, False], ids=["behind a rectifier", "of both signs"])
+@pytest.mark.parametrize(("positive", "absolute"), [(True, False), (False, False), (False, True)])
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("kind", CONVOLUTIONS)
-@pytest.mark.parametrize("absolute", [False, True], ids=["relative", "absolute"])
 @pytest.mark.filterwarnings("ignore:.*epsilon")  # one of 0.01 takes more than a hundredth of some scores
 def test_each_rule_is_its_formula(
     kind: str, rule: str, positive: bool, absolute: bool, monkeypatch: pytest.MonkeyPatch
@@ -211,13 +210,6 @@ def test_relevance_and_what_was_taken_are_the_score(bias: bool, composite: str) 
         assert a.coverage.taken.get("biases", torch.zeros(2)).abs().max() <= 1e-12
 
 
-def test_without_biases_and_stabiliser_relevance_is_the_score() -> None:
-    model = settled(Everything(False)).double().eval()
-    rules = (*COMPOSITES["Gradient"].rules,)
-    a = explain.attribute(model, random(3, 2, 3, 8, 8), LRP(Composite("zero", rules)), target=1)
-    assert torch.allclose(a.values.flatten(1).sum(1), a.score, rtol=1e-8)
-
-
 def test_the_softmax_of_attnlrp_takes_what_its_formula_says() -> None:
     """R_i = x_i (R_i - s_i sum_j R_j) in a network of one softmax."""
 
@@ -299,50 +291,6 @@ def test_what_biases_take_is_what_a_plain_calculation_says() -> None:
 
 
 # The network is left alone; batches; targets; layers
-
-
-def test_nothing_is_left_behind_and_a_second_call_says_the_same(net: nn.Module, x: torch.Tensor) -> None:
-    before = snapshot(net)
-    one = explain.attribute(net, x, "lrp")
-    assert snapshot(net) == before
-    two = explain.attribute(net, x, "lrp")
-    assert torch.equal(one.values, two.values)
-    frozen = settled(TinyNet()).double().eval().requires_grad_(False)
-    assert torch.allclose(explain.attribute(frozen, x, "lrp").values, one.values, rtol=1e-12)
-
-
-def test_an_error_leaves_the_network_as_it_was(net: nn.Module, x: torch.Tensor) -> None:
-    before = snapshot(net)
-
-    def broken(output: torch.Tensor) -> torch.Tensor:
-        def fail(gradient: torch.Tensor) -> None:
-            raise ZeroDivisionError
-
-        output.register_hook(fail)
-        return output[:, 0]
-
-    with pytest.raises(ZeroDivisionError):
-        explain.attribute(net, x, "lrp", target=broken)
-    assert snapshot(net) == before
-
-
-@pytest.mark.parametrize("composite", COMPOSITES)
-def test_an_image_has_the_same_relevance_alone(composite: str) -> None:
-    model, x = settled(Everything(True)).double().eval(), random(3, 3, 3, 8, 8)
-    together = explain.attribute(model, x, LRP(composite), target=[0, 1, 2])
-    for i in range(3):
-        alone = explain.attribute(model, x[i : i + 1], LRP(composite), target=[i])
-        assert torch.allclose(together.values[i], alone.values[0], rtol=1e-9, atol=1e-12)
-        for cause, taken in alone.coverage.taken.items():
-            assert torch.allclose(together[i].coverage.taken[cause], taken, rtol=1e-9, atol=1e-12), cause
-
-
-def test_several_targets_composites_and_other_methods_share_a_pass(net: nn.Module, x: torch.Tensor) -> None:
-    methods = ["lrp", "attnlrp", "guidedbackprop", "gradcam", "fullgrad"]
-    together = explain.attribute(net, x, methods, targets=[2, 0])
-    for target, found in zip([2, 0], together, strict=True):
-        for name, a in found.items():
-            assert torch.allclose(a.values, explain.attribute(net, x, name, target=target).values, rtol=1e-12), name
 
 
 def test_the_relevance_of_a_layer_is_its_value_times_what_comes_back(net: nn.Module, x: torch.Tensor) -> None:
@@ -467,13 +415,12 @@ def test_what_is_passed_on_keeps_its_place_whatever_made_it() -> None:
 
     model, x = settled(Passing()).double(), random(0, 2, 1, 2, 3)
     kinds = ("activation", "deviation", "softmax")
-    passed = LRP(Composite("passed", ((When(kinds), Pass()),)))
+    passed = LRP(Composite("passed", ((When(kinds), ElementwisePassThrough()),)))
     for target in (1, 4):
         a = explain.attribute(model, x, passed, target=target)
         expected = torch.zeros(2, 6).double()
         expected[:, target] = a.score
         torch.testing.assert_close(a.values.flatten(1), expected, rtol=1e-9, atol=1e-12)
-        assert a.coverage is not None
         assert a.coverage.by_rule["pass"] == {"activation": 2, "deviation": 1, "softmax": 1}
 
 
@@ -484,7 +431,7 @@ def test_the_norm_rule_shares_out_by_what_each_adds() -> None:
             return a * 3 + b + 2.0
 
     x = random(0, 2, 1, 2, 3)
-    norm = LRP(Composite("norm", ((When(("sum",)), Norm()),)))
+    norm = LRP(Composite("norm", ((When(("sum",)), ConstantTerms()),)))
     a = explain.attribute(Adding(), x, norm, target=1)
     rows = x.flatten(1)
     z = 3 * rows[:, 1] + rows[:, 4] + 2
@@ -492,9 +439,7 @@ def test_the_norm_rule_shares_out_by_what_each_adds() -> None:
     for place, part in ((1, 3 * rows[:, 1]), (4, rows[:, 4])):
         expected[:, place] = part / z * a.score
     torch.testing.assert_close(a.values.flatten(1), expected, rtol=1e-10, atol=1e-12)
-    assert a.coverage is not None
     torch.testing.assert_close(a.coverage.taken["biases"], 2 / z * a.score, rtol=1e-10, atol=1e-12)
-    assert a.delta is not None
     assert a.delta.abs().max() < 1e-10
 
 
@@ -519,7 +464,7 @@ class Sizes(LinearRule):
 
     times: float = 1.0
     bias: bool = False
-    least: ClassVar[Mapping[str, float]] = {"times": 1}
+    minimums = {"times": 1}
 
     def back(self, step: LinearNode, gradient: torch.Tensor, flow: RelevanceFlow) -> torch.Tensor:
         linear, x = step.linear, step.x.tensor
@@ -538,11 +483,10 @@ def test_a_rule_of_ones_own_acts_where_its_composite_says() -> None:
     shares = sizes / sizes.sum((1, 2, 3), keepdim=True)
     relevance = 2 * model[0](x).flatten() * model[2].weight[1]
     assert torch.allclose(found.values[0], (shares * relevance[:, None, None, None]).sum(0), rtol=1e-12, atol=1e-12)
-    assert found.coverage is not None
     assert found.coverage.by_rule == {"sizes": {"convolution": 1}, "gradient": {"dense": 1}}
 
 
 @pytest.mark.parametrize(("option", "value"), [("times", 0.5), ("times", float("nan")), ("times", True), ("bias", 1)])
 def test_the_base_of_rules_checks_their_options(option: str, value: Any) -> None:
-    with pytest.raises(MethodError, match=f"{option} of Sizes"):
+    with pytest.raises(MethodError, match=f"{option} of sizes"):
         Sizes(**{option: value})

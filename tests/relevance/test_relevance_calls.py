@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -11,9 +12,9 @@ from torch import nn
 
 import explain
 from explain.methods import LRP, DeepLIFT
-from explain.methods.registry import MethodLike
+from explain.methods.base import MethodLike
 from explain.relevance import COMPOSITES
-from tests.conftest import settled, snapshot
+from tests.conftest import in_threads, settled, snapshot
 from tests.relevance.test_relevance import Everything, random
 
 METHODS: dict[str, MethodLike] = {
@@ -24,9 +25,9 @@ METHODS: dict[str, MethodLike] = {
 }
 
 
-def asked(model: nn.Module, x: torch.Tensor, method: MethodLike) -> torch.Tensor:
+def asked(model: nn.Module, x: torch.Tensor, method: MethodLike, target: Any = 1) -> explain.Attribution:
     layer = "twice" if isinstance(method, LRP) and method.of_layer else None
-    return explain.attribute(model, x, method, target=1, layer=layer).values
+    return explain.attribute(model, x, method, target=target, layer=layer)
 
 
 def attending() -> nn.Module:
@@ -37,24 +38,15 @@ def test_eight_threads_get_the_relevance_that_one_gets() -> None:
     """Each by methods of its own, all on one network, twice over."""
     model, names = attending(), [*METHODS]
     pictures = [random(i, 2, 3, 8, 8) for i in range(8)]
-    alone = [{name: asked(model, pictures[i], METHODS[name]) for name in names[i::8]} for i in range(8)]
-    before, found, errors = snapshot(model), [dict[str, torch.Tensor]() for _ in range(8)], list[BaseException]()
-    together = threading.Barrier(8)
+    alone = [{name: asked(model, pictures[i], METHODS[name]).values for name in names[i::8]} for i in range(8)]
+    before, found, together = snapshot(model), [dict[str, torch.Tensor]() for _ in range(8)], threading.Barrier(8)
 
     def work(i: int) -> None:
-        try:
-            together.wait()
-            for _ in range(2):
-                found[i] |= {name: asked(model, pictures[i], METHODS[name]) for name in names[i::8]}
-        except BaseException as error:
-            errors.append(error)
+        together.wait()
+        for _ in range(2):
+            found[i] |= {name: asked(model, pictures[i], METHODS[name]).values for name in names[i::8]}
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
+    in_threads(8, work)
     for mine, others in zip(found, alone, strict=True):
         assert mine.keys() == others.keys()
         for name, values in mine.items():
@@ -66,7 +58,7 @@ def test_eight_threads_get_the_relevance_that_one_gets() -> None:
 def test_a_second_call_gives_the_same_bits_and_leaves_the_weights(name: str) -> None:
     model, x = attending(), random(3, 2, 3, 8, 8)
     before = snapshot(model)
-    assert torch.equal(asked(model, x, METHODS[name]), asked(model, x, METHODS[name]))
+    assert torch.equal(*(asked(model, x, METHODS[name]).values for _ in range(2)))
     assert snapshot(model) == before
 
 
@@ -113,11 +105,12 @@ def test_weights_are_the_same_bits_after_an_exception_anywhere(where: str, error
     assert torch.equal(a.values, explain.attribute(fresh, x, LRP("EpsilonPlusFlat"), target=1).values)
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if name not in COMPOSITES])
+@pytest.mark.parametrize("name", METHODS)
 def test_a_batch_is_its_images_one_by_one(name: str) -> None:
-    """For the composites there is a test beside their formulas."""
-    model, x = attending(), random(3, 3, 3, 8, 8)
-    together = asked(model, x, METHODS[name])
+    model, x, method = attending(), random(3, 3, 3, 8, 8), METHODS[name]
+    together = asked(model, x, method, [0, 1, 2])
     for i in range(3):
-        alone = asked(model, x[i : i + 1], METHODS[name])
-        assert torch.allclose(together[i], alone[0], rtol=1e-9, atol=1e-12)
+        alone = asked(model, x[i : i + 1], method, [i])
+        assert torch.allclose(together.values[i], alone.values[0], rtol=1e-9, atol=1e-12)
+        for cause, taken in alone.coverage.taken.items() if isinstance(method, LRP) else ():
+            assert torch.allclose(together[i].coverage.taken[cause], taken, rtol=1e-9, atol=1e-12), cause

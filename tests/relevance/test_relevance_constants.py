@@ -152,8 +152,7 @@ def test_the_results_of_one_operation_are_handed_what_is_their_own(used: Callabl
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             h, c = self.cell(pooled(x))
             h, c = self.cell(pooled(x.flip(1)), (h, c))
-            found: torch.Tensor = self.head(used(h, c))
-            return found
+            return self.head(used(h, c))
 
     a = explain.attribute(settled(Cell()).double(), random(0, 2, 3, 4, 4), LRP("Epsilon"), target=1)
     assert a.delta.abs().max() <= 1e-12
@@ -167,8 +166,7 @@ def test_images_run_one_by_one_get_the_composite_that_they_get_alone() -> None:
             self.first, self.head = nn.Conv2d(3, 4, 3, padding=1), nn.Linear(4, 3)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            found: torch.Tensor = self.head(pooled(torch.cat([self.first(each[None]).relu() for each in x])))
-            return found
+            return self.head(pooled(torch.cat([self.first(each[None]).relu() for each in x])))
 
     model, x = settled(OneByOne()).double(), random(0, 3, 3, 4, 4)
     together, alone = explain.attribute(model, x, "lrp", target=1), explain.attribute(model, x[:1], "lrp", target=1)
@@ -179,8 +177,8 @@ def test_images_run_one_by_one_get_the_composite_that_they_get_alone() -> None:
 @pytest.mark.parametrize(
     ("made", "said"),
     [
-        (lambda: Epsilon(-1), "epsilon of Epsilon must"),
-        (lambda: Gamma(float("nan")), "gamma of Gamma must"),
+        (lambda: Epsilon(-1), "epsilon of epsilon must"),
+        (lambda: Gamma(float("nan")), "gamma of gamma must"),
         (lambda: AlphaBeta(2, 2), "alpha - beta of AlphaBeta must"),
         (lambda: When("dense"), "kinds of When must"),
         (lambda: When(("convolutions",)), "did you mean 'convolution'"),

@@ -12,7 +12,7 @@ from tests.models.test_matrix import FAMILIES, HUGGING_FACE, TIMM, example, subj
 relevance_matrix = example("relevance_matrix")
 
 
-def check(source: str, name: str) -> None:
+def assert_no_failures(source: str, name: str) -> None:
     row = relevance_matrix.examine(subject_of(source, name))
     assert not row.failures, str(row)
 
@@ -20,18 +20,18 @@ def check(source: str, name: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("name", FAMILIES)
 def test_relevance_on_torchvisions_families(name: str) -> None:
-    check("torchvision", name)
+    assert_no_failures("torchvision", name)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", TIMM)
 def test_relevance_on_families_of_timm(name: str) -> None:
     pytest.importorskip("timm", reason="timm comes with an extra of its own")
-    check("timm", name)
+    assert_no_failures("timm", name)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", [*HUGGING_FACE, "MobileViT", "Levit", "Cvt", "Swinv2"])
 def test_relevance_on_families_of_hugging_face(name: str) -> None:
     pytest.importorskip("transformers", reason="transformers comes with an extra of its own")
-    check("transformers", name)
+    assert_no_failures("transformers", name)

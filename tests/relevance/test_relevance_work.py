@@ -138,7 +138,7 @@ def test_nothing_but_the_recorded_graph_is_kept_behind_normalisations() -> None:
         output = model(x)
     kept = [k for step in recorder.steps for k in (*step.values.values(), step.result) if k is not None]
     assert len(kept) > 8
-    more = {p for k in kept if k.shape is not None and (p := k.tensor.untyped_storage().data_ptr()) not in saved}
+    more = {p for k in kept if k.kept is not None and (p := k.tensor.untyped_storage().data_ptr()) not in saved}
     assert more <= {output.untyped_storage().data_ptr()}
 
 

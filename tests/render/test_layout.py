@@ -1,51 +1,21 @@
-"""Contact sheets: rows without a single picture, groups in their order, figures with the same contents."""
+"""Contact sheets: rows without a single picture, groups in their order, figures of the same pixels."""
 
 from __future__ import annotations
 
+import dataclasses as dc
 import re
-from itertools import product
+import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from explain._utils.html import table_html
-from explain.render import captions, figure, sheets
-from explain.render.sheets import ABREAST
+from explain.render import captions, sheets
 
 BLANK = sheets.Tile(Image.new("RGB", (40, 30), "green"), "name")
-
-
-def layout(*sizes: int, **words: str) -> sheets.Layout:
-    groups = tuple(sheets.Group(f"group {i}" if i else "", (BLANK,) * size) for i, size in enumerate(sizes))
-    return sheets.Layout(words.get("title", "title"), words.get("detail", ""), groups)
-
-
-@pytest.mark.parametrize("groups", [1, 2, 3, 4])
-def test_no_row_has_one_picture_and_none_is_too_long(groups: int) -> None:
-    for sizes in product((1, 2, 3, 5, 11), repeat=groups):
-        sheet = layout(1, *sizes)
-        rows = sheet.rows()
-        lengths = [sum(len(group.tiles) for group in row) for row in rows]
-        assert max(lengths) <= sheet.columns <= ABREAST
-        assert 1 not in lengths or len(rows) == 1, (sizes, lengths)
-        flat = [group for row in rows for group in row]
-        assert [g.heading for g in flat if not g.goes_on] == [g.heading for g in sheet.groups]
-        assert sum(lengths) == 1 + sum(sizes)
-
-
-def test_only_the_last_row_is_short() -> None:
-    """But where it would have a single tile in every width: then the row before lends it one."""
-    for count in range(2, 130):
-        lengths = [sum(len(group.tiles) for group in row) for row in layout(1, count - 1).rows()]
-        full = lengths[:-1] if count % 60 != 1 else lengths[:-2]
-        assert set(full) <= {max(lengths)}, (count, lengths)
-        assert lengths[-1] > 1
-        assert sum(lengths) == count
-    families = [len(row) for row in layout(1, 12, 4, 3, 13, 5).rows()]
-    assert len(families) == 8
-    assert layout(1, 12, 4, 3, 13, 5).columns == 5
-    assert layout().rows() == []
+LEGEND = captions.Legend(((0, 0, 0), (255, 255, 255)), ("0", "max"), "evidence")
 
 
 @pytest.mark.parametrize(
@@ -63,20 +33,37 @@ def test_very_long_photos_have_longer_tiles_and_fewer_in_a_row(
     green = (np.abs(drawn - (0, 128, 0)).max(2) < 40).sum()
     scale = min(100 * stretch[0] / size[0], 100 * stretch[1] / size[1])
     assert green == pytest.approx(3 * size[0] * size[1] * scale**2, rel=0.06)
-    assert len(figure.figure(sheet).axes) == 3
 
 
-def test_a_figure_has_the_tiles_of_a_sheet_and_their_words() -> None:
-    tiles = (sheets.Tile(BLANK.picture, "a", "layer3"), sheets.Tile(BLANK.picture, "b $x", "", "null map"))
-    legend = captions.Legend(((0, 0, 0), (255, 255, 255)), ("0", "max"), "evidence")
-    contents = sheets.Layout("heading", "model", (sheets.Group("", (BLANK,)), sheets.Group("family", tiles)), (legend,))
-    drawn = figure.figure(contents, "three <maps>")
-    assert [axis.get_title() for axis in drawn.axes] == ["name", "a\nlayer3", "b $x\nnull map", ""]
-    assert drawn.axes[1].texts[0].get_text().strip() == "family"
-    assert drawn.axes[3].get_xlabel() == "evidence"
-    assert drawn.get_suptitle() == "heading\nmodel"
-    shown = drawn._repr_html_()
+def test_a_figure_is_a_sheet_that_shows_itself_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tiles = (sheets.Tile(BLANK.picture, "a", "layer3", legend=LEGEND), sheets.Tile(BLANK.picture, "b $x", "", "null"))
+    contents = sheets.Layout("heading", "model", (sheets.Group("", (BLANK,)), sheets.Group("family", tiles)))
+    drawn = sheets.figure(contents, "three <maps>")
+    picture = sheets.sheet(contents, 340)
+    assert np.array_equal(np.asarray(sheets.as_picture(drawn).convert("RGB")), np.asarray(picture))
+    shown, displayed = drawn._repr_html_(), []
+    monkeypatch.setitem(
+        sys.modules, "IPython.display", SimpleNamespace(display=lambda each, raw: displayed.append(each))
+    )
+    drawn._ipython_display_()
+    assert [sorted(each) for each in displayed] == [["text/html", "text/plain"]]  # and no PNG beside it
     assert re.fullmatch(r'<img src="data:image/png;base64,[\w+/=]+" alt="three &lt;maps&gt;" style="[^"]*">', shown)
+
+
+@pytest.mark.parametrize("methods", [2, 5, 7])
+def test_the_maps_of_several_targets_line_up_below_each_other_beside_one_photo(methods: int) -> None:
+    rows = {heading: [dc.replace(BLANK, name=f"{m}", legend=LEGEND) for m in range(methods)] for heading in "abc"}
+    layout = sheets.Layout("", "", sheets.lined_up(BLANK, list(rows.items())))
+    names = [{column: tile.name for column, (_, tile) in row.items()} for row in layout.places()]
+    parts = [names[start : start + 3] for start in range(0, len(names), 3)]
+    assert names[0].pop(0) == "name"
+    assert [part[0] for part in parts] == [part[1] for part in parts] == [part[2] for part in parts]
+    assert [name for part in parts for name in part[0].values()] == [str(m) for m in range(methods)]
+    assert all(min(row) == 1 and max(row) < sheets.ABREAST for row in names)
+    assert [set(below) for below in layout.legends()] == [set(), set(), set(names[0])] + [
+        set(), set(), set(names[-1])
+    ] * (len(parts) - 1)  # fmt: skip
+    assert sheets.sheet(layout, 100).width == 8 + (1 + len(names[0])) * 108
 
 
 def test_tables_are_escaped_and_numbers_stand_at_the_right() -> None:

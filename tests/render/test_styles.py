@@ -8,9 +8,9 @@ from PIL import Image
 
 from explain import ExplainError, render
 from explain.data.images import Box
-from explain.render import colors, placement, styles
-from explain.render.placement import mark_unseen
-from explain.render.styles import STYLES, Style
+from explain.render import styles
+from explain.render.captions import COLORS
+from explain.render.styles import STYLES, Style, mark_unseen
 from tests.render.test_render import SEEN, bump, photo, waves
 
 WHOLE = Box(0, 0, 180, 120)
@@ -20,7 +20,9 @@ WHOLE = Box(0, 0, 180, 120)
 def test_every_style_draws_and_leaves_the_photo_alone(name: str) -> None:
     given, style = photo(), styles.get_style(name)
     before = given.tobytes()
-    values = {"heatmap": bump(), "signed": waves(), "values": np.stack([waves()] * 3)}[style.reads]
+    values = {"heatmap": bump(), "signed": waves(), "values": np.stack([waves()] * 3), "sets": bump()[None]}[
+        style.reads
+    ]
     assert style.draw(given, values, SEEN).size == given.size
     assert given.tobytes() == before
     assert isinstance(style, Style)
@@ -33,7 +35,7 @@ def test_no_heat_shows_the_photo_in_grey_and_full_opacity_the_colour_map() -> No
     assert render.overlay(photo(), np.zeros((4, 4))).tobytes() == grey
     assert render.overlay(photo(), np.ones((4, 4)), alpha=0).tobytes() == grey
     hot = render.overlay(photo(), np.ones((4, 4)), alpha=1)
-    top = colors.colorize(np.ones((1, 1)))[0, 0].tolist()
+    top = styles.lookup_table(styles.HEAT)[255].tolist()
     assert np.unique(np.asarray(hot).reshape(-1, 3), axis=0).tolist() == [top]
 
 
@@ -63,11 +65,11 @@ def test_legends_have_the_colours_that_are_on_the_photo(name: str, brightness: i
 def test_thresholds_are_the_largest_that_keep_the_share() -> None:
     for seed in range(20):
         values = np.random.default_rng(seed).random((9, 7)) ** 4
-        for share, threshold in zip((0.2, 0.5, 1.0), placement.thresholds(values, (0.2, 0.5, 1.0)), strict=True):
+        for share, threshold in zip((0.2, 0.5, 1.0), styles.thresholds(values, (0.2, 0.5, 1.0)), strict=True):
             kept = values[values >= threshold].sum()
             assert kept >= share * values.sum() * (1 - 1e-9)
             assert values[values > threshold].sum() < share * values.sum()
-    assert placement.thresholds(np.zeros((3, 3)), (0.5, 0.9)) == [np.inf, np.inf]
+    assert styles.thresholds(np.zeros((3, 3)), (0.5, 0.9)) == [np.inf, np.inf]
 
 
 def test_a_mask_shows_the_photo_where_the_shares_lie_and_nothing_else() -> None:
@@ -142,10 +144,29 @@ def test_zero_is_grey_in_colour_pictures_and_one_channel_is_enough() -> None:
         assert abs(int(np.asarray(render.overlay(blank, values, "color"))[4, 0, 0]) - color[0]) <= 1
 
 
+def test_sets_of_regions_are_the_photo_and_the_rest_is_pale() -> None:
+    sets = np.zeros((3, 4, 6), bool)  # cells of 30 pixels; of three sets, two were found
+    sets[0, 1, 1], sets[1, 2, 4] = True, True
+    given = np.asarray(photo())
+    drawn = np.asarray(render.overlay(photo(), sets, "evidence"))
+    without = np.asarray(render.overlay(photo(), sets, styles.Evidence(without=True)))
+    first, second = np.s_[36:54, 36:54], np.s_[66:84, 126:144]
+    assert all(np.array_equal(drawn[each], given[each]) for each in (first, second))
+    outside = np.s_[96:, :]
+    pale = given[outside] + styles.Evidence.pale * (np.array(styles.Mask.cover) - given[outside])
+    assert np.abs(drawn[outside] - pale).max() <= 1
+    assert (without[first] == styles.Mask.cover).all()
+    assert np.array_equal(without[second], given[second])
+    for color, (y, x) in zip(COLORS, ((30, 45), (60, 135)), strict=False):  # lines in the colour of the set
+        assert np.abs(drawn[y - 2 : y + 3, x].astype(int) - color).max(1).min() < 40
+
+
 @pytest.mark.parametrize("name", STYLES)
 def test_what_was_not_seen_looks_the_same_in_every_style(name: str) -> None:
     style = styles.get_style(name)
-    values = {"heatmap": bump(), "signed": waves(), "values": np.stack([waves()] * 3)}[style.reads]
+    values = {"heatmap": bump(), "signed": waves(), "values": np.stack([waves()] * 3), "sets": bump()[None]}[
+        style.reads
+    ]
     drawn = np.asarray(render.overlay(photo(), values, style, box=SEEN))
     other = np.asarray(render.overlay(photo(), bump(), box=SEEN))
     assert np.array_equal(drawn[:, :30], other[:, :30])
@@ -167,17 +188,17 @@ def test_several_parts_that_were_seen_are_marked_together() -> None:
 def test_single_pixels_are_smoothed_into_areas_with_their_place() -> None:
     values = np.zeros((100, 100))
     values[30, 60] = 1
-    found = placement.smoothed(values)
+    found = styles.smoothed(values)
     assert np.unravel_index(found.argmax(), found.shape) == (30, 60)
     assert found.max() == 1
     assert found[33, 60] == pytest.approx(np.exp(-0.5), rel=0.02)  # at one standard deviation
-    assert not placement.smoothed(np.zeros((4, 4))).any()
+    assert not styles.smoothed(np.zeros((4, 4))).any()
 
 
 @pytest.mark.parametrize("shares", [(), (0.9, 0.5), (0.0, 0.5), (0.5, 1.1), (0.5, 0.5)])
 @pytest.mark.parametrize("style", [render.Contour, render.Mask])
 def test_shares_that_are_none_are_refused(style: type, shares: tuple[float, ...]) -> None:
-    with pytest.raises(ExplainError, match=f"shares of {style.name} must rise from above 0 to at most 1"):
+    with pytest.raises(ExplainError, match=f"shares of {style.name} must rise within 0 to 1"):
         style(shares=shares)
     with pytest.raises(ExplainError, match="dark of spotlight must"):
         render.Spotlight(dark=1.0)

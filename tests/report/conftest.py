@@ -14,20 +14,17 @@ from torch import nn
 
 import explain
 from explain.checks import Verdict
-from explain.checks.base import CheckResult, CheckResults
+from explain.checks.sanity import CheckResult
+from explain.checks.verdict import CheckResults
 from explain.methods import RISE, GradCAM
 from explain.models import CenterCrop
-from explain.targets import Detection, Segmentation
+from explain.targets import Detections, Segmentation
 from tests.conftest import settled
 
 HOSTILE = '<img src=x onerror="document.title=1">'
 LABELS = [
-    "tabby cat",
-    HOSTILE,
-    "<!-- <script> </script><script>document.title = 2</script>",
-    "{{data}}",
-    "a\u2028b\u202ec",
-]
+    "tabby cat", HOSTILE, "<!-- <script> </script><script>document.title = 2</script>", "{{data}}", "a\u2028b\u202ec",
+]  # fmt: skip
 
 
 class Small(nn.Module):
@@ -97,7 +94,7 @@ def of_kind(kind: str) -> Any:
     if kind == "segmentation":
         return explain.Explainer(Maps(), None, PREPROCESS)(photo(), ["saliency"], Segmentation(0))
     if kind == "detection":
-        return explain.Explainer(Boxes(), None, PREPROCESS)(photo(), ["saliency"], Detection(1))
+        return explain.Explainer(Boxes(), None, PREPROCESS)(photo(), ["saliency"], Detections(1))
     if kind == "function":
         return explain.Explainer(model, LABELS, PREPROCESS)(photo(), ["gradcam"], lambda output: output[:, 0])
     if kind == "one logit":

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from explain.report.document import Section, document
+from explain.report.pages import Section, document
 from tests.browsing import chromium
 from tests.report.conftest import HOSTILE
 

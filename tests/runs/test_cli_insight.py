@@ -9,8 +9,9 @@ import pytest
 
 import explain
 from explain.cli import main
+from tests.cli.conftest import Typed
 from tests.runs.networks import folder_of
-from tests.runs.test_cli_runs import QUICK, typed
+from tests.runs.test_cli_runs import QUICK
 
 SAME = QUICK[:4]  # the model of the run, and the size of its inputs
 
@@ -22,17 +23,15 @@ def _in_a_folder_with_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert main(["run", "photos", "--output", "run.sqlite", "--target", "goldfish", *QUICK]) == 0
 
 
-def test_tables_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    capsys.readouterr()
-    code, out, err = typed(capsys, "insight", "run.sqlite")
+def test_tables_are_printed(typed: Typed) -> None:
+    code, out, err = typed("insight", "run.sqlite")
     assert (code, err) == (0, [])
     assert out == str(explain.open_run("run.sqlite").insight()).splitlines()
     assert any(line.startswith("  goldfish  6       –") for line in out)
 
 
-def test_json_has_all_of_it_and_the_files(capsys: pytest.CaptureFixture[str]) -> None:
-    capsys.readouterr()
-    code, out, err = typed(capsys, "insight", "run.sqlite", "--json", "--output", "out")
+def test_json_has_all_of_it_and_the_files(typed: Typed) -> None:
+    code, out, err = typed("insight", "run.sqlite", "--json", "--output", "out")
     assert (code, err) == (0, [])
     (told,) = json.loads("\n".join(out))["insights"]
     files = told.pop("files")
@@ -41,19 +40,14 @@ def test_json_has_all_of_it_and_the_files(capsys: pytest.CaptureFixture[str]) ->
     assert all(Path(file).is_file() for file in files)
 
 
-def test_channels_concepts_and_examples_are_asked_for_with_the_model(capsys: pytest.CaptureFixture[str]) -> None:
+def test_channels_concepts_and_examples_are_asked_for_with_the_model(typed: Typed) -> None:
     """Each has its table, its figures in the document and, but for the concept vector, its picture in the page."""
     assert main(["run", "photos", "--output", "all.sqlite", *QUICK]) == 0
     (target, *_) = [row.prediction for row in explain.open_run("all.sqlite").rows()]
     asked = ["insight", "all.sqlite", *SAME, "--channels", "3", "--concepts", "2", "--target", str(target)]
-    capsys.readouterr()
-    code, out, err = typed(capsys, *asked, "--output", "out")
+    code, out, err = typed(*asked, "--output", "out")
     assert (code, err) == (0, [])
-    layer = (
-        explain.open_run("all.sqlite")
-        .insight(explainer=explain.Explainer("tiny", size=32), channels=1)
-        .further.channels
-    )
+    layer = explain.open_run("all.sqlite").insight(explainer=explain.Explainer("tiny", size=32), channels=1).channels
     assert layer is not None
     assert f"What channels of {layer.layer} see, by weight for {target}" in out
     assert f"Concepts of {layer.layer} in 6 photos" in out
@@ -66,62 +60,15 @@ def test_channels_concepts_and_examples_are_asked_for_with_the_model(capsys: pyt
     assert Path("out/insight.html").read_text().count("data:image/png;base64,") == 3
 
 
-def test_examples_of_a_concept_are_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
+def test_examples_of_a_concept_are_a_folder(typed: Typed) -> None:
     folder_of(Path("more"), 20)
     folder_of(Path("examples"), 5)
     rows = [{"path": f"more/{number:03}.png", "label": int(number > 15)} for number in range(20)]
     Path("more.json").write_text(json.dumps(rows))
     assert main(["run", "more.json", "--output", "more.sqlite", *QUICK]) == 0
-    capsys.readouterr()
-    code, out, err = typed(capsys, "insight", "more.sqlite", *SAME, "--examples", "examples", "--target", "1", "--json")
+    code, out, err = typed("insight", "more.sqlite", *SAME, "--examples", "examples", "--target", "1", "--json")
     assert (code, err) == (0, [])
     (told,) = json.loads("\n".join(out))["insights"]
     found = told["direction"]
     label = next(row.label for row in explain.open_run("more.sqlite").rows() if row.label_class == 1)
     assert (found["target"], found["photos"], found["examples"], len(found["random_gains"])) == (label, 4, 5, 200)
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "said"),
-    [
-        ([], 2, "name a run, as in explain insight run.sqlite"),
-        (["run.sqlite", "--force"], 2, "--force would have no effect without --output; leave it out"),
-        (["run.sqlite", "--channels", "3"], 2, "--channels needs the model that the run was made with; give --model"),
-        (
-            ["run.sqlite", "--target", "goldfish"],
-            2,
-            "--target would have no effect without --channels, --concepts or --examples; leave it out",
-        ),
-        (
-            ["run.sqlite", "--model", "tiny", "--concepts", "3", "--target", "goldfish"],
-            2,
-            "--target would have no effect with --concepts, which all photos share; leave it out",
-        ),
-        (
-            ["run.sqlite", "--model", "tiny", "--examples", "photos"],
-            2,
-            "--examples needs the class that they may be a reason for; give --target",
-        ),
-        (
-            ["run.sqlite", "--model", "tiny", "--concepts", "2"],
-            1,
-            "explainer must make inputs of the size that the run had, (32, 32) for ",
-        ),
-        (["run.sqlite", "--concepts", "0"], 2, "--concepts must be a whole number from 1, got '0'"),
-        (["run.sqlite", "--size", "32"], 2, "--size would have no effect without --model; name the model"),
-        (["run.sqlite", "--method", "saliency"], 1, "method 'saliency' is not in this run; "),
-        (["none.sqlite"], 1, "run 'none.sqlite' must be a file, but there is none; check the path"),
-        (
-            ["run.sqlite", "--model", "tiny-transformer"],
-            1,
-            "explainer must have the weights that the run was made with",
-        ),
-    ],
-)
-def test_what_cannot_be_meant_is_refused(
-    words: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    capsys.readouterr()
-    found, out, err = typed(capsys, "insight", *words)
-    assert (found, out, len(err)) == (code, [], 1)
-    assert err[0].startswith(f"explain: {said}")

@@ -13,7 +13,8 @@ import pytest
 
 import explain
 from explain.cli import main
-from explain.runs import Content, Entry, State, run_on_ray
+from explain.runs import Content, Entry, run_on_ray
+from explain.runs.runner import State
 from explain.runs.sources import Folder
 from tests.conftest import ROOT
 from tests.runs.networks import explainer, folder_of

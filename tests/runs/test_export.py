@@ -1,4 +1,4 @@
-"""A run as a table for other programs, and pictures of some of its photos."""
+"""A run as a table for other programs, pictures of some of its photos, and a page with them."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import explain
 from explain import ExplainError, OutputError, RunError
 from explain.render.styles import get_style
 from explain.runs.files import source_of
+from tests.report.test_report import Read, unpacked
 from tests.runs.networks import as_it_is, explainer, folder_of, picture
 
 
@@ -23,7 +24,7 @@ from tests.runs.networks import as_it_is, explainer, folder_of, picture
 def run(tmp_path: Path) -> explain.Run:
     folder_of(tmp_path / "photos", 3)
     (tmp_path / "photos.csv").write_text(
-        "path,label,x0,y0,x1,y1\nphotos/000.png,b,2,3,9,11\nphotos/001.png,a,,,,\nphotos/002.png,c,,,,\n"
+        "path,label,x0,y0,x1,y1\nphotos/000.png,b,2,3,9,11\nphotos/001.png,a,,,,\nphotos/002.png,elsewhere,,,,\n"
     )
     return explain.run(
         tmp_path / "photos.csv", explainer(categories=list("abcde")), ["gradcam", "saliency"],
@@ -108,19 +109,56 @@ def test_photos_without_a_file_are_drawn_from_their_source(tmp_path: Path) -> No
     run = explain.run(photos, explainer(), output=tmp_path / "run.sqlite", target=1, workers=0)
     written, failures = run.write_pictures("source", tmp_path / "with", source=source_of(photos))
     assert [path.name for path in written] == ["1-photo-0-class-1-gradcam.png"]
-    assert failures == {
-        "photo 1": "photo 'photo 1' must be an image to be drawn, but its source has a tensor; give images"
-    }
+    assert list(failures) == ["photo 1"]
+    assert "tensor" in failures["photo 1"]
     written, failures = run.write_pictures("best", tmp_path / "without")
     assert written == []
-    assert failures["photo 0"] == "photo 'photo 0' must have a file to be drawn, but has none; give its source"
+    assert "source" in failures["photo 0"]
     with pytest.raises(RunError, match="photo must"):
         next(run.rows()).overlay(get_style("heat"))
 
 
 @pytest.mark.parametrize("which", ["worst:0", "first", "worst:x", "worst:"])
 def test_an_unknown_choice_of_pictures_is_refused(which: str, run: explain.Run, tmp_path: Path) -> None:
-    with pytest.raises(
-        ExplainError, match=f"pictures must be one of source, worst, best, as in 'worst:50', got '{which}'"
-    ):
+    with pytest.raises(ExplainError, match=f"pictures must .*'{which}'"):
         run.write_pictures(which, tmp_path)
+
+
+def test_a_page_of_a_run_has_its_rows_without_the_model(run: explain.Run, tmp_path: Path) -> None:
+    place, failures = run.to_html(tmp_path / "out" / "run.html")
+    assert failures == {}
+    data = Read(place.read_text("utf-8")).data
+    rows = list(run.rows())
+    for number, photo in enumerate(data["index"]["photos"]):
+        mine = rows[2 * number : 2 * number + 2]
+        assert (photo["name"], photo["label"]) == (Path(mine[0].name).name, mine[0].prediction)
+        assert (photo.get("truth"), photo.get("right")) == (
+            (None, None) if mine[0].correct is None else (mine[0].label, mine[0].correct)
+        )
+        item = data[f"item-{number}"]
+        assert [method["name"] for method in item["methods"]] == ["gradcam", "saliency"]
+        for row, one in zip(mine, item["maps"][0], strict=True):
+            values = row.values.abs().amax(0) if row.values.ndim == 3 else row.values
+            assert np.abs(unpacked(one["plane"]) - values.numpy()).max() <= float(values.max()) / 100
+            assert one["figures"] == dict(row.metrics)
+            assert one["score"] == pytest.approx(row.score)
+        assert "open_run" in item["again"]["python"]
+    assert data["index"]["photos"][2]["figures"]["saliency"] == dict(rows[5].metrics)
+
+
+def test_a_page_takes_the_worst_and_leaves_out_what_is_gone(run: explain.Run, tmp_path: Path) -> None:
+    place, _ = run.to_html(tmp_path / "worst.html", "worst:1")
+    worst = next(iter(run.rows(order="worst"))).name
+    assert [each["name"] for each in Read(place.read_text("utf-8")).data["index"]["photos"]] == [Path(worst).name]
+    (tmp_path / "photos" / "001.png").unlink()
+    place, failures = run.to_html(tmp_path / "left.html")
+    assert len(Read(place.read_text("utf-8")).data["index"]["photos"]) == 2
+    assert list(failures) == [row.name for row in run.rows("gradcam")][1:2]
+    with pytest.raises(OutputError, match="exists already"):
+        run.to_html(place)
+    for name in ("000", "002"):
+        (tmp_path / "photos" / f"{name}.png").unlink()
+    with pytest.raises(RunError, match="photos"):
+        run.to_html(tmp_path / "none.html")
+    with pytest.raises(ExplainError, match="pictures must"):
+        run.to_html(tmp_path / "none.html", "first")

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 import explain
-from explain import ExplainError, ExplainWarning, LayerError, RunError, open_run
-from explain.runs import Content, Entry, Source, State, run_on_ray
-from explain.runs.cluster import DistributedRun, PartExplainer, Report
-from explain.runs.parts import Storage
-from explain.runs.runner import Job
+from explain import ExplainWarning, LayerError, RunError, open_run
+from explain.runs import Content, Entry, Source, run_on_ray
+from explain.runs.cluster import PartExplainer, Report, explain_in_pieces
+from explain.runs.exporting import Storage
+from explain.runs.runner import Job, State
 from tests.fuzz.damage import damaged
 from tests.runs.networks import explainer, folder_of, picture
 
@@ -50,7 +50,7 @@ def spread(
     metrics: Any = (), per_file: int = 64, progress: Any = None, **options: Any,
 ) -> explain.Run:  # fmt: skip
     job = Job.of(source, made or explainer(), methods, None, metrics, **options)
-    DistributedRun(job, Storage(output), cluster or Cluster(), per_file, progress).go()
+    explain_in_pieces(job, Storage(output), cluster or Cluster(), per_file, progress)
     return open_run(output)
 
 
@@ -221,23 +221,6 @@ def test_errors_of_all_photos_and_machines_are_raised(tmp_path: Path, monkeypatc
     monkeypatch.setattr("explain.runs.cluster.versions", lambda: {"explain": "9", "torch": "9"})
     with pytest.raises(RunError, match="explain must have the same version"):
         spread(photos, tmp_path / "versions")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"methods": "all"}, "methods"),
-        ({"actors": 0}, "actors"),
-        ({"gpus": -1}, "gpus"),
-        ({"per_file": True}, "per_file"),
-        ({"workers": 2}, "actors"),
-        ({"source": []}, "source"),
-    ],
-)
-def test_wrong_arguments_are_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:
-    given = {"source": [picture(0)], "explainer": explainer(), "output": tmp_path / "maps", **options}
-    with pytest.raises(ExplainError, match=message):
-        run_on_ray(given.pop("source"), **given)
 
 
 def test_a_folder_that_holds_something_else_is_refused(tmp_path: Path) -> None:

@@ -40,16 +40,13 @@ def test_gradients_are_clipped_by_value_and_by_norm() -> None:
     assert torch.equal(model.fc.weight.grad, plain["fc.weight"])
 
 
-@pytest.mark.parametrize("options", [{}, {"value": 1.0, "norm": 1.0}, {"value": 0.0}, {"norm": -1.0}])
-def test_a_clipper_needs_one_positive_limit(options: dict[str, float]) -> None:
-    with pytest.raises(HookError, match=r"exactly one of|must be positive"):
+NO_LIMIT = [{}, {"value": 1.0, "norm": 1.0}, {"value": 0.0}, {"norm": -1.0}, {"norm": "1"}, {"norm": nan}]
+
+
+@pytest.mark.parametrize("options", [*NO_LIMIT, {"norm": 1.0, "scaler": 3}])
+def test_a_clipper_needs_one_positive_limit_and_a_scaler(options: Any) -> None:
+    with pytest.raises(HookError, match=r"exactly one of|must be positive|scaler must"):
         GradientClipper(TinyNet(), **options)
-
-
-@pytest.mark.parametrize("limit", ["0.5", True, nan])
-def test_a_limit_that_is_no_positive_number_is_refused(limit: Any) -> None:
-    with pytest.raises(HookError, match="norm must"):
-        GradientClipper(TinyNet(), norm=limit)
 
 
 def by_torch(gradient: torch.Tensor, limit: dict[str, float]) -> torch.Tensor:
@@ -115,12 +112,6 @@ def test_a_scaler_that_is_switched_off_counts_for_nothing() -> None:
     with GradientClipper(model, value=0.5, scaler=torch.amp.GradScaler("cpu", enabled=False)):
         model(torch.tensor([inf, 0.1])).backward()
     assert model.weight.grad.tolist() == pytest.approx([0.5, 0.1])
-
-
-@pytest.mark.parametrize("scaler", [1024.0, torch.optim.SGD])
-def test_something_else_than_a_scaler_is_refused(scaler: Any) -> None:
-    with pytest.raises(HookError, match=r"^scaler must be a torch.amp.GradScaler, got (float|type); pass the one"):
-        GradientClipper(TinyNet(), norm=1.0, scaler=scaler)
 
 
 @pytest.mark.parametrize("limit", [*LIMITS, {"value": 100.0}, {"norm": 100.0}])
@@ -195,8 +186,5 @@ def test_other_layouts_of_gradients_are_refused() -> None:
     weight = nn.Parameter(torch.eye(2).to_sparse_csr())
     model = nn.Module()
     model.weight = weight
-    with (
-        GradientClipper(model, norm=1.0),
-        pytest.raises(HookError, match="the gradient of 'weight' must"),
-    ):
+    with GradientClipper(model, norm=1.0), pytest.raises(HookError, match="the gradient of 'weight' must"):
         weight.backward(torch.eye(2).to_sparse_csr())

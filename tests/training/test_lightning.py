@@ -15,7 +15,8 @@ from torch import nn
 
 import explain
 from explain import RunError
-from explain.training.lightning import callback
+from explain.training import AttributionPrior
+from explain.training.lightning import callback, prior_callback
 from tests.training.test_watch import PHOTOS, Training, as_it_is, explainer, network
 
 
@@ -97,8 +98,8 @@ def test_options_that_are_unknown_are_refused_when_the_callback_is_made() -> Non
 def test_without_lightning_the_callback_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("lightning", "lightning.pytorch", "pytorch_lightning"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(RunError, match="lightning must"):
-        callback(PHOTOS, output="t.sqlite")
+    with pytest.raises(RunError, match="lightning must"):  # and all options of a `Monitor` are known
+        callback(PHOTOS, output="t.sqlite", top_k=2, fuse="mean", batch_size=1)
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # what Lightning does with PyTorch, and
@@ -127,3 +128,58 @@ def test_lightning_itself_trains_with_the_callback(tmp_path: Path) -> None:
     assert isinstance(module.net, nn.Module)
     trainer.fit(module, torch.utils.data.DataLoader(torch.rand(20, 3, 10, 12), 4))
     assert steps_of(file) == [0, 2, 4, 5]
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:.*does not have many workers")  # as above
+def test_a_prior_is_a_term_of_the_loss(tmp_path: Path) -> None:
+    lightning = pytest.importorskip("lightning.pytorch", reason="the extra lightning is not installed")
+    prior = AttributionPrior("inputxgradient", penalty="share", weight=2.0)
+    photos = torch.rand(8, 3, 10, 12, generator=torch.Generator().manual_seed(0))
+    mask = torch.zeros(8, 10, 12)
+    mask[:, :5] = 1
+    batches = [(photos[:4], mask[:4]), (photos[4:], mask[4:])]
+
+    class Module(lightning.LightningModule):
+        def __init__(self, *, by_hand: bool, returns: type = torch.Tensor) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.net, self.by_hand, self.returns = network(), by_hand, returns
+
+        def training_step(self, batch: Any, number: int) -> Any:
+            x, mask = batch
+            labels = torch.tensor([0, 1, 2, 3])
+            loss = F.cross_entropy(self.net(x), labels)
+            if self.by_hand:
+                loss = loss + prior(self.net, x, labels, mask)
+            return loss if self.returns is torch.Tensor else {"loss": loss}
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    def trained(module: Any, callbacks: Any) -> torch.Tensor:
+        trainer = lightning.Trainer(
+            max_epochs=2, callbacks=callbacks, logger=False, enable_checkpointing=False, accelerator="cpu",
+            default_root_dir=tmp_path, enable_progress_bar=False, accumulate_grad_batches=2,
+        )  # fmt: skip
+        trainer.fit(module, torch.utils.data.DataLoader(batches, batch_size=None))
+        assert ("attribution_prior" in trainer.callback_metrics) == bool(callbacks)
+        assert "training_step" not in vars(module)
+        return torch.cat([each.detach().flatten() for each in module.net.parameters()])
+
+    made = pickle.loads(pickle.dumps(prior_callback(prior, network=net_of, inputs=with_labels)))
+    expected, without = trained(Module(by_hand=True), []), trained(Module(by_hand=False), [])
+    assert not torch.allclose(expected, without)
+    assert torch.equal(trained(Module(by_hand=False), [made]), expected)
+    assert torch.equal(trained(Module(by_hand=False, returns=dict), [made]), expected)
+    module = Module(by_hand=False)
+    module.automatic_optimization = False
+    with pytest.raises(RunError, match="automatic_optimization"):
+        made.on_train_start(None, module)
+
+
+def net_of(module: Any) -> nn.Module:
+    return module.net
+
+
+def with_labels(batch: Any) -> tuple[Any, ...]:
+    return batch[0], torch.tensor([0, 1, 2, 3]), batch[1]

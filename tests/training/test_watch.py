@@ -152,7 +152,7 @@ def test_hooks_are_there_only_in_the_window(tmp_path: Path) -> None:
     hooked = []
     with Monitor(explainer(training.model), PHOTOS, every=5, window=2, output=tmp_path / "t.sqlite") as watch:
         for _ in range(10):
-            hooked.append(watch._flow is not None)
+            hooked.append(watch._watched is not None)
             training.through(1, watch)
     assert hooked == [False, False, False, True, True] * 2
 
@@ -263,33 +263,6 @@ def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
     events.Reload()
     assert [each.step for each in events.Images("maps/photo 0/gradcam/b")] == [0, 2]
     assert [each.step for each in events.Scalars("dead units")] == [2]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"every": 0}, "number"),
-        ({"window": True}, "window must"),
-        ({"start": -1}, "start must"),
-        ({"output": None}, "output or board must"),
-        ({"board": 3}, "board must"),
-    ],
-)
-def test_what_cannot_be_meant_is_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=message):
-        Monitor(explainer(network()), PHOTOS, **{"output": tmp_path / "t.sqlite", **options}).begin()
-
-
-def test_photos_that_cannot_be_watched_are_refused(tmp_path: Path) -> None:
-    file = tmp_path / "t.sqlite"
-    with pytest.raises(RunError, match="photos must"):
-        Monitor(explainer(network()), [b"no photo"], output=file)
-    with pytest.raises(RunError, match="photos must"):
-        Monitor(explainer(network()), [picture(0)] * 65, output=file)
-    with pytest.raises(explain.ExplainError, match="target must be"):
-        Monitor(explainer(network()), [picture(0)], target=9, output=file).begin()
-    with pytest.raises(RunError, match="watch must"):
-        Monitor(explainer(network()), PHOTOS, output=file).step()
 
 
 def test_sharded_parameters_are_refused(tmp_path: Path) -> None:

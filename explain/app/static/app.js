@@ -42,7 +42,7 @@ class App extends Page {
 
   // What can be chosen with this model.
   async prepare() {
-    this.search.fill(this.source.index.models[this.model].labels);
+    this.search.fill(this.source.index.models[this.model]);
     await this.guarded(async () => this.methods.fill(await this.source.ask('methods', { model: this.model }), this.source.index.limits.seconds));
     if (this.photo) await this.layers();
   }
@@ -101,7 +101,8 @@ class App extends Page {
     if (step.error) this.fail(step.error);
     if (step.waiting !== undefined) {
       this.stop.hidden = false;
-      this.say(step.waiting ? `${step.methods.join(', ')}: ${step.waiting} before it` : `${step.methods.join(', ')} …`);
+      const names = step.methods.map((name) => this.methods.title(name)).join(', ');
+      this.say(step.waiting ? `${names}: ${step.waiting} before it` : `${names} …`);
     }
     if (step.item) await this.show(step);
     if (step.progress) await this.sharpen(step);
@@ -116,12 +117,14 @@ class App extends Page {
     const state = before ? { ...before.state } : this.beside.look();
     if (before) this.carry(before, item, state);
     this.targets = item.targets.map((target) => target.class);
-    if (this.wanted !== undefined && this.targets.includes(this.wanted)) state.target = this.targets.indexOf(this.wanted);
+    if (this.targets.includes(this.wanted)) state.target = this.targets.indexOf(this.wanted);
+    else if (typeof this.targets[0] === 'string' && this.wanted !== undefined) state.target = this.targets.length - 1; // the best box of a class
     this.wanted = undefined;
     this.source.items[0] = item;
     await this.put(item, state);
     this.covering.told(item);
-    this.say(`${item.model}: ${seconds < 1 ? `${Math.round(1000 * seconds)} ms` : `${seconds.toFixed(1)} s`}${notes.length ? `. ${notes.join('. ')}` : ''}`);
+    const early = item.maps[0].map(({ remark }, number) => (/^stopped early/.test(remark) ? `${item.methods[number].title} ${remark}` : null)).filter(Boolean);
+    this.say(`${item.model}: ${seconds < 1 ? `${Math.round(1000 * seconds)} ms` : `${seconds.toFixed(1)} s`}${[...early, ...notes].map((note) => `. ${note}`).join('')}`);
     document.title = `${item.predictions[0]?.[0] ?? item.targets[0].label} – ${item.name}`;
   }
 
@@ -156,7 +159,7 @@ class App extends Page {
   // A map that is not finished: a method more at first, then a new map in its place.
   async sharpen({ progress: [done, total], method, about, maps }) {
     this.far(done, total);
-    this.say(`${method}: ${done} of ${total} perturbed photos`);
+    this.say(`${this.methods.title(method)}: ${done} of ${total} perturbed photos`);
     if (!maps || !this.viewer) return;
     const { item, state } = this.viewer;
     const number = item.methods.findIndex(({ name }) => name === method);
@@ -183,7 +186,7 @@ class App extends Page {
   ended(step) {
     this.workName = null;
     this.far(null);
-    if (step.stopped) this.say(`${step.stopped} was stopped before it had something to show.`);
+    if (step.stopped) this.say(`${this.methods.title(step.stopped)} was stopped before it had something to show.`);
   }
 
   stopped() {

@@ -9,9 +9,9 @@ class Beside {
     this.linked = true;
     this.leads = null;
     this.button = el('button', { type: 'button', class: 'plain-button', 'aria-pressed': 'false', onclick: () => this.toggle() }, 'Pin to compare');
-    this.button.title = 'Keep this answer, and compare it with another photo, model or layer';
+    this.button.title = 'Keep this map, and compare it with another photo, model or layer';
     this.link = el('input', { type: 'checkbox', checked: true, onchange: () => this.linkChanged() });
-    this.linkLabel = el('label', { class: 'link', hidden: true, title: 'View, region and covering of one are those of the other' }, this.link, 'Linked');
+    this.linkLabel = el('label', { class: 'link', hidden: true, title: 'Both have the same view, region and covering' }, this.link, 'Linked');
     this.buttons = [this.linkLabel, this.button];
     this.element = el('div', { class: 'kept', hidden: true, role: 'region', 'aria-label': 'Pinned to compare' });
     for (const kind of ['pointerdown', 'keydown', 'input', 'focusin']) document.addEventListener(kind, (event) => this.took(event), true);

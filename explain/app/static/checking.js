@@ -11,9 +11,9 @@ class Checking {
   // What is asked of an answer; `now` gives the item that is shown then, and `changed` is called when it has something new.
   of(now, answer, changed) {
     const ask = (what, words, target, method) => {
-      const { name } = now().methods[method];
+      const { name, title } = now().methods[method];
       const number = now().targets[target].class;
-      return this.ask({ answer, what, method: name, target }, `${words} ${name}`, (step) => {
+      return this.ask({ answer, what, method: name, target }, `${words} ${title}`, (step) => {
         const item = now();
         const place = item.targets.findIndex((each) => each.class === number);
         const map = item.maps[place]?.[item.methods.findIndex((each) => each.name === name)];

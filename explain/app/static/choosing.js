@@ -5,9 +5,14 @@ class MethodChoice {
     this.change = change;
     this.chosen = ['gradcam'];
     this.boxes = new Map();
+    this.titles = new Map();
     this.list = el('div', { class: 'method-list' });
-    this.summary = el('summary', {}, 'Methods: gradcam');
+    this.summary = el('summary', {}, 'Methods: Grad-CAM');
     this.element = el('details', { class: 'choice' }, this.summary, this.list);
+  }
+
+  title(name) {
+    return this.titles.get(name) ?? name;
   }
 
   fill(methods, most) {
@@ -32,8 +37,9 @@ class MethodChoice {
   box(method) {
     const input = el('input', { type: 'checkbox', value: method.name, onchange: () => this.toggle(method.name) });
     this.boxes.set(method.name, input);
+    this.titles.set(method.name, method.title);
     const cost = method.passes === null ? '' : `${Math.round(method.passes)}×`;
-    return el('label', { title: `${method.about}${method.paper ? ` (${method.paper})` : ''}` }, input, el('span', {}, method.name),
+    return el('label', { title: `${method.about}${method.paper ? ` (${method.paper})` : ''}` }, input, el('span', {}, method.title),
       el('small', { class: method.quick ? 'quick' : 'slow', title: 'passes of the model' }, method.quick ? cost : [cost, 'slow'].filter(Boolean).join(', ')));
   }
 
@@ -46,11 +52,11 @@ class MethodChoice {
 
   show() {
     this.boxes.forEach((input, name) => { input.checked = this.chosen.includes(name); });
-    this.summary.textContent = `Methods: ${this.chosen.join(', ')}`;
+    this.summary.textContent = `Methods: ${this.chosen.map((name) => this.title(name)).join(', ')}`;
   }
 }
 
-// A search in the labels: type a part of one, and pick from what fits.
+// A search in the labels: type a part of one, and pick from what fits. An image-text model takes any other text too.
 class LabelSearch {
   constructor(pick) {
     this.pick = pick;
@@ -58,17 +64,24 @@ class LabelSearch {
     const id = newId('search');
     this.input = el('input', { type: 'search', id, placeholder: 'any label', autocomplete: 'off', oninput: () => this.find(), onkeydown: (event) => this.key(event) });
     this.found = el('ul', { class: 'found', hidden: true, 'aria-label': 'Labels that fit' });
-    this.element = el('div', { class: 'label-search' }, el('label', { for: id }, 'Explain another answer'), this.input, this.found);
+    this.name = el('label', { for: id });
+    this.element = el('div', { class: 'label-search' }, this.name, this.input, this.found);
   }
 
-  fill(labels) {
+  fill({ labels, texts }) {
     this.labels = labels.map((label, number) => [label, number]);
-    this.input.placeholder = labels.length ? `any of ${labels.length} labels` : 'number of the class';
+    this.texts = texts;
+    this.name.textContent = texts ? 'Explain a text' : 'Explain another class';
+    this.input.placeholder = texts ? 'a photo of …' : labels.length ? `any of ${labels.length} labels` : 'number of the class';
   }
 
   matches() {
-    const text = this.input.value.trim().toLowerCase();
-    if (!text) return [];
+    const typed = this.input.value.trim();
+    const found = typed ? this.matchingLabels(typed.toLowerCase()) : [];
+    return this.texts && typed ? [[typed, typed], ...found] : found;
+  }
+
+  matchingLabels(text) {
     if (!this.labels.length) return /^\d+$/.test(text) ? [[`class ${text}`, Number(text)]] : [];
     const starts = ([label]) => (label.toLowerCase().startsWith(text) ? 0 : label.toLowerCase().includes(` ${text}`) ? 1 : 2);
     return this.labels.filter(([label, number]) => label.toLowerCase().includes(text) || String(number) === text)
@@ -78,7 +91,7 @@ class LabelSearch {
   find() {
     const found = this.matches();
     this.found.replaceChildren(...found.map(([label, number]) =>
-      el('li', {}, el('button', { type: 'button', onclick: () => this.take(number) }, el('span', {}, label), el('small', {}, String(number))))));
+      el('li', {}, el('button', { type: 'button', onclick: () => this.take(number) }, el('span', {}, label), el('small', {}, typeof number === 'string' ? 'this text' : String(number))))));
     if (!found.length && this.input.value.trim()) this.found.replaceChildren(el('li', { class: 'hint' }, 'No label contains this text.'));
     this.found.hidden = !this.input.value.trim();
   }
@@ -110,7 +123,7 @@ class LayerChoice {
 
   fill({ default: usual, layers }) {
     const before = this.value;
-    this.field.fill([[null, [['', usual ? `the usual one (${usual})` : 'the usual one']]], ['Layers with maps', layers.map(([name, , size]) => [name, `${name} – ${size}`])]]);
+    this.field.fill([[null, [['', usual ? `default (${usual})` : 'default']]], ['Layers with maps', layers.map(([name, , size]) => [name, `${name} – ${size}`])]]);
     this.field.take(layers.some(([name]) => name === before) ? before : '');
   }
 

@@ -5,7 +5,7 @@ const VIEWS = [
   ['heat', 'Heat', 'Colour over the photo in grey'],
   ['contour', 'Contour', 'Lines around the places that hold 50, 75 and 90 % of the evidence'],
   ['mask', 'Mask', 'Those places, and nothing else'],
-  ['spotlight', 'Light', 'The photo lit by the map'],
+  ['spotlight', 'Spotlight', 'The photo lit by the map'],
 ];
 const MAGNITUDES = ['plasma', 'viridis', 'inferno', 'cividis'];
 const CONTRIBUTIONS = ['RdBu_r', 'PuOr_r'];

@@ -37,7 +37,7 @@ function choices(legend, options, onchange, className = 'segments') {
   return field;
 }
 
-function slider(text, { min = 0, max = 100, step = 1, unit = '\u00a0%' }, oninput) {
+function slider(text, { min = 0, max = 100, step = 1, unit = '\u00a0%', words = (value) => `${value}${unit}` }, oninput) {
   const id = newId('slider');
   const output = el('output', { for: id });
   const input = el('input', { type: 'range', id, min, max, step, oninput: () => oninput(Number(input.value)) });
@@ -46,8 +46,8 @@ function slider(text, { min = 0, max = 100, step = 1, unit = '\u00a0%' }, oninpu
   field.take = (value) => {
     input.value = value;
     input.style.setProperty('--filled', `${(100 * (value - min)) / (max - min)}%`);
-    output.textContent = `${value}${unit}`;
-    input.setAttribute('aria-valuetext', `${value}${unit}`);
+    output.textContent = words(value);
+    input.setAttribute('aria-valuetext', words(value));
   };
   return field;
 }

@@ -33,7 +33,7 @@ class Evidence {
   }
 
   told(curve, state) {
-    const method = this.item.methods[state.method].name;
+    const method = this.item.methods[state.method].title;
     const { label, probability } = this.item.targets[state.target];
     if (!curve) {
       return `Covers what ${method} takes for evidence, the most first. ${this.item.live ? 'The model runs on such photos as soon as you play or move it.'
@@ -43,10 +43,10 @@ class Evidence {
     const now = state.cover === null ? null : valueAt(curve, state.way, state.cover / 100);
     const done = state.way === 'deletion' ? 'covered' : 'shown';
     const told = now === null
-      ? `If ${method} is right, the ${what} of ${label} falls fast while its places are covered, and rises fast while they are shown.`
+      ? `If ${method} is right, the ${what} of ${label} falls fast while its brightest places are covered, and rises fast while they are shown.`
       : `With ${state.cover} % ${done}: ${what} ${what === 'score' ? figure(now) : percent(now)}.`;
     const own = probability !== null && what === 'probability' && Math.abs(curve.deletion[0] - probability) > 0.005
-      ? ' The curves read the plain softmax, the list of answers the calibrated one.' : '';
+      ? ' The curves use the uncalibrated softmax, the list of predictions the calibrated one.' : '';
     return `${told} Areas: deletion ${figure(curve.areas.deletion)} (less is better), insertion ${figure(curve.areas.insertion)} (more is better).${own}`;
   }
 
@@ -66,26 +66,41 @@ class Evidence {
     });
     const ends = [0, 50, 100].map((share) => text(`${share} %`, { x: x(share / 100), y: PLOT.height - 6, class: share ? (share === 100 ? 'end' : 'middle') : '' }));
     const lines = ['deletion', 'insertion'].map((name) => svg('path', { d: path(curve[name]), class: `curve ${name}${name === state.way ? ' active' : ''}` }));
-    const names = ['deletion', 'insertion'].map((name) => this.name(curve, name, x, y));
+    const taken = [];
+    const names = ['deletion', 'insertion'].map((name) => this.name(curve, name, x, y, taken));
     const share = (state.cover ?? 0) / 100;
     const dot = state.cover === null ? null : [
       svg('line', { x1: x(share), x2: x(share), y1: PLOT.top, y2: PLOT.height - PLOT.bottom, class: 'now' }),
       svg('circle', { cx: x(share), cy: y(valueAt(curve, state.way, share)), r: 4.5, class: 'dot' })];
     this.plot.replaceChildren(...[grid, ends, lines, names, dot].flat(2).filter(Boolean));
-    this.plot.setAttribute('aria-label', `Curves of ${this.item.methods[state.method].name}: ${['deletion', 'insertion'].map((name) =>
+    this.plot.setAttribute('aria-label', `Curves of ${this.item.methods[state.method].title}: ${['deletion', 'insertion'].map((name) =>
       `${name} from ${percent(curve[name][0])} to ${percent(curve[name].at(-1))}, area ${figure(curve.areas[name])}`).join('; ')}`);
   }
 
-  // The name stands at its curve, where the two are farthest apart.
-  name(curve, name, x, y) {
-    const other = name === 'deletion' ? 'insertion' : 'deletion';
-    let best = 1;
-    curve.at.forEach((share, i) => {
-      if (share > 0.15 && share < 0.8 && Math.abs(curve[name][i] - curve[other][i]) > Math.abs(curve[name][best] - curve[other][best])) best = i;
+  // The name of a curve, above or below it, where it covers neither a curve nor the other name; nearest to its own.
+  name(curve, name, x, y, taken) {
+    const [wide, high] = [26, 12];
+    const [start, end] = [x(0) + wide, x(1) - wide];
+    const over = (each, at) => Array.from({ length: 14 }, (_, i) => {
+      const place = clamp(at - wide + 4 * i, x(0), x(1));
+      return y(valueAt(curve, each, (place - x(0)) / (x(1) - x(0))));
     });
-    const line = y(curve[name][best]);
-    const at = line < PLOT.top + 14 ? line + 14 : line - 7;
-    return svg('text', { x: clamp(x(curve.at[best]), 70, PLOT.width - 50), y: at, class: `name middle ${name}` }, name === 'deletion' ? 'covered' : 'shown');
+    let best = null;
+    for (let at = start; at <= end; at += 6) {
+      const own = over(name, at);
+      const other = over(name === 'deletion' ? 'insertion' : 'deletion', at);
+      for (const base of [Math.min(...own) - 5, Math.max(...own) + high]) {
+        const [top, bottom] = [base - high + 2, base + 3];
+        if (top < 0 || bottom > PLOT.height - PLOT.bottom || other.some((value) => value > top - 3 && value < bottom + 3)) continue;
+        if (taken.some((each) => Math.abs(each.at - at) < 2 * wide && Math.abs(each.base - base) < high + 3)) continue;
+        const middle = (top + bottom) / 2;
+        const near = Math.abs(own[6] - middle) - 0.5 * Math.min(30, Math.abs(other[6] - middle));
+        if (!best || near < best.near) best = { at, base, near };
+      }
+    }
+    best ??= { at: name === 'deletion' ? start : end, base: -2 };
+    taken.push(best);
+    return svg('text', { x: best.at, y: best.base, class: `name middle ${name}` }, name === 'deletion' ? 'covered' : 'shown');
   }
 
   press(event) {

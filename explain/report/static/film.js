@@ -17,7 +17,7 @@ class Film {
       sizeOf(canvas, item); // now, so that nothing moves when it is drawn
       this.inputs.push(input);
       this.canvases.push(canvas);
-      const label = el('label', { class: 'frame', title: method.about }, input, canvas, el('span', {}, method.name),
+      const label = el('label', { class: 'frame', title: method.about }, input, canvas, el('span', {}, method.title),
         method.control ? el('small', {}, 'null map') : null, el('small', { class: 'checked' }));
       families.set(method.family, [...(families.get(method.family) || []), label]);
       places.set(method.family, [...(places.get(method.family) || []), number]);
@@ -31,7 +31,7 @@ class Film {
 
   take(number, target) {
     this.item.maps[target].forEach(({ verdict }, i) => {
-      this.canvases[i].parentElement.querySelector('.checked').replaceChildren(...(verdict ? [mark(verdict.passed)] : []));
+      this.canvases[i].parentElement.querySelector('.checked').replaceChildren(...(verdict ? [mapCheck(verdict.passed)] : []));
     });
     this.inputs.forEach((input, i) => { input.checked = i === number; });
   }

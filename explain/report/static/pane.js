@@ -42,6 +42,27 @@ class Pane {
     this.colors.draw(this.canvas, map, look);
   }
 
+  // The photo where its sets of regions lie, and the rest pale; or without the first one.
+  showSets(map, most, without = false) {
+    this.clear('color');
+    const { width, height } = map.plane;
+    const numbers = map.of('set numbers', () => setNumbers(map, most));
+    [this.canvas.width, this.canvas.height, this.canvas.hidden, this.canvas.style.opacity] = [width, height, false, 1];
+    const context = this.canvas.getContext('2d');
+    const picture = context.createImageData(width, height);
+    numbers.forEach((number, i) => {
+      const alpha = without ? (number === 1 ? 255 : 0) : number ? 0 : PALE;
+      picture.data.set([...this.colors.cover, alpha], 4 * i);
+    });
+    context.putImageData(picture, 0, 0);
+    if (without) return;
+    const paths = Array.from({ length: Math.max(0, ...numbers) }, (_, i) =>
+      map.of(`set ${i}`, () => outline(numbers.map((number) => Number(number === i + 1)), width, height, 0.5)));
+    this.lines.replaceChildren(...paths.map((d) => svg('path', { d, class: 'wide' })),
+      ...paths.map((d, i) => svg('path', { d, class: 'thin', stroke: SET_COLORS[i % SET_COLORS.length] })));
+    this.lines.style.opacity = 1;
+  }
+
   contour(map, { share, colormap, opacity }) {
     const shares = share < 1 ? [share] : SHARES;
     const signed = map.kind === 'signed';

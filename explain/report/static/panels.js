@@ -17,7 +17,7 @@ class Answers {
       const value = el('b', {}, probability === null ? (score === undefined ? '' : `score ${figure(score)}`) : percent(probability));
       const words = el('span', { class: 'label' }, label);
       if (number === undefined && item.live?.explain) {
-        return el('li', {}, el('button', { type: 'button', class: 'answer ask', title: 'Explain this answer too', onclick: () => item.live.explain(place) }, words, value, bar));
+        return el('li', {}, el('button', { type: 'button', class: 'answer ask', title: 'Explain this class too', onclick: () => item.live.explain(place) }, words, value, bar));
       }
       if (number === undefined) {
         return el('li', {}, el('div', { class: 'answer', title: 'Not explained here' }, words, value, bar));
@@ -27,9 +27,9 @@ class Answers {
       return el('li', {}, el('label', { class: 'answer explained' }, input, words, value, bar));
     });
     const one = item.targets.length < 2;
-    const hint = one ? null : el('p', { class: 'hint' }, 'Choose which of the marked answers the maps explain.');
-    this.element = el('section', { class: 'card' }, el('h2', {}, 'What the model says'),
-      el('fieldset', { class: 'answers' }, el('legend', { class: 'hidden' }, 'Answer that is explained'), el('ul', {}, list)), hint);
+    const hint = one ? null : el('p', { class: 'hint' }, 'Choose the class that the maps explain.');
+    this.element = el('section', { class: 'card' }, el('h2', {}, 'Predictions'),
+      el('fieldset', { class: 'answers' }, el('legend', { class: 'hidden' }, 'Class that is explained'), el('ul', {}, list)), hint);
   }
 
   take(number) {
@@ -47,7 +47,7 @@ class Look {
     this.share = slider('Share of the evidence shown', { min: 5, step: 1 }, (share) => change({ share, cover: null }));
     this.colormap = selection('Colours', (colormap) => change({ colormap, cover: null }));
     this.layer = selection('Layer', (layer) => change({ layer: Number(layer), cover: null }));
-    this.compare = selection('Wipe between this map and', (compare) => change({ compare, cover: null }));
+    this.compare = selection('Compare with', (compare) => change({ compare, cover: null }));
     this.bar = el('canvas', { class: 'ramp', 'aria-hidden': 'true' });
     this.legend = el('div', { class: 'legend' });
     this.element = el('section', { class: 'card drawing-card' }, el('h2', {}, 'How it is drawn'), this.view, this.opacity, this.share,
@@ -71,15 +71,15 @@ class Look {
   takeLayers(state) {
     const { layers } = this.item.maps[state.target][state.method];
     this.layer.hidden = !layers.length;
-    this.layer.fill([[null, [['0', 'all of them, fused'], ...layers.map((each, i) => [String(i + 1), each.layer])]]]);
+    this.layer.fill([[null, [['0', 'all, fused'], ...layers.map((each, i) => [String(i + 1), each.layer])]]]);
     this.layer.take(Math.min(state.layer, layers.length));
   }
 
   takeCompare(state) {
     const { methods, targets } = this.item;
     const groups = targets.map((target, t) => [targets.length > 1 ? target.label : null,
-      methods.map((method, m) => [`map:${t}:${m}`, method.name]).filter(([value]) => value !== `map:${state.target}:${state.method}`)]);
-    this.compare.fill([[null, [['none', 'nothing'], ['photo', 'the photo']]], ...groups.filter(([, options]) => options.length)]);
+      methods.map((method, m) => [`map:${t}:${m}`, method.title]).filter(([value]) => value !== `map:${state.target}:${state.method}`)]);
+    this.compare.fill([[null, [['none', '–'], ['photo', 'the photo'], ...(this.item.maps[state.target][state.method].sets?.length ? [['without', 'the photo without it']] : [])]], ...groups.filter(([, options]) => options.length)]);
     this.compare.take(state.compare);
     if (this.compare.select.selectedIndex < 0) this.compare.take('none');
   }
@@ -92,7 +92,10 @@ class Look {
   takeLegend(state, map) {
     const words = (text) => el('span', {}, text);
     const shown = state.share < 100 ? [state.share / 100] : SHARES;
-    if (state.view === 'contour' && map.kind === 'signed') {
+    const { sets } = this.item.maps[state.target][state.method];
+    if (sets && state.view === 'heat' && state.not === null) {
+      this.legend.replaceChildren(...(state.whole ? [] : Sets.keys(sets)));
+    } else if (state.view === 'contour' && map.kind === 'signed') {
       const [one, other] = this.colors.sides(shown.length, state.colormap);
       const keys = [[other, 'against'], [one, 'for']].map(([color, side]) => {
         const key = el('i', { class: 'key key-contour' });
@@ -113,7 +116,7 @@ class Look {
       this.legend.replaceChildren(words('the brighter, the more evidence'));
     } else {
       this.colors.bar(this.bar, map.kind, state.colormap);
-      const ends = map.kind === 'signed' ? ['against', 'for'] : ['0', 'most'];
+      const ends = map.kind === 'signed' ? ['against', 'for'] : ['0', 'max'];
       this.legend.replaceChildren(words(ends[0]), this.bar, words(ends[1]));
     }
   }
@@ -135,11 +138,11 @@ class Why {
     const labels = this.item.targets.map((target, i) => [String(i), target.label]);
     this.one.fill([[null, labels]]);
     this.one.take(state.target);
-    this.other.fill([[null, [['', '– nothing chosen –'], ...labels.filter(([i]) => Number(i) !== state.target)]]]);
+    this.other.fill([[null, [['', '–'], ...labels.filter(([i]) => Number(i) !== state.target)]]]);
     this.other.take(state.not ?? '');
     const [one, other] = [this.item.targets[state.target], this.item.targets[state.not ?? 0]];
     this.words.textContent = state.not === null
-      ? 'Choose a second answer: the map then shows what speaks more for one than for the other.'
+      ? 'Choose a second class: the map then shows the evidence for one minus that for the other.'
       : `Red: more evidence for ${one.label} than for ${other.label}. Blue: the reverse. It is the difference of the two maps in units of the scores, which are ${figure(one.score)} and ${figure(other.score)}.`;
   }
 }

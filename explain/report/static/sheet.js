@@ -1,6 +1,6 @@
 // Many photos: filtered, sorted, and opened one at a time.
 
-const SORTS = [['number', 'Order of the photos'], ['name', 'Name'], ['label', 'Answer'], ['probability', 'Probability']];
+const SORTS = [['number', 'Order of the photos'], ['name', 'Name'], ['label', 'Prediction'], ['probability', 'Probability']];
 
 class Sheet {
   constructor(source, colors, { state, keep, open }) {
@@ -12,10 +12,10 @@ class Sheet {
     const { photos } = source.index;
     this.photos = photos.map((photo, number) => ({ ...photo, number }));
     const change = (patch) => { Object.assign(this.state, patch); this.draw(); };
-    this.search = el('input', { type: 'search', id: 'search', placeholder: 'name or answer', oninput: () => change({ find: this.search.value }) });
-    this.label = selection('Answer', (label) => change({ label }));
+    this.search = el('input', { type: 'search', id: 'search', placeholder: 'name or class', oninput: () => change({ find: this.search.value }) });
+    this.label = selection('Prediction', (label) => change({ label }));
     this.right = selection('Right or wrong', (right) => change({ right }));
-    this.passed = selection('Verdict', (passed) => change({ passed }));
+    this.passed = selection('Map check', (passed) => change({ passed }));
     this.sort = selection('Sort by', (sort) => change({ sort, least: '', most: '' }));
     this.ends = ['least', 'most'].map((end) => bound(end === 'least' ? 'From' : 'To', (value) => change({ [end]: value })));
     this.range = el('div', { class: 'pair' }, this.ends);
@@ -35,7 +35,7 @@ class Sheet {
 
   fillSelections() {
     const labels = [...new Set(this.photos.map((photo) => photo.label))].sort();
-    this.label.fill([[null, [['', 'all answers'], ...labels.map((label) => [label, label])]]]);
+    this.label.fill([[null, [['', 'all'], ...labels.map((label) => [label, label])]]]);
     this.right.fill([[null, [['', 'both'], ['right', '✓ right'], ['wrong', '✗ wrong']]]]);
     this.right.hidden = !this.photos.some((photo) => photo.truth !== undefined);
     this.passed.fill([[null, [['', 'all'], ['passed', '✓ passed'], ['failed', '✗ failed']]]]);
@@ -43,7 +43,7 @@ class Sheet {
     const figures = new Set();
     this.photos.forEach((photo) => Object.entries(photo.figures ?? {}).forEach(([method, values]) =>
       Object.keys(values).forEach((metric) => figures.add(`${metric} of ${method}`))));
-    const checked = this.photos.some((photo) => photo.passed !== null) ? [['passed', 'Verdict']] : [];
+    const checked = this.photos.some((photo) => photo.passed !== null) ? [['passed', 'Map check']] : [];
     this.sort.fill([[null, [...SORTS, ...checked, ...[...figures].map((name) => [name, name])]]]);
   }
 
@@ -102,7 +102,7 @@ class Sheet {
     const known = chosen.filter((photo) => photo.right !== undefined);
     const right = known.filter((photo) => photo.right).length;
     const all = this.photos.length;
-    this.count.textContent = `${chosen.length === all ? `${all} photos` : `${chosen.length} of ${all} photos`}${known.length ? `; right: ${right} of ${known.length} (${percent(right / known.length)})` : ''}`;
+    this.count.textContent = `${chosen.length === all ? `${all} photos` : `${chosen.length} of ${all} photos`}${known.length ? `; right: ${right} of ${known.length}${known.length < 5 ? '' : ` (${percent(right / known.length)})`}` : ''}`;
     this.keep(state);
   }
 
@@ -110,10 +110,9 @@ class Sheet {
     if (!this.cards.has(photo.number)) {
       const { sort } = this.state;
       const canvas = el('canvas', { 'aria-hidden': 'true' });
-      const mine = photo.right === undefined ? null : el('span', { class: `mark ${photo.right ? 'passed' : 'failed'}` }, photo.right ? '✓ right' : `✗ it is ${photo.truth}`);
-      const card = el('li', {}, el('button', { type: 'button', onclick: () => this.open(photo.number) }, canvas,
+      const card = el('li', {}, el('a', { href: `#photo=${photo.number}`, onclick: (event) => this.follow(event, photo.number) }, canvas,
         el('span', { class: 'label' }, photo.label, ' ', el('b', {}, photo.probability === null ? '' : percent(photo.probability))),
-        mine, photo.passed === null ? null : mark(photo.passed),
+        rightOrWrong(photo), photo.passed === null ? null : mapCheck(photo.passed),
         el('span', { class: 'name' }, photo.name), el('span', { class: 'figure' })));
       card.dataset.number = photo.number;
       this.cards.set(photo.number, card);
@@ -123,6 +122,14 @@ class Sheet {
     const { sort } = this.state;
     card.querySelector('.figure').textContent = sort.includes(' of ') ? `${sort} ${figure(this.value(photo))}` : '';
     return card;
+  }
+
+  // A link of its own, for another tab and for copying; a plain click stays in this one.
+  follow(event, number) {
+    if (event.ctrlKey || event.metaKey || event.shiftKey) return;
+    event.preventDefault();
+    history.pushState(null, '', `#photo=${number}`);
+    this.open(number);
   }
 
   async load(card) {

@@ -1,7 +1,8 @@
 // The photo, large: two panes with a handle to wipe between them, what is marked on it, and what is read off it.
 
 class Stage {
-  // `on` has what happens here: point(u, v) or point(null), region([u0, v0, u1, v1]) or region(null), wipe(share).
+  // `on` has what happens here: point(u, v) or point(null), region([u0, v0, u1, v1]) or region(null), wipe(share),
+  // pick(number) of a detected box.
   constructor(item, colors, on) {
     this.item = item;
     this.on = on;
@@ -9,7 +10,7 @@ class Stage {
     this.back = new Pane(item, colors);
     this.marks = svg('svg', { class: 'marks', viewBox: `0 0 ${item.size[0]} ${item.size[1]}`, 'aria-hidden': 'true' });
     this.handle = el('div', {
-      class: 'wipe', role: 'slider', tabindex: 0, hidden: true, 'aria-label': 'Wipe between the two pictures',
+      class: 'wipe', role: 'slider', tabindex: 0, hidden: true, 'aria-label': 'Compare the two pictures',
       'aria-valuemin': 0, 'aria-valuemax': 100, onkeydown: (event) => this.wipeKey(event),
       onpointerdown: (event) => this.startWipe(event),
     }, el('span', {}, '⟷'));
@@ -17,7 +18,7 @@ class Stage {
     this.element = el('div', {
       class: 'stage', tabindex: 0, role: 'application', 'aria-roledescription': 'photo with a map',
       onpointerdown: (event) => this.press(event), onpointermove: (event) => this.move(event),
-      onpointerup: () => this.release(), onpointercancel: () => this.release(),
+      onpointerup: () => this.release(true), onpointercancel: () => this.release(),
       onpointerleave: () => { if (!this.drag) on.point(null); },
       onkeydown: (event) => this.key(event),
     }, this.back.element, this.front.element, this.marks, ...this.tags, this.handle);
@@ -56,6 +57,7 @@ class Stage {
       parts.push(...crops.map(([left, top, right, bottom]) =>
         svg('rect', { x: left, y: top, width: right - left, height: bottom - top, class: 'frame' })));
     }
+    parts.push(...(this.item.boxes ?? []).flatMap((box) => [this.rectangle(box, 'found'), this.rectangle(box, 'found inner')]));
     if (place && place.box) parts.push(this.rectangle(place.box, 'asked'), this.rectangle(place.box, 'asked inner'));
     if (place && place.outline) {
       const [left, top, right, bottom] = this.item.box;
@@ -135,7 +137,8 @@ class Stage {
   press(event) {
     if (event.button !== 0) return;
     const touch = event.pointerType === 'touch';
-    this.on.point(...this.place(event));
+    this.pressed = this.place(event);
+    this.on.point(...this.pressed);
     if (touch && !this.drawing) return;
     this.drag = this.place(event);
     this.element.setPointerCapture(event.pointerId);
@@ -157,10 +160,20 @@ class Stage {
     }
   }
 
-  release() {
-    if (this.drag && !this.moved) this.on.region(null);
+  release(lifted = false) {
+    const box = lifted && this.pressed && !this.moved ? this.boxAt(...this.pressed) : -1;
+    if (box >= 0) this.on.pick(box);
+    else if (this.drag && !this.moved) this.on.region(null);
     this.drag = null;
+    this.pressed = null;
     this.moved = false;
+  }
+
+  // The number of the smallest detected box around a place, or -1.
+  boxAt(u, v) {
+    const area = ([u0, v0, u1, v1]) => (u1 - u0) * (v1 - v0);
+    const around = (this.item.boxes ?? []).map((box, number) => [box, number]).filter(([[u0, v0, u1, v1]]) => u0 <= u && u <= u1 && v0 <= v && v <= v1);
+    return around.sort(([one], [other]) => area(one) - area(other))[0]?.[1] ?? -1;
   }
 
   key(event) {

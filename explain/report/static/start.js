@@ -94,11 +94,11 @@ class Page {
   }
 
   footer() {
-    return el('footer', {}, el('p', {}, `Made with explain ${this.source.index.version}. This file holds all that it shows, and asks the network for nothing.`));
+    return el('footer', {}, el('p', {}, `Made with explain ${this.source.index.version}. This file is complete: it loads nothing from the network.`));
   }
 
   help() {
-    const keys = [['M', 'next method'], ['T', 'next answer'], ['L', 'next layer'], ['V', 'next view'], ['W', 'wipe between map and photo'],
+    const keys = [['M', 'next method'], ['T', 'next class'], ['L', 'next layer'], ['V', 'next view'], ['W', 'compare map and photo'],
       ['C', 'cover the evidence'], ['Shift', 'with a letter: the one before'], ['Arrows', 'on the photo: read values; with Shift: draw a region'], ['Esc', 'ends a region']];
     const box = el('input', { type: 'checkbox', id: 'keys', checked: true, onchange: () => { settings.keys = box.checked; } });
     this.dialog = el('dialog', { 'aria-label': 'Shortcuts' }, el('h2', {}, 'Shortcuts'),
@@ -118,7 +118,7 @@ class Page {
     this.number = number;
     const item = await this.source.item(number);
     const viewer = new Viewer(item, this.colors, {
-      state, widget: this.widget,
+      state, widget: this.widget, photo: this.source.index.photos[number],
       keep: (kept) => { if (this.number === number) toAddress(kept, USUAL, this.many ? { photo: number, ...different(this.sheetState) } : {}); },
     });
     await viewer.ready; // what is shown is whole, and does not move

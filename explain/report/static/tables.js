@@ -4,14 +4,14 @@ function aboutMap(item, state) {
   const method = item.methods[state.method];
   const map = item.maps[state.target][state.method];
   const rows = [
-    ['method', method.paper ? `${method.name}, ${method.paper}` : method.name],
-    ['looks at', method.layer || 'the pixels of the photo'],
+    ['method', method.paper ? `${method.title}, ${method.paper}` : method.title],
+    ['layer', method.layer || 'none: the map is of the pixels'],
     ['map', `${map.plane.width} × ${map.plane.height} values, the largest ${figure(map.plane.scale)}`],
     ['score', `${figure(map.score)} for ${item.targets[state.target].label}`],
     method.passes === null || method.passes === undefined ? null : ['cost', `${Number(method.passes.toFixed(1))} passes of the model`],
     map.samples ? ['perturbed photos', String(map.samples)] : null,
-    map.delta === null ? null : ['misses its sum by', figure(map.delta)],
-    map.remark ? ['beware', map.remark] : null,
+    map.delta === null ? null : ['convergence delta', figure(map.delta)],
+    map.remark ? ['note', map.remark] : null,
   ].filter(Boolean);
   const about = method.about ? method.about[0].toUpperCase() + method.about.slice(1) : '';
   return el('section', { class: 'card' }, el('h2', {}, 'About this map'), el('p', {}, about ? `${about}.` : ''),
@@ -29,14 +29,14 @@ function allMethods(item, state) {
     const passes = method.passes === null || method.passes === undefined ? (map.samples ? String(map.samples) : '–') : String(Number(method.passes.toFixed(1)));
     return {
       current: number === state.method,
-      cells: [method.name + (method.control ? ' (null map)' : ''), method.family, method.layer || 'pixels', passes,
+      cells: [method.title + (method.control ? ' (null map)' : ''), method.family, method.layer || 'pixels', passes,
         ...(curves ? ['deletion', 'insertion'].map((name) => figure(map.curve?.areas[name])) : []),
         ...metrics.map((name) => figure(map.figures[name]))],
     };
   });
   return el('section', { class: 'card wide' }, el('h2', {}, 'All methods'),
     table(`Methods for ${item.targets[state.target].label}`, head, rows),
-    curves ? el('p', { class: 'hint' }, 'Areas under the curves: less is better for deletion (↓), more for insertion (↑). Blurred maps are favoured by both; a figure is no verdict.') : null);
+    curves ? el('p', { class: 'hint' }, 'Areas under the curves: less is better for deletion (↓), more for insertion (↑). Both favour blurred maps.') : null);
 }
 
 // The answers of a check, where there was one; a map has passed if none of them failed.
@@ -54,27 +54,27 @@ function verdicts(item, state) {
   const names = [...new Set(found.flatMap(([, verdict]) => Object.keys(verdict.answers)))];
   const row = ([number, verdict]) => ({
     current: number === state.method,
-    cells: [item.methods[number].name, mark(verdict.passed), ...names.map((name) => answered(verdict.answers[name]))],
+    cells: [item.methods[number].title, mark(verdict.passed), ...names.map((name) => answered(verdict.answers[name]))],
   });
   const reasons = ([, verdict]) => [...Object.entries(verdict.answers).map(([name, answer]) =>
     el('li', {}, el('b', {}, QUESTIONS[name] ?? name), ' ', mark(answer.passed), ' ', answer.reason)),
   ...(verdict.notes ?? []).map((note) => el('li', {}, note))];
   const short = { depends_on_model: 'model', depends_on_class: 'class' };
-  return el('section', { class: 'card wide' }, el('h2', {}, 'Checked'),
-    table(`Answers for ${item.targets[state.target].label}`, ['method', 'verdict', ...names.map((name) => short[name] ?? name)], found.map(row)),
+  return el('section', { class: 'card wide' }, el('h2', {}, 'Sanity checks'),
+    table(`Maps for ${item.targets[state.target].label}`, ['method', 'map check', ...names.map((name) => short[name] ?? name)], found.map(row)),
     current.length || !item.live ? el('ul', { class: 'reasons' }, current.flatMap(reasons)) : el('div', { class: 'buttons' }, checkButton(item, state)),
-    el('p', { class: 'hint' }, 'A verdict is the worst of its answers. That a map passed does not mean that the model is right.'));
+    el('p', { class: 'hint' }, 'A map passes if it fails none of the checks that apply. This says nothing of whether the prediction is right.'));
 }
 
 // Where a live model is behind the page, it can be asked.
 function unchecked(item, state) {
   return el('section', { class: 'card wide' }, el('h2', {}, 'Sanity checks'),
-    el('p', {}, 'Does it depend on the model and on the class, is it faithful, and stable? The model is asked with random weights, for other classes, and about at most 250 covered photos.'),
+    el('p', {}, 'Does the map depend on the model and on the class, is it faithful, and stable? The method runs again with random weights and for other classes, and the model on at most 250 covered photos.'),
     el('div', { class: 'buttons' }, checkButton(item, state)));
 }
 
 function checkButton(item, state) {
-  return el('button', { type: 'button', class: 'plain-button', onclick: () => item.live.check(state.target, state.method) }, `Check ${item.methods[state.method].name}`);
+  return el('button', { type: 'button', class: 'plain-button', onclick: () => item.live.check(state.target, state.method) }, `Check ${item.methods[state.method].title}`);
 }
 
 function answered(answer) {
@@ -82,9 +82,17 @@ function answered(answer) {
   return el('span', {}, mark(answer.passed), answer.figure === null ? '' : ` ${figure(answer.figure)}`);
 }
 
-function mark(passed) {
-  const [sign, word, name] = passed === null || passed === undefined ? ['–', 'not asked', 'open'] : passed ? ['✓', 'passed', 'passed'] : ['✗', 'failed', 'failed'];
-  return el('span', { class: `mark ${name}` }, `${sign} ${word}`);
+function mark(passed, text = '') {
+  const [sign, word, name] = passed === null || passed === undefined ? ['–', 'not checked', 'open'] : passed ? ['✓', 'passed', 'passed'] : ['✗', 'failed', 'failed'];
+  return el('span', { class: `mark ${name}` }, `${sign} ${text}${word}`);
+}
+
+const mapCheck = (passed) => mark(passed, 'map: check ');
+
+// Whether the prediction is right, where that is known.
+function rightOrWrong(photo) {
+  if (photo?.right === undefined) return null;
+  return el('span', { class: `mark ${photo.right ? 'passed' : 'failed'}` }, photo.right ? '✓ prediction right' : `✗ prediction wrong: it is ${photo.truth}`);
 }
 
 class Again {

@@ -2,11 +2,11 @@
 
 const USUAL = {
   method: 0, target: 0, layer: 0, view: 'heat', opacity: null, share: 100, colormap: '', compare: 'none', wipe: 50,
-  cover: null, way: 'deletion', region: null, not: null,
+  cover: null, way: 'deletion', region: null, not: null, whole: false,
 };
 
 class Viewer {
-  constructor(item, colors, { state = {}, keep = () => {}, widget = false }) {
+  constructor(item, colors, { state = {}, keep = () => {}, widget = false, photo = null }) {
     this.item = item;
     this.colors = colors;
     this.keep = keep;
@@ -18,12 +18,18 @@ class Viewer {
       point: (u, v) => { this.point = u === null ? null : [u, v]; this.read(); },
       region: (region) => change({ region }),
       wipe: (share) => change({ wipe: Math.round(100 * share) }),
+      pick: (place) => {
+        const target = item.targets.findIndex(({ label }) => label === item.predictions[place][0]);
+        if (target >= 0) change({ target, not: null, cover: null });
+        else item.live?.explain?.(place);
+      },
     });
     this.film = new Film(item, colors, (method) => change({ method, layer: 0, cover: null }));
     this.answers = new Answers(item, (target) => change({ target, not: this.state.not === target ? null : this.state.not, cover: null }));
     this.look = new Look(item, colors, change);
     this.why = new Why(item, change);
     this.evidence = new Evidence(item, change);
+    this.sets = new Sets(item, change);
     this.again = new Again(item);
     this.title = el('h1', {});
     this.reading = el('p', { class: 'reading' });
@@ -34,11 +40,11 @@ class Viewer {
     const about = `${item.model}, ${item.input[1]} × ${item.input[0]} pixels`;
     this.element = el('div', { class: 'viewer' },
       el('div', { class: 'main' },
-        el('div', { class: 'heading' }, this.title, el('p', { class: 'sub' }, `${item.name} · ${about}`)),
+        el('div', { class: 'heading' }, this.title, el('p', { class: 'sub' }, `${item.name} · ${about} `, rightOrWrong(photo), photo?.page ? el('a', { href: photo.page }, photo.page) : null)),
         el('div', { class: 'easel' }, this.stage.element),
         el('div', { class: 'under' }, this.look.legend, el('div', { class: 'buttons' }, this.pencil, this.save)),
         this.regionWords, this.reading, this.film.element),
-      el('div', { class: 'side' }, this.answers.element, this.look.element, this.evidence.element, this.why.element),
+      el('div', { class: 'side' }, this.answers.element, this.sets.element, this.look.element, this.evidence.element, this.why.element),
       widget ? null : this.below,
       widget ? null : el('div', { class: 'foot' }, this.again.element));
     this.ready = this.draw();
@@ -53,7 +59,10 @@ class Viewer {
     if (!VIEWS.some(([view]) => view === state.view)) state.view = 'heat';
     if (state.not !== null && (state.not === state.target || !targets[state.not])) state.not = null;
     const [kind, t, m] = String(state.compare).split(':');
-    if (kind === 'map' ? !(this.item.maps[t] && this.item.maps[t][m]) : !['none', 'photo'].includes(kind)) state.compare = 'none';
+    if (kind === 'map' ? !(this.item.maps[t] && this.item.maps[t][m]) : !['none', 'photo', 'without'].includes(kind)) state.compare = 'none';
+    const { sets } = this.item.maps[state.target][state.method];
+    if (kind === 'without' && !(sets && sets.length)) state.compare = 'none';
+    state.whole = Boolean(state.whole && sets);
     return state;
   }
 
@@ -98,7 +107,7 @@ class Viewer {
     const opacity = state.opacity ?? usualOpacity(state.view, map.kind);
     const look = { view: state.view, share: state.share / 100, opacity: opacity / 100, colormap: state.colormap };
     const label = this.item.targets[state.target].label;
-    if (state.cover === null) stage.front.showMap(map, look);
+    if (state.cover === null) this.put(stage.front, map, this.item.maps[state.target][state.method], look);
     else stage.front.showCovered(own, state.cover / 100, state.way);
     this.drawOther(look, other);
     this.title.replaceChildren(...(state.not === null ? ['Why ', el('em', {}, label), '?']
@@ -108,6 +117,7 @@ class Viewer {
     this.look.take(state, map, opacity);
     this.why.take(state);
     this.evidence.take(state);
+    this.sets.take(state);
     this.again.take(state);
     this.tables();
     this.describe(label);
@@ -118,6 +128,14 @@ class Viewer {
     this.keep(state);
   }
 
+  // Sets of regions are drawn as such, unless another view was chosen.
+  put(pane, map, { sets, reasons }, look) {
+    const { state } = this;
+    if (!sets || look.view !== 'heat' || state.not !== null) pane.showMap(map, look);
+    else if (state.whole) pane.showPhoto();
+    else pane.showSets(map, reasons);
+  }
+
   // The map that this one is compared with, if it is one.
   other() {
     const [kind, target, method] = this.state.compare.split(':');
@@ -126,7 +144,7 @@ class Viewer {
 
   drawOther(look, other) {
     const { state, stage } = this;
-    const names = [this.item.methods[state.method].name];
+    const names = [this.item.methods[state.method].title];
     if (state.compare === 'none' || state.cover !== null) {
       stage.compare(null);
       return;
@@ -134,10 +152,13 @@ class Viewer {
     if (state.compare === 'photo') {
       stage.back.showPhoto();
       names.push('the photo');
+    } else if (state.compare === 'without') {
+      stage.back.showSets(this.now, this.item.maps[state.target][state.method].reasons, true);
+      names.push('without it');
     } else {
       const [, t, m] = state.compare.split(':').map(Number);
-      stage.back.showMap(other, { ...look, opacity: (state.opacity ?? usualOpacity(state.view, other.kind)) / 100 });
-      names.push(t === state.target ? this.item.methods[m].name : `${this.item.methods[m].name}, ${this.item.targets[t].label}`);
+      this.put(stage.back, other, this.item.maps[t][m], { ...look, opacity: (state.opacity ?? usualOpacity(state.view, other.kind)) / 100 });
+      names.push(t === state.target ? this.item.methods[m].title : `${this.item.methods[m].title}, ${this.item.targets[t].label}`);
     }
     stage.compare(state.wipe / 100, ...names);
   }
@@ -165,7 +186,7 @@ class Viewer {
 
   describe(label) {
     const { state, now } = this;
-    const method = this.item.methods[state.method].name;
+    const method = this.item.methods[state.method].title;
     const thirds = ['left', 'middle', 'right'];
     const rows = ['top', 'middle', 'bottom'];
     let [best, where] = [-1, ''];
@@ -234,38 +255,95 @@ class Viewer {
     this.stage.element.classList.toggle('drawing', pressed);
   }
 
-  // What is on the stage, as a file.
+  // What is on the stage, with its boxes and a caption, as a file.
   picture() {
     const { stage, state, now, item } = this;
     const image = stage.front.photo;
+    const times = Math.max(1, Math.ceil(320 / Math.max(image.naturalWidth, image.naturalHeight)));
+    const [width, height] = [image.naturalWidth * times, image.naturalHeight * times];
+    const caption = this.caption(Math.max(width, 260));
     const canvas = el('canvas', {});
-    canvas.width = image.naturalWidth;
-    canvas.height = image.naturalHeight;
+    canvas.width = Math.max(width, 260);
+    canvas.height = height + caption.height;
     const context = canvas.getContext('2d');
-    context.drawImage(image, 0, 0);
+    context.fillStyle = '#fff';
+    context.fillRect(0, 0, canvas.width, canvas.height);
+    context.drawImage(caption, 0, height);
+    context.translate(Math.floor((canvas.width - width) / 2), 0);
+    context.drawImage(image, 0, 0, width, height);
     const base = stage.front.element.dataset.base;
     if (base !== 'color') {
       context.globalCompositeOperation = 'saturation';
       context.fillStyle = '#808080';
-      context.fillRect(0, 0, canvas.width, canvas.height);
+      context.fillRect(0, 0, width, height);
       context.globalCompositeOperation = 'source-over';
     }
     if (base === 'pale') {
       context.fillStyle = 'rgb(255 255 255 / 60%)';
-      context.fillRect(0, 0, canvas.width, canvas.height);
+      context.fillRect(0, 0, width, height);
     }
-    const scale = canvas.width / item.size[0];
+    const scale = width / item.size[0];
     const [left, top, right, bottom] = item.box.map((edge) => edge * scale);
     const layer = state.cover === null ? stage.front.canvas : stage.front.cover;
     context.globalAlpha = state.cover === null ? Number(stage.front.canvas.style.opacity || 1) : 1;
     if (!layer.hidden) context.drawImage(layer, left, top, right - left, bottom - top);
     context.globalAlpha = 1;
-    if (state.view === 'contour' && state.cover === null) drawLines(context, stage.front.lines, [left, top, right, bottom], now);
+    if (state.cover === null) drawLines(context, stage.front.lines, [left, top, right, bottom], now);
+    const target = item.targets[state.target].place?.box;
+    const boxes = [...(item.boxes ?? []).map((box) => [box, '#fff']), ...(target ? [[target, '#7dffb2']] : []), ...(state.region ? [[state.region, '#fff']] : [])];
+    for (const [[u0, v0, u1, v1], color] of boxes) {
+      const edges = [left + u0 * (right - left), top + v0 * (bottom - top), (u1 - u0) * (right - left), (v1 - v0) * (bottom - top)];
+      for (const [wide, stroke] of [[width / 120, '#18181c'], [width / 300, color]]) {
+        context.lineWidth = Math.max(1, wide);
+        context.strokeStyle = stroke;
+        context.strokeRect(...edges);
+      }
+    }
     canvas.toBlob((blob) => {
       const link = el('a', { href: URL.createObjectURL(blob), download: `${item.name.replace(/\.[^.]*$/, '')}-${item.methods[state.method].name}.png` });
       link.click();
       setTimeout(() => URL.revokeObjectURL(link.href), 1000);
     });
+  }
+
+  // The strip below a picture: the class, what was drawn and how, and what its colours mean.
+  caption(width) {
+    const { state, item, now } = this;
+    const { label, probability } = item.targets[state.target];
+    const { title, layer } = item.methods[state.method];
+    const large = Math.max(13, Math.round(width / 34));
+    const [small, gap] = [Math.max(11, Math.round(0.78 * large)), Math.round(0.7 * large)];
+    const not = state.not === null ? '' : `, and not ${item.targets[state.not].label}`;
+    const about = [title, layer && `layer ${layer}`, item.model.split(' ')[0]];
+    const ramp = state.view === 'heat' && state.cover === null;
+    const words = state.cover === null ? [...this.look.legend.children].map((each) => each.textContent).join(' ')
+      : `${state.cover} % of the pixels ${state.way === 'deletion' ? 'covered' : 'shown'}, most evidence first`;
+    const lines = [about.filter(Boolean).join(' · '), ...(ramp ? [] : [words])];
+    const canvas = el('canvas', {});
+    canvas.width = width;
+    canvas.height = 2 * gap + Math.round(1.35 * large) + lines.length * Math.round(1.4 * small);
+    const context = canvas.getContext('2d');
+    context.fillStyle = '#fff';
+    context.fillRect(0, 0, canvas.width, canvas.height);
+    const write = (text, x, y, size, color, weight = '') => {
+      context.font = `${weight} ${size}px system-ui, "DejaVu Sans", sans-serif`;
+      context.fillStyle = color;
+      context.fillText(text, x, y, width - 2 * gap - (ramp ? Math.min(width / 4, 13 * small) + gap : 0));
+    };
+    write(`${label}${not || (probability === null ? '' : `, ${percent(probability)}`)}`, gap, gap + large, large, '#18181c', 'bold');
+    lines.forEach((line, i) => write(line, gap, gap + Math.round(1.35 * large) + Math.round(1.4 * small) * (i + 0.75), small, '#6e6e76'));
+    if (ramp) {
+      const bar = el('canvas', {});
+      this.colors.bar(bar, now.kind, state.colormap);
+      const long = Math.min(width / 4, 13 * small);
+      context.drawImage(bar, width - gap - long, gap, long, 0.8 * small);
+      const ends = now.kind === 'signed' ? ['against', 'for'] : ['0', 'max'];
+      context.font = `${small}px system-ui, "DejaVu Sans", sans-serif`;
+      context.fillStyle = '#6e6e76';
+      context.fillText(ends[0], width - gap - long, gap + 2 * small);
+      context.fillText(ends[1], width - gap - context.measureText(ends[1]).width, gap + 2 * small);
+    }
+    return canvas;
   }
 
   key(event) {

@@ -1,0 +1,211 @@
+"""Options of methods, metrics and baselines: each is checked against the type of its field as soon as one is made."""
+
+import math
+import operator
+import re
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from numbers import Real
+from types import NoneType, UnionType
+from typing import Any, ClassVar, Self, TypeVar
+
+import numpy as np
+import torch
+
+from explain._utils.errors import ArgumentError, BaselineError, ExplainError, MethodError, did_you_mean, shown
+
+T = TypeVar("T")
+_REFUSED = object()
+_UNIONS = (UnionType, typing.Union)
+_PLAIN: dict[type, Any] = {bool: (bool, np.bool_), str: str}
+_WORDS = {
+    bool: "True or False", int: "a whole number", float: "a number", str: "a text", NoneType: "None",
+    torch.Tensor: "a tensor of finite numbers", Callable: "a function",
+}  # fmt: skip
+
+Check = Callable[[str, Any, str], None]
+_readers: dict[type, tuple[str, Callable[[Any], Any], Check | None]] = {}
+
+
+def register_reader(kind: type, words: str, plain: Callable[[Any], Any], check: Check | None = None) -> None:
+    """Let options be of a type that is defined elsewhere.
+
+    ``words`` are what the type is called; ``plain`` brings a value into its plain form, and ``check``, given the name
+    of the method, an object of the type and the name of the option, refuses objects that cannot stand there.
+    """
+    _readers[kind] = words, plain, check
+
+
+class Options:
+    """What has options: a frozen dataclass whose fields they are. Unknown ones are refused, in one line with a hint.
+
+    Options that are not of their field's type are refused, and those that are get its plain form: numbers of NumPy
+    become Python's, lists become tuples, arrays tensors, and a name stands for its method or baseline. Numbers must be
+    finite. Types are bool, int, float, str, `Literal`, tensors, those of `register_reader`, and tuples and unions of
+    these; what a type says nothing of is left alone.
+
+    ``about`` says in a list what it is: where it is not given, the first line of the docstring.
+
+    >>> from explain.methods import GradCAM, Smooth
+    >>> Smooth("gradcam", samples=np.int64(4)) == Smooth(GradCAM(), samples=4)
+    True
+    >>> GradCAM(relu="yes")
+    Traceback (most recent call last):
+    explain.MethodError: relu of gradcam must be True or False, got 'yes'
+    """
+
+    error: ClassVar[type[ExplainError]] = MethodError
+    """What a wrong option raises."""
+    minimums: ClassVar[Mapping[str, float]] = {}
+    """By name of an option, the smallest number that it may be."""
+    maximums: ClassVar[Mapping[str, float]] = {}
+    """By name of an option that is a number, the largest that it may be."""
+    below: ClassVar[Mapping[str, float]] = {}
+    """By name of an option that must be above 0, the number that it, and each of several, must be below."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if cls.__doc__ and "about" not in vars(cls):
+            word, *rest = cls.__doc__.splitlines()[0].removesuffix(".").split(" ")
+            word = word.lower() if word.istitle() and "-" not in word else word  # but not "Grad-CAM"
+            type.__setattr__(cls, "about", " ".join([word, *rest]))
+
+    def __new__(cls, *args: Any, **options: Any) -> Self:
+        known = [field.name for field in fields(cls) if field.init]  # type: ignore[arg-type]
+        for wrong in [name for name in options if name not in known]:
+            raise ArgumentError(f"{cls.__name__} has no option {wrong!r}; {did_you_mean(wrong, known)}")
+        return super().__new__(cls)
+
+    def __post_init__(self) -> None:
+        of: Any = type(self)  # for mypy, a type is not hashable
+        named = getattr(of, "name", None)  # that of a wrapper may depend on an option that is wrong
+        name = named if isinstance(named, str) and named else of.__name__.lower()
+        for option, kind in ((each.name, _kinds(of)[each.name]) for each in fields(of) if each.name in _kinds(of)):
+            value, low, high = getattr(self, option), self.minimums.get(option), self.maximums.get(option)
+            try:
+                read = _read(value, kind, low)
+            except (BaselineError, AttributeError) as error:
+                raise self.error(f"{option} of {name} must be a baseline or the name of one: {error}") from None
+            too_large = type(read) is int and option != "seed" and not -(2**63) <= read < 2**63  # no tensor holds it
+            if read is _REFUSED or too_large or (high is not None and read is not None and read > high):
+                most = "" if high is None else f" to {high:g}"
+                raise self.error(f"{option} of {name} must be {_word(kind, low)}{most}, got {shown(value)}")
+            object.__setattr__(self, option, read)
+            for known, (_, _, check) in _readers.items():
+                if check is not None and isinstance(read, known):
+                    check(name, read, option)
+            end, several = self.below.get(option), read if isinstance(read, tuple) else (read,)
+            if end is not None and read is not None and not (several and all(0 < each < end for each in several)):
+                below = "" if end == math.inf else f" and below {end:g}"
+                raise self.error(f"{option} of {name} must be above 0{below}, got {shown(value)}; leave it out")
+
+
+def by_name(
+    given: Any, get: Callable[[Any], T], error: type[ExplainError], what: str, turns: str, equal: Any = operator.eq
+) -> dict[str, T]:
+    """Return methods or metrics, which are ``what``, by their names and in order; ``given`` are one or several of them.
+
+    Raises:
+        ExplainError: there is none, or two different ones have one name; ``turns`` says what to do then.
+    """
+    chosen: dict[str, T] = {}
+    for each in map(get, [given] if isinstance(given, str) or not isinstance(given, Iterable) else given):
+        name = each.name  # type: ignore[attr-defined]
+        if not equal(chosen.setdefault(name, each), each):
+            raise error(f"{what}s must have different names, got two of {name!r}; {turns}")
+    if not chosen:
+        raise error(f"{what}s must name at least one {what}, got none; see explain.list_{what}s()")
+    return chosen
+
+
+def enter(known: dict[str, Any], it: Any, what: str, **options: Any) -> Any:
+    """Make ``it`` known by its name: an object, or a class with these options, which becomes a frozen dataclass.
+
+    Raises:
+        ExplainError: the name is taken by another, or cannot be one.
+    """
+    if isinstance(it, type) and "__dataclass_params__" not in vars(it):
+        dataclass(frozen=True)(it)
+    made = it(**options) if isinstance(it, type) else it
+    if not re.fullmatch(r"[a-z0-9+._-]+", made.name):
+        raise made.error(f"name of a {what} must be of a-z, 0-9 and + . _ -, got {made.name!r}; change it")
+    if known.setdefault(made.name, made) != made:
+        other = type(known[made.name]).__qualname__
+        raise made.error(f"{what} {made.name!r} is already registered by {other}; choose another name")
+    return it
+
+
+@lru_cache(maxsize=256)
+def _kinds(of: type) -> dict[str, Any]:
+    """The types of the fields; without those that are known nowhere."""
+    found: dict[str, Any] = {}
+    for each in reversed(of.__mro__):
+        with suppress(NameError, TypeError):  # of a class within a function, say
+            found.update(typing.get_type_hints(each))
+    return found
+
+
+def _read(value: Any, kind: Any, least: float | None) -> Any:
+    """The value as one of this type, or `_REFUSED`."""
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin in _UNIONS:
+        return next((read for each in args if (read := _read(value, each, least)) is not _REFUSED), _REFUSED)
+    if origin is typing.Literal:
+        return str(value) if isinstance(value, str) and value in args else _REFUSED
+    if origin is tuple:
+        return _tuple(value, args, least)
+    if origin is Callable:
+        return value if callable(value) else _REFUSED
+    if kind in _PLAIN:
+        return kind(value) if isinstance(value, _PLAIN[kind]) else _REFUSED
+    if kind in (int, float):
+        return _number(value, kind, least)
+    if kind is torch.Tensor:
+        value = torch.from_numpy(value) if isinstance(value, np.ndarray) and value.dtype.kind in "fiu" else value
+        fits = isinstance(value, torch.Tensor) and not value.is_complex() and bool(torch.isfinite(value).all())
+        return value if fits else _REFUSED
+    if kind in _readers:
+        value = _readers[kind][1](value)
+        return value if isinstance(value, kind) else _REFUSED
+    return _REFUSED if kind is NoneType and value is not None else value
+
+
+def _number(value: Any, kind: type, least: float | None) -> Any:
+    try:
+        if isinstance(value, (bool, np.bool_)):
+            return _REFUSED
+        if kind is int:
+            number: Any = int(operator.index(value))
+        elif isinstance(value, Real) and math.isfinite(value):
+            number = value if isinstance(value, int) and abs(value) < 2**63 else float(value)
+        else:
+            return _REFUSED
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # what Python, NumPy and torch say of other things
+        return _REFUSED
+    return number if least is None or number >= least else _REFUSED
+
+
+def _tuple(value: Any, kinds: Sequence[Any], least: float | None) -> Any:
+    """A tuple of items of one kind, for which one item may stand, or of a fixed number of items."""
+    items = value.tolist() if isinstance(value, (np.ndarray, torch.Tensor)) else value
+    items = items if isinstance(items, (list, tuple)) else [items]
+    kinds = [kinds[0]] * len(items) if kinds[-1] is ... else kinds
+    read = [_read(*each, least) for each in zip(items, kinds, strict=False)]
+    return _REFUSED if len(items) != len(kinds) or any(item is _REFUSED for item in read) else tuple(read)
+
+
+def _word(kind: Any, least: float | None) -> str:
+    """What a type is called."""
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Literal:
+        return f"one of {', '.join(args)}"
+    words = [_word(each, least) for each in args if each is not ...]
+    if origin in _UNIONS:
+        return " or ".join([", ".join(words[:-1]), words[-1]])
+    if origin is tuple:
+        return f"a list of {' and '.join(words)}" if len(words) > 1 else f"a list, each item {words[0]}"
+    name = _readers[kind][0] if kind in _readers else _WORDS.get(origin or kind, str(kind))
+    return name if least is None or kind not in (int, float) else f"{name} from {least}"

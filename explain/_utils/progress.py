@@ -1,0 +1,70 @@
+"""How long something takes, and a line that says how far it is."""
+
+import sys
+import time
+from collections.abc import Callable
+
+WIDTH = 24  # letters of a bar
+PAUSE = 0.1  # seconds between two drawings
+
+
+def duration(seconds: float) -> str:
+    """Return a time in readable units.
+
+    >>> duration(4.24), duration(42), duration(200), duration(9000)
+    ('4.2 s', '42 s', '3 min', '2.5 h')
+    """
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+class StatusLine:
+    """One line on standard error that is drawn in place of the last one; in a terminal, unless ``anywhere``."""
+
+    _drawn, _shown, hidden, anywhere = float("-inf"), False, False, False
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+
+    def draw(self, share: float | None, text: str) -> None:
+        """Draw a bar, if the share that is done is known, and a text; not more often than the eye follows."""
+        now = self.clock()
+        seen = sys.stderr is not None and (self.anywhere or sys.stderr.isatty())
+        if self.hidden or not seen or now - self._drawn < PAUSE:
+            return
+        filled = round(WIDTH * min(1.0, share or 0.0))
+        bar = "" if share is None else "█" * filled + "░" * (WIDTH - filled) + " "
+        print(f"\r\x1b[2K{bar}{text}", end="", file=sys.stderr, flush=True)
+        self._drawn, self._shown = now, True
+
+    def wipe(self) -> None:
+        """Remove the line, so that others can be printed."""
+        if self._shown:
+            print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
+        self._shown, self._drawn = False, float("-inf")
+
+
+class ProgressLine(StatusLine):
+    """What ``progress=True`` draws, in a terminal and in a notebook; called with what is done and the total."""
+
+    anywhere = True
+    _first, _last = (0, 0.0), 0
+
+    def __call__(self, done: int, total: int | None) -> None:
+        if done <= self._last or not self._last:  # something else has begun
+            self._first, self._drawn = (done, self.clock()), float("-inf")
+        begun, since = self._first
+        self._last = done
+        if done == total:
+            self._drawn = float("-inf")
+        rate = (done - begun) / ((self.clock() - since) or 1)
+        left = f", about {duration((total - done) / rate)} left" if total and rate and done < total else ""
+        self.draw(done / total if total else None, f"{done}/{total or '?'}{left}")
+        if done == total and self._shown:
+            print(file=sys.stderr)
+
+
+show_progress = ProgressLine()

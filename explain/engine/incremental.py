@@ -1,0 +1,364 @@
+"""Incremental inference: of perturbed rows, only what a perturbation can change is computed.
+
+A perturbed photo equals the photo outside of a box. Convolutions, poolings and operations on single values are run on
+this box and what they need around it, as long as it is a small part of the feature map; elsewhere, the feature map is
+that of the photo, which is computed once. Any other operation is given whole feature maps. The result is that of a
+whole pass but for rounding.
+
+After Nakandala et al., "Incremental and Approximate Inference for Faster Occlusion-based Deep CNN Explanations", SIGMOD
+2019.
+"""
+
+import math
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.weak import WeakIdKeyDictionary
+
+from explain.hooks.tracer import Tracer
+from explain.tracing.calls import Call
+from explain.tracing.table import operation_name
+
+T = TypeVar("T")
+LARGEST = 0.7
+"""The share of a feature map up to which a box is computed on its own."""
+_POINTWISE = frozenset(["clone", "contiguous", "detach", "to", "float", "neg", "iadd", "imul", "itruediv", "maximum",
+                        "minimum"])  # fmt: skip
+_POINTWISE_KINDS = frozenset(["rectifier", "activation", "sum", "product", "quotient"])
+_BY_CHANNEL = frozenset(["batch_norm", "prelu"])
+_ATTRIBUTES = frozenset(["shape", "dtype", "device", "ndim", "requires_grad", "is_cuda", "layout", "is_sparse"])
+"""Attributes that a placeholder has as well."""
+
+
+@dataclass(eq=False)
+class Box:
+    """Feature maps of rows: ``values`` ``(B, C, *sides)`` in a box, elsewhere those of the photos.
+
+    ``known`` ``(N, C, ...)`` are these, ``owners`` ``(B,)`` says which photo each row belongs to, and ``start``
+    ``(B, d)`` where its box begins.
+    """
+
+    known: Tensor
+    owners: Tensor
+    start: Tensor
+    values: Tensor
+
+    @property
+    def sides(self) -> torch.Size:
+        return self.values.shape[2:]
+
+    @property
+    def map_sides(self) -> torch.Size:
+        return self.known.shape[2:]
+
+    def at(self, start: Tensor, sides: Sequence[int], outside: float = 0.0) -> Tensor:
+        """The values ``(B, C, *sides)`` in other boxes; a constant where these reach beyond the feature map."""
+        if start is self.start and tuple(sides) == self.sides:
+            return self.values
+        index, beyond = self.owners, torch.zeros((), dtype=torch.bool)
+        own, inside = torch.arange(len(self.owners)), torch.ones((), dtype=torch.bool)
+        for dim, (length, side, own_side) in enumerate(zip(sides, self.map_sides, self.sides, strict=True)):
+            shape = (-1, *[1] * dim, 1)
+            place = start[:, dim].reshape(shape) + torch.arange(length)
+            beyond = beyond.unsqueeze(-1) | (place < 0) | (place >= side)
+            index = index.unsqueeze(-1) * side + place.clamp(0, side - 1)
+            place = (self.start - start)[:, dim].reshape(shape) + torch.arange(own_side)
+            inside = inside.unsqueeze(-1) & (place >= 0) & (place < length)
+            own = own.unsqueeze(-1) * length + place
+        found = _rows(self.known).index_select(0, index.flatten())
+        if beyond.any():
+            found[beyond.flatten()] = outside
+        if inside.all():
+            found.index_copy_(0, own.flatten(), _rows(self.values))
+        else:
+            found[own[inside]] = _rows(self.values)[inside.flatten()]
+        return found.reshape(len(self.owners), *sides, -1).movedim(-1, 1)
+
+    def whole(self) -> Tensor:
+        """The whole feature maps of the rows ``(B, C, *map_sides)``."""
+        return self.at(torch.zeros_like(self.start), self.map_sides)
+
+
+def _rows(maps: Tensor) -> Tensor:
+    """Feature maps as ``(places, C)``; no copy if their channels come last."""
+    return maps.movedim(1, -1).reshape(-1, maps.shape[1])
+
+
+def _channels_last(maps: Tensor) -> Tensor:
+    return maps.movedim(1, -1).contiguous().movedim(-1, 1) if maps.ndim > 2 else maps
+
+
+def _is_small(sides: Sequence[int], map_sides: Sequence[int]) -> bool:
+    return math.prod(sides) <= LARGEST * math.prod(map_sides)
+
+
+def changed_box(known: Tensor, owners: Tensor, perturbed: Tensor) -> Box | None:
+    """The box of pixels in which perturbed rows differ from their photos; None where it is too large to be of use.
+
+    >>> x, perturbed = torch.zeros(1, 3, 8, 8), torch.zeros(1, 3, 8, 8)
+    >>> perturbed[:, :, 2:4, 5:6] = 1
+    >>> box = changed_box(x, torch.tensor([0]), perturbed)
+    >>> box.start.tolist(), tuple(box.sides)
+    ([[2, 5]], (2, 1))
+    """
+    start, sides = _changed(known, owners, perturbed)
+    if not _is_small(sides, known.shape[2:]):
+        return None
+    rows = torch.arange(len(owners))
+    nothing = perturbed.narrow(2, 0, 0)
+    return Box(known, owners, start, Box(perturbed, rows, torch.zeros_like(start), nothing).at(start, sides))
+
+
+def _changed(known: Tensor, owners: Tensor, perturbed: Tensor) -> tuple[Tensor, list[int]]:
+    """Where the pixels that changed begin in each row, and the sides of a box that holds them in any row."""
+    changed, starts, sides = (perturbed != known[owners]).any(1), [], []
+    for dim in range(1, changed.ndim):
+        others = [other for other in range(1, changed.ndim) if other != dim]
+        along = (changed.any(others) if others else changed).int()
+        first, length = along.argmax(1), along.shape[1]
+        last = length - along.flip(1).argmax(1)
+        sides.append(int((last - first).where(along.any(1), 1).max()))
+        starts.append(first.clamp(max=length - sides[-1]))
+    return torch.stack(starts, 1), sides
+
+
+class IncrementalPass(Tracer):
+    """Runs a forward pass without gradients on ``x`` ``(B, C, ...)``, whose rows differ from their photos in a box.
+
+    The model is given placeholders for what is known as a box, and every operation on them is seen here. ``results``
+    keeps what the operations gave for the photos, from one pass to the next.
+
+    >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.Flatten())
+    >>> x = torch.rand(1, 3, 16, 16)
+    >>> perturbed = x.repeat(2, 1, 1, 1)
+    >>> perturbed[1, :, 4:6, 4:6] = 0
+    >>> box = changed_box(x, torch.tensor([0, 0]), perturbed)
+    >>> with torch.no_grad(), IncrementalPass(box, perturbed, []) as tracer:
+    ...     output = model(perturbed)
+    >>> torch.allclose(output, model(perturbed), atol=1e-6)
+    True
+    """
+
+    def __init__(self, box: Box, x: Tensor, results: list[tuple[Any, list[Any], Any]]) -> None:
+        self._results, self._count = results, 0
+        self._boxes: Any = WeakIdKeyDictionary()
+        self._whole: Any = WeakIdKeyDictionary()
+        self._derived: Any = WeakIdKeyDictionary()
+        self._boxes[x], self._whole[x] = box, x
+        self._contiguous = x.ndim != 4 or x.is_contiguous()
+
+    def fill(self) -> None:
+        """Put the values into all placeholders that are left, when the pass is over."""
+        for tensor in [*self._boxes, *self._whole]:
+            tensor.data = self._as_whole(tensor)
+
+    def _as_whole(self, tensor: Tensor) -> Tensor:
+        if tensor not in self._whole:
+            whole = self._boxes[tensor].whole()
+            self._whole[tensor] = whole.contiguous() if self._contiguous else whole
+        found: Tensor = self._whole[tensor]
+        return found
+
+    def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        call = Call(func, operation_name(func), args, kwargs)
+        tensors = {i: t for i, t in enumerate(call.flat) if isinstance(t, Tensor)}
+        boxes = {i: self._boxes[t] for i, t in tensors.items() if t in self._boxes}
+        is_attribute = call.name == "get"
+        if call.info.has("query") and (not is_attribute or getattr(func.__self__, "__name__", "") in _ATTRIBUTES):
+            return call.made()
+        found = self._of_boxes(call, boxes, tensors) if boxes else None
+        if found is not None:
+            return self._placed(call, found)
+        replaced = {i: self._as_whole(t) for i, t in tensors.items() if t in self._boxes or t in self._whole}
+        result = call.made(replaced)
+        if replaced or any(t in self._derived for t in tensors.values()):
+            for leaf in tree_leaves(result):
+                if isinstance(leaf, Tensor):
+                    self._derived[leaf] = True
+        if call.in_place and 0 in replaced:  # the model goes on with what it has
+            self._boxes.pop(tensors[0], None)
+            return tensors[0] if result is replaced[0] else result
+        return result
+
+    def _placed(self, call: Call, found: Box | Sequence[Box]) -> Any:
+        """Give the model a placeholder for each box; of an in-place operation, the one that it has."""
+        if isinstance(found, Box):
+            if call.in_place:
+                placeholder = call.flat[0]
+                self._whole.pop(placeholder, None)
+            else:
+                placeholder = found.known.new_zeros(()).expand(len(found.owners), *found.known.shape[1:])
+            self._boxes[placeholder] = found
+            return placeholder
+        return tuple(self._placed(call, each) for each in found)
+
+    def _of_photos(self, call: Call, boxes: Mapping[int, Box]) -> Any:
+        """What an operation gives for the photos, computed in the first pass that comes to it."""
+        given = [boxes[i].known if i in boxes else value for i, value in enumerate(call.flat)]
+        number, self._count = self._count, self._count + 1
+        for function, before, result in self._results[number : number + 1]:
+            if function == call.function and len(before) == len(given) and all(map(_same, before, given)):
+                return result
+        result = tree_map_only(Tensor, _channels_last, call.made({i: box.known for i, box in boxes.items()}))
+        self._results[number:] = [(call.function, given, result)]
+        return result
+
+    def _of_boxes(
+        self, call: Call, boxes: Mapping[int, Box], tensors: Mapping[int, Tensor]
+    ) -> Box | Sequence[Box] | None:
+        """The result of an operation as boxes; None where it needs whole feature maps."""
+        if any(t in self._derived or (t in self._whole and t not in self._boxes) for t in tensors.values()):
+            return None
+        run = call.out_of_place() if call.in_place and 0 in boxes else call
+        if run is None or (call.in_place and 0 not in boxes):
+            return None
+        name, first, given = call.name, next(iter(boxes.values())), call.named
+        dims, others = len(first.sides), [t for i, t in tensors.items() if i not in boxes]
+        if name.rstrip("123d") in ("conv", "max_pool", "avg_pool") and list(boxes) == [0] and dims == int(name[-2]):
+            return self._windowed(run, first)
+        if name == "batch_norm" and (given.get("training") or given.get("running_mean") is None):
+            return None
+        if name == "pad":
+            return self._padded(run, first)
+        if name in _BY_CHANNEL:
+            takes_places_alone = list(boxes) == [0]
+        elif name == "dropout":
+            takes_places_alone = call.args[-1] is False
+        elif name == "cat":
+            takes_places_alone = given.get("dim") in (1, -dims - 1) and not others
+        elif name in ("chunk", "split"):
+            takes_places_alone = (*call.args[2:], call.kwargs.get("dim"))[0] in (1, -dims - 1)
+        else:
+            takes_places_alone = name in _POINTWISE or (call.info.kind in _POINTWISE_KINDS and name != "rrelu")
+            takes_places_alone &= all(_is_constant(t, dims) for t in others) and "out" not in call.kwargs
+        return self._each_value(run, boxes) if takes_places_alone else None
+
+    def _each_value(self, call: Call, boxes: Mapping[int, Box]) -> Box | Sequence[Box] | None:
+        """An operation that takes each place of the feature maps alone, in the box that holds all boxes."""
+        start, sides = _around(list(boxes.values()))
+        one = next(iter(boxes.values()))
+        if any(box.map_sides != one.map_sides for box in boxes.values()) or not _is_small(sides, one.map_sides):
+            return None
+        known = self._of_photos(call, boxes)
+        values = call.made({i: box.at(start, sides) for i, box in boxes.items()})
+        if isinstance(values, Tensor):
+            return Box(known, one.owners, start, values)
+        return [Box(k, one.owners, start, v) for k, v in zip(known, values, strict=True)]
+
+    def _padded(self, call: Call, box: Box) -> Box | None:
+        pads, *more = call.args[1:]
+        mode = call.kwargs.get("mode", more[0] if more else "constant")
+        if mode != "constant" or min(pads) < 0 or len(pads) > 2 * len(box.sides):
+            return None
+        before = [*pads[::2], *[0] * (len(box.sides) - len(pads) // 2)][::-1]
+        return Box(self._of_photos(call, {0: box}), box.owners, box.start + torch.tensor(before), box.values)
+
+    def _windowed(self, call: Call, box: Box) -> Box | None:
+        """A convolution or pooling, of the windows that reach into the box."""
+        given, dims = call.named, len(box.sides)
+        is_pool = "pool" in call.name
+        kernel = _each(given["kernel_size"], dims) if is_pool else given["weight"].shape[2:]
+        stride = _each(given.get("stride") or (kernel if is_pool else 1), dims)
+        dilation, padding = _each(given.get("dilation", 1), dims), given.get("padding", 0)
+        if call.name.startswith("avg") and (given.get("ceil_mode") or not given.get("count_include_pad", True)):
+            return None
+        reach = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
+        if isinstance(padding, str):
+            padding = [each // 2 if padding == "same" else 0 for each in reach]
+        padding = _each(padding, dims)
+        if not any(reach) and set(stride) == {1} and not any(padding):
+            return self._each_value(call, {0: box})  # type: ignore[return-value]
+        known = self._of_photos(call, {0: box})
+        starts, sides, around = [], [], []
+        for dim, (s, p, r, side) in enumerate(zip(stride, padding, reach, known.shape[2:], strict=True)):
+            count = min(side, (box.sides[dim] - 1 + r) // s + 1)
+            starts.append(torch.clamp(-((r - p - box.start[:, dim]) // s), 0, side - count))
+            sides.append(count)
+            around.append((count - 1) * s + r + 1)
+        if not _is_small(sides, known.shape[2:]):
+            return None
+        start = torch.stack(starts, 1)
+        outside = -torch.inf if call.name.startswith("max") else 0.0
+        values = box.at(start * torch.tensor(stride) - torch.tensor(padding), around, outside)
+        found = call.function(**{**given, "input": values, "padding": 0})
+        return Box(known, box.owners, start, found)
+
+
+_faster: weakref.WeakKeyDictionary[nn.Module, dict[Any, bool | None]] = weakref.WeakKeyDictionary()
+"""Of networks, the box sizes for which incremental inference was faster; None after one trial that said no."""
+_COARSE, _FEW = 8, 4  # pixels that the size of a box is told by; rows that are run as a whole in a trial
+_WORTH_A_TRIAL = 12 * _FEW  # rows from which on a trial costs little
+
+
+class IncrementalInference:
+    """Runs perturbed rows incrementally where a trial shows that it is faster, and gives the same scores."""
+
+    def __init__(self, model: nn.Module, x: Tensor) -> None:
+        self._decided = _faster.setdefault(model, {})
+        self._known, self._results, self._trials = _channels_last(x), list[tuple[Any, list[Any], Any]](), 0
+
+    def run(
+        self, owners: Tensor, x: Tensor, run: Callable[[int | None], T], agree: Callable[[T, T], bool], *, total: int
+    ) -> T:
+        """Run rows ``x`` ``(B, C, ...)`` of the photos ``owners``; ``run`` runs all of them, or only so many.
+
+        There is no trial where it would cost much of the ``total`` number of rows.
+        """
+        every: Any = (..., *[slice(None, None, _COARSE)] * (x.ndim - 2))
+        coarse = x[every]
+        share = math.prod(_changed(self._known[every], owners, coarse)[1]) / math.prod(coarse.shape[2:])
+        kind = x.shape[1:], x.dtype, torch.get_num_threads(), math.ceil(8 * share)
+        worth_it = total >= _WORTH_A_TRIAL * (1 + self._trials)
+        if False in (self._decided.get(kind) or worth_it, self._decided.get(kind), self._decided.get("any")):
+            return run(None)
+        box = changed_box(self._known, owners, x)
+        if box is None:
+            return run(None)
+        began = time.perf_counter()
+        with IncrementalPass(box, x, self._results) as tracer:
+            found = run(None)
+        tracer.fill()
+        if self._decided.get(kind):
+            return found
+        self._trials += 1
+        between = time.perf_counter()
+        few = min(_FEW, len(x))
+        whole = run(few)
+        if not agree(found, whole):  # some of it cannot be seen, such as scripted code
+            self._decided["any"] = False
+            return run(None)
+        is_faster = (between - began) / len(x) < (time.perf_counter() - between) / few
+        self._decided[kind] = is_faster or (False if kind in self._decided else None)
+        return found
+
+
+def _each(value: Any, dims: int) -> list[int]:
+    found = list(value) if isinstance(value, Sequence) else [value]
+    return found * dims if len(found) == 1 else found
+
+
+def _is_constant(tensor: Tensor, dims: int) -> bool:
+    """Whether a tensor has the same value for all rows and places."""
+    along = all(side == 1 for side in tensor.shape[-dims:])
+    return along and (tensor.ndim < dims + 2 or len(tensor) == 1)
+
+
+def _same(one: Any, other: Any) -> bool:
+    return one is other or (not isinstance(one, Tensor) and not isinstance(other, Tensor) and bool(one == other))
+
+
+def _around(boxes: Sequence[Box]) -> tuple[Tensor, Sequence[int]]:
+    """The smallest boxes that hold some boxes of each row: where they begin, and their sides."""
+    one = boxes[0]
+    if all(box.start is one.start and box.sides == one.sides for box in boxes):
+        return one.start, one.sides
+    start = torch.stack([box.start for box in boxes]).amin(0)
+    ends = torch.stack([box.start + torch.tensor(box.sides) for box in boxes]).amax(0)
+    sides = [int(side) for side in (ends - start).amax(0)]
+    return torch.minimum(start, torch.tensor(one.map_sides) - torch.tensor(sides)), sides

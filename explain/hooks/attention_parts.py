@@ -1,0 +1,168 @@
+"""The parts of an attention while it is computed: queries, keys, values, weights, and the result of each head.
+
+A tracer follows the calls that a module makes, and lets hooks replace what they see. It knows the attention of a fused
+kernel, `F.scaled_dot_product_attention`, and that of three calls: a product of two computed tensors, a softmax over
+keys, and a product with the result, in matrices or by `torch.einsum`; the queries come first in scores.
+`nn.MultiheadAttention` takes none of its shortcuts while a tracer is active.
+"""
+
+from collections.abc import Callable, Mapping
+from string import ascii_uppercase
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from explain.hooks.tracer import Tracer
+
+Edit = Callable[[torch.Tensor], "torch.Tensor | None"]
+"""From a part of an attention to what takes its place; None leaves it as it is."""
+NO_ATTENTION = "no attention was recognised in it (a fused kernel, or a softmax over the keys between two products)"
+_PRODUCTS = frozenset(["matmul", "__matmul__", "bmm", "baddbmm"])
+_HEADS = ("num_heads", "num_attention_heads", "n_heads", "heads", "nhead")
+
+
+def head_count(module: nn.Module) -> int | None:
+    """How many heads a module says that its attention has."""
+    return next((count for name in _HEADS if isinstance(count := getattr(module, name, None), int)), None)
+
+
+def fused_scores(
+    query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None = None, is_causal: bool = False,
+    scale: float | None = None, lowest: float = float("-inf"),
+) -> torch.Tensor:  # fmt: skip
+    """The scores of a fused attention before its softmax, ``lowest`` where a mask hides a key from a query."""
+    key = spread(key, query.shape[-3]) if query.ndim > 3 else key
+    scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if is_causal:
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    if mask is None:
+        return scores
+    return scores.masked_fill(~mask, lowest) if mask.dtype == torch.bool else scores + mask
+
+
+def spread(tensor: torch.Tensor, heads: int) -> torch.Tensor:
+    """Repeat heads that several queries share."""
+    return tensor.repeat_interleave(heads // tensor.shape[-3], -3) if tensor.shape[-3] != heads else tensor
+
+
+class _Product:
+    """A product of two tensors, in the letters of `torch.einsum`: those of both, of each alone, and those summed over.
+
+    >>> found = _Product("einsum", ("bihd,bjhd->bhij", torch.ones(2, 3, 4, 5), torch.ones(2, 6, 4, 5)))
+    >>> found.shared, found.summed, found.own
+    ('bh', 'd', ['i', 'j'])
+    """
+
+    def __init__(self, name: str, args: tuple[Any, ...]) -> None:
+        if name == "einsum":
+            tensors = args[1] if len(args) == 2 and isinstance(args[1], (tuple, list)) else args[1:]
+            self._behind: tuple[Any, ...] = ()
+            self._first: tuple[Any, ...] = args[:1]
+            terms = str(args[0]).replace(" ", "").replace("->", ",").split(",")
+        else:
+            first = 1 if name == "baddbmm" else 0  # behind what it adds the product to
+            self._first, tensors, self._behind = args[:first], args[first : first + 2], args[first + 2 :]
+            terms = ["...ij", "...jk", "...ik"]
+        self.tensors = [each for each in tensors if isinstance(each, torch.Tensor)]
+        self.terms, self.shared, self.summed, self.own = terms, "", "", ["", ""]
+        self.may_be_of_attention = False
+        """Whether both are matrices for each image, and each has one letter alone: not so for products with weights."""
+        if len(self.tensors) == 2 and len(terms) == 3:
+            more = max(each.ndim - len(term) + 3 for each, term in zip(self.tensors, terms, strict=False))
+            self.terms = left, right, made = [term.replace("...", ascii_uppercase[:more]) for term in terms]
+            self.shared = "".join(letter for letter in made if letter in left and letter in right)
+            self.summed = "".join(letter for letter in left if letter in right and letter not in made)
+            self.own = ["".join(c for c in a if c not in b) for a, b in ((left, right), (right, left))]
+            fits = all(each.ndim == len(term) for each, term in zip(self.tensors, self.terms, strict=False))
+            self.may_be_of_attention = fits and bool(self.shared) and [*map(len, (self.summed, *self.own))] == [1, 1, 1]
+
+    def of(self, func: Any, kwargs: dict[str, Any]) -> Any:
+        """Make the product."""
+        return func(*self._first, *self.tensors, *self._behind, **kwargs)
+
+
+class AttentionTracer(Tracer):
+    """Lets ``edits`` replace parts of the attentions that ``module`` computes, for as long as its block lasts.
+
+    Parts are given, and returned, as ``(N, heads, tokens, d)`` and ``(N, heads, queries, keys)``, also where the
+    network has images and heads in one dimension.
+
+    >>> layer, x = nn.MultiheadAttention(4, 2, batch_first=True), torch.rand(1, 3, 4)
+    >>> with AttentionTracer(layer, {"heads": torch.zeros_like}):
+    ...     output = layer(x, x, x, need_weights=False)[0]
+    >>> torch.equal(output, layer.out_proj.bias.expand(1, 3, 4))
+    True
+    """
+
+    def __init__(self, module: nn.Module, edits: Mapping[str, Edit]) -> None:
+        super().__init__()
+        self._edits = edits
+        self._heads = next(filter(None, map(head_count, module.modules())), None)
+        self._scored = False
+        """Whether a product has been made since the last softmax: the next one may be of its scores."""
+        self._weights: list[torch.Tensor] = []
+        """The result of the last softmax, and what was made of it, as by dropout or a transposition."""
+
+    def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        name = getattr(func, "__name__", "")
+        if name == "scaled_dot_product_attention":
+            return self._fused(*args, **kwargs)
+        if name in _PRODUCTS or name == "einsum":
+            product = _Product(name, args)
+            if product.may_be_of_attention:
+                return self._product(product, func, kwargs)
+        output = func(*args, **kwargs)
+        dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
+        if name == "softmax" and self._scored and output.ndim > 2 and dim in (-1, output.ndim - 1):
+            output = self._edited("pattern", output)
+            self._scored, self._weights = False, [output]
+        elif self._weights and isinstance(output, torch.Tensor) and output.numel() == self._weights[0].numel():
+            self._weights += [output] * any(each is weights for each in args for weights in self._weights)
+        return output
+
+    def _product(self, product: _Product, func: Any, kwargs: dict[str, Any]) -> Any:
+        """Make a product: the scores of queries and keys, or the result of weights and values."""
+        tensors, (left, right, made) = product.tensors, product.terms
+        of_weights = [any(each is weights for weights in self._weights) for each in tensors]
+        if any(of_weights):
+            values = of_weights.index(False) if False in of_weights else 1
+            shared, (queries, channels) = product.shared, (product.own[1 - values], product.own[values])
+            term = product.terms[values]
+            tensors[values] = self._edited("v", tensors[values], term, shared + product.summed + channels)
+            self._weights = []
+            return self._edited("heads", product.of(func, kwargs), made, shared + queries + channels)
+        keys = 0 if product.own[0] == made[-1] else 1  # the softmax is over the last dimension
+        for part, i in (("q", 1 - keys), ("k", keys)):
+            order = product.shared + product.own[i] + product.summed
+            tensors[i] = self._edited(part, tensors[i], (left, right)[i], order)
+        self._scored = True
+        return product.of(func, kwargs)
+
+    def _fused(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+    ) -> torch.Tensor:  # fmt: skip
+        """Compute `F.scaled_dot_product_attention`; in steps if its weights are to be seen."""
+        query, key, value = self._edited("q", query), self._edited("k", key), self._edited("v", value)
+        if "pattern" not in self._edits:
+            options: dict[str, Any] = {"scale": scale} | ({"enable_gqa": True} if enable_gqa else {})
+            found = F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, **options)
+            return self._edited("heads", found)
+        value = spread(value, query.shape[-3]) if enable_gqa else value
+        scores = fused_scores(query, key, attn_mask, is_causal, scale)
+        weights = F.dropout(self._edited("pattern", scores.softmax(-1)), dropout_p, dropout_p > 0)
+        return self._edited("heads", weights @ value)
+
+    def _edited(self, part: str, tensor: torch.Tensor, letters: str = "", order: str = "") -> torch.Tensor:
+        """Let a hook see a part, its dimensions in another order of their letters; return what takes its place."""
+        edit = self._edits.get(part)
+        if edit is None:
+            return tensor
+        letters = letters or ascii_uppercase[: tensor.ndim]
+        order = order or letters
+        moved = tensor.permute([letters.index(each) for each in order])
+        apart = moved.reshape(-1, self._heads, *moved.shape[1:]) if moved.ndim == 3 and self._heads else moved
+        new = edit(apart)
+        return tensor if new is None else new.reshape(moved.shape).permute([order.index(each) for each in letters])

@@ -1,0 +1,119 @@
+"""The tracer: the one `TorchFunctionMode` that all who record, replace or count the calls of this thread extend."""
+
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, Self, TypeAlias
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode  # of PyTorch 2.6 to 2.15
+
+Running: TypeAlias = tuple[str | None, nn.Module | None]
+"""The module that runs, and its name."""
+_MODULE_CALL = nn.Module._call_impl.__code__
+
+
+class Tracer(TorchFunctionMode):
+    """Makes the calls of a forward pass in the place of PyTorch, for as long as its ``with`` block lasts.
+
+    With ``opens`` it is shown the calls inside functions of `torch.nn.functional` that are written in Python, instead
+    of those functions. While it makes a call it is shown nothing; tracers that were entered before it are. Calls of
+    other threads than the one that entered it are left alone.
+
+    >>> class Names(Tracer):
+    ...     def __init__(self):
+    ...         self.names = []
+    ...     def called(self, func, args, kwargs):
+    ...         self.names.append(func.__name__)
+    ...         return func(*args, **kwargs)
+    >>> import torch
+    >>> with Names() as seen:
+    ...     total = torch.ones(2).exp().sum()
+    >>> seen.names
+    ['ones', 'exp', 'sum']
+    """
+
+    opens: ClassVar[bool] = True
+
+    def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Make a call, and return its result."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        self._thread = threading.get_ident()
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Leave, and leave the others: after an interrupt, one that was entered later may still be there."""
+        above = []
+        while torch._C._len_torch_function_stack() and (mode := _pop_mode()) is not self:  # type: ignore[no-untyped-call]
+            above.append(mode)
+        for mode in reversed(above):
+            _push_mode(mode)  # type: ignore[no-untyped-call]
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if threading.get_ident() != self._thread:
+            return func(*args, **kwargs)
+        inner = opened(func) if self.opens else None
+        if inner is None:
+            return self.called(func, args, kwargs)
+        with self:
+            return inner(*args, **kwargs)
+
+
+def running_modules(frame: types.FrameType | None) -> Iterator[nn.Module]:
+    """Yield the modules whose calls led to a frame of Python's stack, the innermost first."""
+    while frame is not None:
+        if frame.f_code is _MODULE_CALL:
+            yield frame.f_locals["self"]
+        frame = frame.f_back
+
+
+class ModuleTracker:
+    """Tells the innermost module of a model that runs, and the first of its names.
+
+    The calls are read from Python's stack, which costs nothing before.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._names = {module: name for name, module in model.named_modules()}
+
+    def __call__(self) -> Running:
+        module = next((each for each in running_modules(sys._getframe(1)) if each in self._names), None)
+        return (None, None) if module is None else (self._names[module], module)
+
+
+_MODE_CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+_opened: dict[Any, Callable[..., Any] | None] = {}
+
+
+def opened(function: Any) -> Callable[..., Any] | None:
+    """A function of `torch.nn.functional` that shows the calls inside it to modes; None where it is no such function.
+
+    PyTorch shows a mode the function alone: the function checks for a mode, and passes the call to it. A copy of the
+    function without that check shows the calls inside.
+
+    >>> from torch.nn import functional as F
+    >>> opened(F.multi_head_attention_forward).__name__, opened(F.conv2d)
+    ('multi_head_attention_forward', None)
+    """
+    if not isinstance(function, types.FunctionType) or function.__module__ != "torch.nn.functional":
+        return None
+    if function not in _opened:
+        checks = any(name in _MODE_CHECKS for name in function.__code__.co_names)
+        _opened[function] = _copy(function) if checks and function.__name__ not in _CLOSED else None
+    return _opened[function]
+
+
+_CLOSED = frozenset(["softsign", "gumbel_softmax", "interpolate", "grid_sample", "embedding"])
+
+
+def _copy(function: types.FunctionType) -> Callable[..., Any]:
+    scope = {**function.__globals__, **dict.fromkeys(_MODE_CHECKS, lambda *values: False)}
+    found = types.FunctionType(function.__code__, scope, function.__name__, function.__defaults__, function.__closure__)
+    found.__kwdefaults__ = function.__kwdefaults__
+    return found

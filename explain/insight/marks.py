@@ -1,0 +1,184 @@
+"""The mark of a finding: the region that photos of the finding have in common, which other photos can be given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from explain._utils.errors import LayerError, RunError
+from explain.insight.channels import Channel, feature_maps
+from explain.insight.class_statistics import FILLED, ClassStatistics, Cluster
+from explain.insight.concepts import Direction
+from explain.insight.maps import object_of
+from explain.insight.reattribution import RunPhotos, class_of, one_for_each_photo
+from explain.layers.layouts import enlarge
+from explain.runs.reading import Row
+
+CORE = 0.4
+"""The share of its peak from which on the excess of a cluster's mean map counts as the mark."""
+CARRIERS = 32  # photos in which a direction is strongest
+LEAST = 2  # photos of each part
+FIT, CHOOSE, PROVE = 0.5, 0.25, 0.25
+"""The shares of the photos from which the mark is learnt, the repair is chosen, and the result is measured."""
+Finding = Cluster | ClassStatistics | Channel | Direction
+
+
+@dataclass(frozen=True, eq=False)
+class Photos:
+    """Photos as inputs ``(N, C, H, W)``, their classes ``(N,)``, and the region of a mark in each ``(N, 1, H, W)``."""
+
+    rows: Sequence[Row]
+    x: torch.Tensor
+    classes: torch.Tensor
+    regions: torch.Tensor
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, which: torch.Tensor | slice) -> Photos:
+        """The photos with these numbers."""
+        found = torch.arange(len(self))[which].tolist()
+        return Photos([self.rows[i] for i in found], self.x[which], self.classes[which], self.regions[which])
+
+
+@dataclass(frozen=True, eq=False)
+class MarkedPhotos:
+    """The photos that bear the mark of a finding; ``own``, others of the class; and ``hosts``, those of other classes.
+
+    To put the mark on another photo, its region there is replaced by the pixels of a marked photo: by ``from_host``,
+    the region is that of the other photo (such as all but its object), else that of the marked one. To take it off, the
+    region is replaced by the pixels of a photo without the mark.
+    """
+
+    target: int | None
+    carriers: Photos
+    own: Photos
+    hosts: Photos
+    from_host: bool
+    direction: tuple[str, torch.Tensor] | None = None
+    """The layer and the vector ``(C,)`` of the mark, where the finding has one."""
+
+    def __len__(self) -> int:
+        return len(self.hosts)
+
+    def parts(self, seed: int) -> Iterator[MarkedPhotos]:
+        """Three parts without a photo in common: to fit, to choose, and to prove."""
+        generator = torch.Generator().manual_seed(seed)
+        kinds = {"carriers": self.carriers, "own": self.own, "hosts": self.hosts}
+        orders = {name: torch.randperm(len(each), generator=generator) for name, each in kinds.items()}
+        first = 0.0
+        for share in (FIT, CHOOSE, PROVE):
+            part: dict[str, Any] = {}
+            for name, each in kinds.items():
+                part[name] = each[orders[name][round(first * len(each)) : round((first + share) * len(each))]]
+            yield replace(self, **part)
+            first += share
+
+    def donors(self, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """For each host a marked photo and another host, whose pixels it gets; and the region, ``(N, 1, H, W)``."""
+        generator = torch.Generator().manual_seed(seed)
+        donors = torch.randint(len(self.carriers), (len(self),), generator=generator)
+        others = (torch.arange(len(self)) + torch.randint(1, len(self), (len(self),), generator=generator)) % len(self)
+        return donors, others, self.hosts.regions if self.from_host else self.carriers.regions[donors]
+
+    def pairs(self, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+        """Each host with the region of a marked photo, and of another host instead: ``(N, C, H, W)`` each."""
+        donors, others, region = self.donors(seed)
+        marked, control = self.carriers.x[donors], self.hosts.x[others]
+        return torch.where(region, marked, self.hosts.x), torch.where(region, control, self.hosts.x)
+
+    def without(self, seed: int = 0) -> torch.Tensor:
+        """The marked photos with the pixels of others in place of the mark."""
+        others = torch.randint(len(self), (len(self.carriers),), generator=torch.Generator().manual_seed(seed))
+        return torch.where(self.carriers.regions, self.hosts.x[others], self.carriers.x)
+
+
+def marked_photos(
+    finding: Finding, photos: RunPhotos, *, layer: str | None = None, most: int = 400, seed: int = 0
+) -> MarkedPhotos:
+    """Collect the photos of a finding and others.
+
+    Args:
+        finding: a cluster, whose region is where its maps exceed the others of the class; a class, whose region is all
+            but its objects; a channel or a concept vector, whose regions are where it is strongest.
+        photos: the photos of the run, and the model.
+        layer: of a channel.
+        most: photos without the mark.
+        seed: of what is drawn at random.
+
+    Raises:
+        RunError: there are too few photos with the mark, or without it.
+        LayerError: a channel has no layer.
+    """
+    rows = list(one_for_each_photo(photos.run))
+    if isinstance(finding, (Channel, Direction)):
+        return _of_vector(finding, photos, rows, layer, most, seed)
+    target = next(row.target_class for row in photos.run.rows() if row.target == finding.target)
+    if isinstance(finding, Cluster):
+        excess = finding.mean if finding.excess is None else finding.excess
+        region, names = (excess >= CORE * excess.max())[None, None].float(), set(finding.members)
+        parts: tuple[list[Row], list[Row], list[Row]] = ([], [], [])
+        for row in rows:
+            parts[0 if row.name in names else 1 if class_of(row) == target else 2].append(row)
+        carriers, own, hosts = (_read(photos, _drawn(each, most, seed)) for each in parts)
+        covers = F.interpolate(region, carriers.x.shape[2:]) > 0
+        return _checked(target, *(_with(each, covers) for each in (carriers, own, hosts)), from_host=False)
+    rows = [row for row in rows if 0 < object_of(row).float().mean() <= FILLED]
+    carriers = _read(photos, [row for row in rows if class_of(row) == target])
+    hosts = _read(photos, _drawn([row for row in rows if class_of(row) != target], most, seed))
+    around = [_with(each, torch.stack([~object_of(row) for row in each.rows])[:, None]) for each in (carriers, hosts)]
+    return _checked(target, around[0], around[0][:0], around[1], from_host=True)
+
+
+def _of_vector(
+    finding: Channel | Direction, photos: RunPhotos, rows: list[Row], layer: str | None, most: int, seed: int
+) -> MarkedPhotos:
+    """The photos in which a vector of a layer's channels is strongest, with the regions where it is."""
+    layer = finding.layer if isinstance(finding, Direction) else layer
+    if layer is None:
+        raise LayerError("layer must name the layer of the channel, got None; give that of its report")
+    found = _read(photos, _drawn(rows, most, seed))
+    maps = torch.cat([feature_maps(photos.explainer.model, x, layer).float().cpu() for x in torch.split(found.x, 32)])
+    vector = F.one_hot(torch.tensor(finding.number), maps.shape[1]) if isinstance(finding, Channel) else finding.vector
+    along = torch.einsum("nchw,c->nhw", maps, vector.to(maps))
+    order = along.flatten(1).amax(1).argsort(descending=True)
+    count = min(CARRIERS, len(order) // 4)
+    size = (int(found.x.shape[2]), int(found.x.shape[3]))
+    large = enlarge(along[:, None], size).reshape(len(found), 1, *size)
+    found = _with(found, large >= large.amax((2, 3), keepdim=True) / 2)
+    target = None
+    if isinstance(finding, Direction):
+        target = next((row.target_class for row in photos.run.rows() if row.target == finding.target), None)
+    made = _checked(target, found[order[:count]], found[order[:0]], found[order[count:]], from_host=False)
+    return replace(made, direction=(layer, vector.double()))
+
+
+def _read(photos: RunPhotos, rows: Sequence[Row]) -> Photos:
+    """Read photos as inputs of one size."""
+    batches = list(photos.batches(rows)) if rows else []
+    if len({batch.x.shape[1:] for batch in batches}) > 1:
+        raise RunError("photos must have inputs of one size to exchange parts, got several; use one preprocessing")
+    found = [row for batch in batches for row in batch.rows]
+    x = torch.cat([batch.x.cpu() for batch in batches]) if batches else torch.zeros(0, 3, 1, 1)
+    classes = torch.tensor([-1 if (number := class_of(row)) is None else number for row in found])
+    return Photos(found, x, classes, torch.zeros(len(found), 1, *x.shape[2:], dtype=torch.bool))
+
+
+def _with(photos: Photos, regions: torch.Tensor) -> Photos:
+    return replace(photos, regions=regions.expand_as(photos.regions))
+
+
+def _drawn(rows: list[Row], most: int, seed: int) -> list[Row]:
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))[:most].tolist()
+    return [rows[i] for i in order]
+
+
+def _checked(target: int | None, carriers: Photos, own: Photos, hosts: Photos, *, from_host: bool) -> MarkedPhotos:
+    for name, each in (("of the finding", carriers), ("without it", hosts)):
+        if len(each) < 4 * LEAST:
+            raise RunError(f"run must have {4 * LEAST} photos {name} that can be read, got {len(each)}; explain more")
+    return MarkedPhotos(target, carriers, own, hosts, from_host)

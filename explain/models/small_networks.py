@@ -1,0 +1,206 @@
+"""Networks of classifiers that come along: a residual one, a vision transformer on 8 x 8 tokens, EfficientNet-Lite0.
+
+Their parts are named as in torchvision's ResNet, VisionTransformer and EfficientNet, but defined here: importing
+torchvision would take longer than all the rest, and these models should work even if it does not fit the torch here.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Bottleneck(nn.Module):
+    """1x1, 3x3 and 1x1 convolutions around a shortcut, which a strided block averages instead of skipping pixels."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        width = outputs // 4
+        self.conv1 = nn.Conv2d(inputs, width, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, stride, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.conv3 = nn.Conv2d(width, outputs, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(outputs)
+        self.relu = nn.ReLU(inplace=True)
+        self.downsample: nn.Module | None = None
+        if stride > 1 or inputs != outputs:
+            pool = nn.AvgPool2d(stride, ceil_mode=True, count_include_pad=False) if stride > 1 else nn.Identity()
+            self.downsample = nn.Sequential(pool, nn.Conv2d(inputs, outputs, 1, bias=False), nn.BatchNorm2d(outputs))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        shortcut = x if self.downsample is None else self.downsample(x)
+        x = self.relu(self.bn1(self.conv1(x)))
+        x = self.relu(self.bn2(self.conv2(x)))
+        x = self.bn3(self.conv3(x))
+        x += shortcut
+        return self.relu(x)
+
+
+class SmallResNet(nn.Module):
+    """A residual network for small pictures: a map of 1/8 of the input's size, averaged, and one linear layer.
+
+    Takes ``(N, 3, H, W)``, gives logits ``(N, classes)``. At 64 pixels the last feature map is 8x8.
+
+    >>> SmallResNet(classes=5).eval()(torch.zeros(1, 3, 64, 64)).shape
+    torch.Size([1, 5])
+    """
+
+    def __init__(
+        self, classes: int = 200, stem: int = 32, widths: tuple[int, ...] = (128, 256, 512),
+        depths: tuple[int, ...] = (2, 3, 4),
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, stem, 3, 2, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(stem)
+        self.relu = nn.ReLU(inplace=True)
+        inputs = stem
+        for stage, (width, depth) in enumerate(zip(widths, depths, strict=True), start=1):
+            first = Bottleneck(inputs, width, stride=2 if stage > 1 else 1)
+            others = (Bottleneck(width, width, stride=1) for _ in range(depth - 1))
+            self.add_module(f"layer{stage}", nn.Sequential(first, *others))
+            inputs = width
+        self.stages = len(widths)
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.fc = nn.Linear(inputs, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.relu(self.bn1(self.conv1(x)))
+        for stage in range(1, self.stages + 1):
+            x = self.get_submodule(f"layer{stage}")(x)
+        return self.fc(self.avgpool(x).flatten(1))
+
+
+class EncoderBlock(nn.Module):
+    """Self-attention and a two-layer network, each after a normalisation and around a shortcut."""
+
+    def __init__(self, width: int, heads: int, hidden: int) -> None:
+        super().__init__()
+        self.ln_1 = nn.LayerNorm(width)
+        self.self_attention = nn.MultiheadAttention(width, heads, batch_first=True)
+        self.ln_2 = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.ln_1(x)
+        x = x + self.self_attention(y, y, y, need_weights=False)[0]
+        return x + self.mlp(self.ln_2(x))
+
+
+class SmallTransformer(nn.Module):
+    """A vision transformer for pictures of 64 x 64 pixels: a class token and one token for each 8 x 8 pixels.
+
+    Takes ``(N, 3, 64, 64)``, gives logits ``(N, classes)``. The stem's parts are named as in `SmallResNet`, the rest as
+    in torchvision's ``VisionTransformer``. Other sizes are multiples of 8, given as ``side``.
+
+    >>> SmallTransformer(classes=5, depth=1).eval()(torch.zeros(1, 3, 64, 64)).shape
+    torch.Size([1, 5])
+    """
+
+    def __init__(
+        self, classes: int = 200, side: int = 64, stem: tuple[int, int, int] = (32, 128, 256), width: int = 128,
+        heads: int = 4, depth: int = 5,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        first, second, third = stem
+        self.conv1 = nn.Conv2d(3, first, 3, 2, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(first)
+        self.relu = nn.ReLU(inplace=True)
+        self.layer1 = nn.Sequential(Bottleneck(first, second, 1), Bottleneck(second, second, 1))
+        self.layer2 = nn.Sequential(Bottleneck(second, third, 2))
+        self.avgpool = nn.AvgPool2d(2)
+        self.conv_proj = nn.Conv2d(third, width, 1)
+        self.class_token = nn.Parameter(torch.zeros(1, 1, width))
+        self.pos_embedding = nn.Parameter(torch.empty(1, 1 + (side // 8) ** 2, width).normal_(std=0.02))
+        self.layers = nn.Sequential(*(EncoderBlock(width, heads, 4 * width) for _ in range(depth)))
+        self.ln = nn.LayerNorm(width)
+        self.head = nn.Linear(width, classes)
+
+    def features(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what the stem's convolutions say of each 8 x 8 pixels: ``(N, C, H / 8, W / 8)``."""
+        x = self.relu(self.bn1(self.conv1(x)))
+        return self.avgpool(self.layer2(self.layer1(x)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tokens = self.conv_proj(self.features(x)).flatten(2).transpose(1, 2)
+        x = torch.cat([self.class_token.expand(len(tokens), -1, -1), tokens], dim=1) + self.pos_embedding
+        return self.head(self.ln(self.layers(x))[:, 0])
+
+
+STAGES = (  # expansion, kernel, stride, channels, blocks
+    (1, 3, 1, 16, 1), (6, 3, 2, 24, 2), (6, 5, 2, 40, 2), (6, 3, 2, 80, 3), (6, 5, 1, 112, 3), (6, 5, 2, 192, 4),
+    (6, 3, 1, 320, 1),
+)  # fmt: skip
+EPSILON = 1e-3  # of the normalisations, as in TensorFlow
+
+
+class SameConv2d(nn.Conv2d):
+    """A convolution that pads as TensorFlow's "same" does: by the input's size, the odd pixel on the right and below.
+
+    The output has 1/stride of the input's size, rounded up.
+
+    >>> SameConv2d(3, 4, 3, stride=2)(torch.zeros(1, 3, 7, 10)).shape
+    torch.Size([1, 4, 4, 5])
+    """
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        sides = zip(x.shape[-2:], self.stride, self.kernel_size, strict=True)
+        height, width = (max((-(-side // stride) - 1) * stride + kernel - side, 0) for side, stride, kernel in sides)
+        padded = F.pad(x, (width // 2, width - width // 2, height // 2, height - height // 2))
+        return F.conv2d(padded, self.weight, self.bias, self.stride, 0, self.dilation, self.groups)
+
+
+class ConvNormActivation(nn.Sequential):
+    """A convolution without bias, a batch normalisation, and a ReLU6 if wanted."""
+
+    def __init__(
+        self, inputs: int, outputs: int, kernel: int = 1, stride: int = 1, groups: int = 1, *, activation: bool = True
+    ) -> None:
+        # Without a stride, the padding is the same on all sides and for all sizes.
+        kind, padding = (SameConv2d, 0) if stride > 1 else (nn.Conv2d, kernel // 2)
+        convolution = kind(inputs, outputs, kernel, stride, padding, groups=groups, bias=False)
+        layers: list[nn.Module] = [convolution, nn.BatchNorm2d(outputs, eps=EPSILON)]
+        super().__init__(*layers, *([nn.ReLU6()] if activation else []))
+
+
+class MBConv(nn.Module):
+    """An inverted residual block: expand, filter each channel on its own, project; with a shortcut if shapes allow."""
+
+    def __init__(self, inputs: int, outputs: int, expansion: int, kernel: int, stride: int) -> None:
+        super().__init__()
+        width = inputs * expansion
+        layers = [ConvNormActivation(inputs, width)] if expansion > 1 else []
+        layers.append(ConvNormActivation(width, width, kernel, stride, groups=width))
+        layers.append(ConvNormActivation(width, outputs, activation=False))
+        self.block = nn.Sequential(*layers)
+        self.shortcut = stride == 1 and inputs == outputs
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.block(x)
+        return out + x if self.shortcut else out
+
+
+class EfficientNetLite0(nn.Module):
+    """EfficientNet-Lite0: no squeeze-and-excitation, ReLU6 throughout; any input size works.
+
+    Takes ``(N, 3, H, W)``, gives logits ``(N, classes)``. The last feature map has 1/32 of the input's size.
+
+    >>> EfficientNetLite0(classes=5).eval()(torch.zeros(1, 3, 64, 40)).shape
+    torch.Size([1, 5])
+    """
+
+    def __init__(self, classes: int = 1000) -> None:
+        super().__init__()
+        inputs = 32
+        features: list[nn.Module] = [ConvNormActivation(3, inputs, 3, 2)]
+        for expansion, kernel, stride, outputs, count in STAGES:
+            first = MBConv(inputs, outputs, expansion, kernel, stride)
+            others = (MBConv(outputs, outputs, expansion, kernel, 1) for _ in range(count - 1))
+            features.append(nn.Sequential(first, *others))
+            inputs = outputs
+        features.append(ConvNormActivation(inputs, 1280))
+        self.features = nn.Sequential(*features)
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.classifier = nn.Sequential(nn.Dropout(0.2), nn.Linear(1280, classes))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.classifier(self.avgpool(self.features(x)).flatten(1))

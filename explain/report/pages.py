@@ -1,0 +1,378 @@
+"""Pages: of one photo, as a text, a file or the frame of a notebook; and of many, to filter, sort and open."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+from PIL import Image
+
+from explain._utils.errors import ExplainError, MetricError, printable, shown
+from explain._utils.html import LARGEST, escaped, picture_html, png
+from explain._utils.version import __version__
+from explain.data.files import Files
+from explain.engine.settings import Progress
+from explain.render import Mask
+from explain.render.styles import lookup_table
+from explain.report.item import Detail, has_model, item, name_of, summary
+from explain.report.reproduce import Reproduction, Subject
+from explain.targets.labels import class_label, find_label
+
+if TYPE_CHECKING:
+    from explain.metrics.base import MetricLike
+    from explain.metrics.evaluation import Table
+
+
+FIGURE = re.compile(r"[-+±]?[\d.,]+(e[-+]?\d+)?%?|–")
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a document.
+
+    The lines of ``about`` are paragraphs. The first row of ``table`` has the headings. ``pictures`` have alternative
+    texts.
+    """
+
+    heading: str
+    about: str = ""
+    table: Sequence[Sequence[str]] = ()
+    pictures: Sequence[tuple[Image.Image, str]] = field(default=(), repr=False)
+
+
+def document(title: str, about: str, sections: Sequence[Section]) -> str:
+    """Return a page as one text.
+
+    Args:
+        title: the heading.
+        about: a sentence below it.
+        sections: the parts.
+
+    Nothing in the texts can become markup, and the page loads nothing: its pictures are in it.
+
+    >>> "<img src=x" in document("<img src=x>", "", [Section("<img src=x>", table=[["<img src=x>"]])])
+    False
+    """
+    style = static(("look.css", "document.css"))
+    policy = html.escape(_policy("img-src data:", f"style-src {_hash(style)}"))
+    words = {"title": escaped(title), "about": escaped(about), "sections": "\n".join(map(_section, sections))}
+    return _filled("document.html", style=style, policy=policy, **words)
+
+
+def _section(section: Section) -> str:
+    about = "\n".join(f"<p>{escaped(line)}</p>" for line in section.about.splitlines())
+    table = _wide(_table(section.table)) if len(section.table) > 1 else ""
+    found = [(base64.b64encode(png(picture)).decode("ascii"), escaped(text)) for picture, text in section.pictures]
+    pictures = "".join(_wide(f'<img src="data:image/png;base64,{data}" alt="{text}">') for data, text in found)
+    return f"<section>\n<h2>{escaped(section.heading)}</h2>\n{about}\n{table}\n{pictures}\n</section>"
+
+
+def _wide(part: str) -> str:
+    """A part that scrolls by itself where it is wider than the page; with the keyboard too."""
+    return f'<div class="wide" tabindex="0">{part}</div>'
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    """A table; columns of numbers are aligned at the right."""
+    figures = [all(FIGURE.fullmatch(row[column]) for row in rows[1:]) for column in range(len(rows[0]))]
+    kinds = [' class="figure"' if each else "" for each in figures]
+
+    def cells(tag: str, row: Sequence[str]) -> str:
+        return "".join(f"<{tag}{kind}>{escaped(cell)}</{tag}>" for kind, cell in zip(kinds, row, strict=True))
+
+    head, body = cells("th", rows[0]), "\n".join(f"<tr>{cells('td', row)}</tr>" for row in rows[1:])
+    return f"<table><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table>"
+
+
+FORMAT = 1
+STYLES = ("look.css",)
+SCRIPTS = (
+    "elements.js", "source.js", "planes.js", "areas.js", "colors.js", "pane.js", "stage.js", "film.js", "panels.js",
+    "evidence.js", "sets.js", "tables.js", "viewer.js", "sheet.js", "start.js",
+)  # fmt: skip
+COLORMAPS = ("plasma", "viridis", "inferno", "cividis", "RdBu_r", "PuOr_r")
+"""The colour maps in a page: four for magnitudes, two for contributions."""
+
+
+@dataclass(frozen=True)
+class PageTemplate:
+    """The parts of a page besides its data: its ``kind``, style, script, and what its policy allows besides these."""
+
+    kind: str
+    style: str
+    script: str
+    policy: str = ""
+
+
+def static(names: Sequence[str]) -> str:
+    """Return the text of several files of the page."""
+    return "\n".join(_static(name) for name in names)
+
+
+def page(
+    index: Mapping[str, Any], items: Sequence[Mapping[str, Any]], *, title: str, widget: bool = False,
+    front: PageTemplate | None = None,
+) -> str:  # fmt: skip
+    """Return a page as one text.
+
+    Args:
+        index: the page in short; its ``photos`` are the summaries of the items.
+        items: the values of each photo, from `explain.report.item.item`.
+        title: the title of the window or tab.
+        widget: whether the page is part of another one.
+        front: style and script, where they are not those of a report.
+
+    Nothing in the values can become markup or a script: they are JSON in which ``<`` is written as an escape, the
+    scripts put them into texts only, and the page forbids every script and style but its own, by their hashes.
+
+    >>> "<img" in page({"photos": [{"name": "<img src=x>"}]}, [], title="<img>")
+    False
+    """
+    front = front or PageTemplate("widget" if widget else "report", static(STYLES), static((*SCRIPTS, "begin.js")))
+    own = front.policy or "img-src data: blob:"
+    policy = _policy(own, f"style-src {_hash(front.style)}", f"script-src {_hash(front.script)}")
+    about = {"format": FORMAT, "version": __version__, "colormaps": _colormaps(), "cover": Mask.cover, "widget": widget}
+    data = [_block("index", {**about, **index}), *(_block(f"item-{number}", each) for number, each in enumerate(items))]
+    rows = ([each.get("name", ""), each.get("label", "")] for each in index["photos"])
+    return _filled(
+        "page.html", title=escaped(title), policy=html.escape(policy), kind=front.kind, style=front.style,
+        script=front.script, data="\n".join(data), words=_table([["photo", "prediction"], *rows]),
+    )  # fmt: skip
+
+
+def _filled(file: str, **parts: str) -> str:
+    """A file of the page with these parts in the places of their names."""
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _static(file))
+
+
+def _policy(*allowed: str) -> str:
+    """The policy of a page that allows these alone."""
+    return "; ".join(["default-src 'none'", *allowed, "base-uri 'none'", "form-action 'none'"])
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode('utf-8')).digest()).decode('ascii')}'"
+
+
+def _block(name: str, values: Any) -> str:
+    """Values as a block of JSON that no text in it can end."""
+    text = json.dumps(values, separators=(",", ":"), allow_nan=False)  # ASCII only, so that any encoding reads it
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return f'<script type="application/json" id="{name}">{text}</script>'
+
+
+@cache
+def _colormaps() -> dict[str, str]:
+    return {name: base64.b64encode(lookup_table(name).tobytes()).decode("ascii") for name in COLORMAPS}
+
+
+@cache
+def _static(name: str) -> str:
+    """A file of the page; scripts without their comments and indentation."""
+    text = (resources.files("explain.report") / "static" / name).read_text("utf-8")
+    return re.sub(r"^\s*(//.*\n)*\s*", "", text, flags=re.MULTILINE) if name.endswith(".js") else text
+
+
+def page_of(
+    subject: Subject, *, steps: int | None, figures: Sequence[Mapping[str, Any]] = (), progress: Progress | None = None
+) -> str:
+    """Return the page of one photo; ``figures`` are metrics, for each target ``{method: {metric: value}}``."""
+    return page_with(subject, item(subject, Detail(steps=steps), figures=figures, progress=progress))
+
+
+def page_with(subject: Subject, values: Mapping[str, Any]) -> str:
+    """Return the page of one photo from its ``values``, as `item` returns them."""
+    short = summary(subject)
+    return page({"photos": [short]}, [values], title=f"{short['label']} – {name_of(subject)}")
+
+
+WIDGET = Detail(side=640, quality=80, live=False)
+HEIGHT = 660  # pixels
+CELLS = (128, 96, 64, 32)
+"""Cells along the longer side of maps of single pixels: the most with which the page is small enough for a notebook."""
+LEAST = 60_000  # bytes of the picture below
+
+
+def widget(subject: Subject, picture: Image.Image, alternative: str) -> str:
+    """Return the page in a frame, over a ``picture`` of the same with an ``alternative`` text: 300 kB at most.
+
+    The frame runs its own scripts and nothing else: it can neither read nor change the notebook. Where a notebook is
+    shown without frames or scripts, the picture is visible. So it is if the page would be too large.
+    """
+    most = round(4 / 3 * LARGEST)
+    for cells in CELLS:
+        values = item(subject, replace(WIDGET, cells=cells))
+        text = page({"photos": [summary(subject)]}, [values], title=alternative, widget=True)
+        ascii_only = html.escape(text).encode("ascii", "xmlcharrefreplace").decode("ascii")  # for any encoding
+        if len(ascii_only) < most - LEAST:
+            break
+    else:
+        return picture_html(picture, alternative, LARGEST)
+    room = round(3 / 4 * (most - len(ascii_only)))
+    below = picture_html(picture, alternative, room, f"max-width: 100%; max-height: {HEIGHT}px")
+    title = html.escape(alternative)
+    return _filled("widget.html", height=str(HEIGHT), below=below, page=ascii_only, title=title).rstrip()
+
+
+def written(text: str, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+    """Write a page, complete or not at all, and return its path.
+
+    Raises:
+        OutputError: the file exists and ``overwrite`` is not set, or it cannot be written.
+    """
+    place = Path(path)
+    files = Files(place.parent, overwrite=overwrite)
+    files.add_text(place.name, text)
+    return files.write()[0]
+
+
+class Reportable(Subject):
+    """A subject with `to_html`."""
+
+    @overload
+    def to_html(
+        self, path: None = None, *, steps: int | None = None, overwrite: bool = False, progress: Progress | None = None
+    ) -> str: ...
+
+    @overload
+    def to_html(
+        self, path: str | os.PathLike[str], *, steps: int | None = None, overwrite: bool = False,
+        progress: Progress | None = None,
+    ) -> Path: ...  # fmt: skip
+
+    def to_html(
+        self, path: str | os.PathLike[str] | None = None, *, steps: int | None = None, overwrite: bool = False,
+        progress: Progress | None = None,
+    ) -> str | Path:  # fmt: skip
+        """Write the report: one page for any browser, which needs neither a server nor the network.
+
+        It shows the photo with every map, for every target, in every style; values under the pointer and in a region;
+        the predictions; and the command and the Python code that repeat the explanation. See `explain.report.sheet`
+        for many photos in one page.
+
+        Args:
+            path: the file to write; its folder is made if needed. Without it, the page is returned as a text.
+            steps: the number of steps of the deletion and insertion curves of each map; they take twice as many passes
+                of the model. The default is 20, and fewer where there are more than eight maps, but at least 8. 0
+                leaves the curves out, and so does a copy, which has no model.
+            overwrite: replace an existing file.
+            progress: called with the passes done and their total.
+
+        Raises:
+            OutputError: the file exists and ``overwrite`` is not set, or it cannot be written.
+        """
+        text = page_of(self, steps=steps, progress=progress)
+        return text if path is None else written(text, path, overwrite=overwrite)
+
+
+Entry = tuple[dict[str, Any], dict[str, Any]]
+"""The line of a sheet about a photo, and the photo's own page."""
+
+SHEET = Detail(side=640, quality=80, cells=128)
+"""How much of each photo a sheet holds: 200 of them still fit into a mail."""
+
+
+def sheet(
+    explanations: Iterable[Subject], path: str | os.PathLike[str], *, truth: Sequence[int | str | None] | None = None,
+    metrics: MetricLike | Iterable[MetricLike] = (), steps: int | None = 0, title: str | None = None,
+    overwrite: bool = False,
+) -> Path:  # fmt: skip
+    """Write a page with many photos, which filters, sorts and opens each.
+
+    Args:
+        explanations: the explanations that an `explain.Explainer` returns for a list of photos.
+        path: the file to write; its folder is made if needed.
+        truth: the true class of each photo, as index or label, or None where it is not known: the sheet can then be
+            filtered by right and wrong predictions.
+        metrics: names or metric objects for each photo's maps; the sheet sorts by them. They need the model.
+        steps: the number of steps of deletion and insertion curves, as of `explain.Explanation.to_html`. 0 leaves
+            them out.
+        title: the heading of the page.
+        overwrite: replace an existing file.
+
+    Raises:
+        ExplainError: no photos, another number of classes than photos, or metrics without a model.
+        OutputError: the file exists and ``overwrite`` is not set, or it cannot be written.
+
+    >>> import explain, tempfile
+    >>> from PIL import Image
+    >>> photos = [Image.new("RGB", (30, 20), color) for color in ("red", "blue")]
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     sheet(explain.Explainer("tiny")(photos), f"{folder}/photos.html").name
+    'photos.html'
+    """
+    subjects = list(explanations)
+    if not subjects:
+        raise ExplainError("explanations must hold at least one explanation, got none; explain some photos first")
+    if truth is not None and len(truth) != len(subjects):
+        raise ExplainError(f"truth must hold {len(subjects)} classes or None, one for each photo, got {len(truth)}")
+    chosen = [metrics] if isinstance(metrics, str) or not isinstance(metrics, Iterable) else list(metrics)
+    entries = [
+        entry(subject, figures_of(subject, chosen), known, steps=steps)
+        for subject, known in zip(subjects, truth or [None] * len(subjects), strict=True)
+    ]
+    return written(sheet_of(entries, title), path, overwrite=overwrite)
+
+
+def sheet_of(entries: Sequence[Entry], title: str | None = None) -> str:
+    """Return the page of the entries of some photos."""
+    name = title or f"{len(entries)} photos"
+    index = {"title": printable(name), "photos": [short for short, _ in entries]}
+    return page(index, [full for _, full in entries], title=name)
+
+
+def entry(
+    subject: Subject, figures: Sequence[Mapping[str, Mapping[str, Any]]] = (), truth: int | str | None = None, *,
+    steps: int | None = 0, made: Reproduction | None = None,
+) -> Entry:  # fmt: skip
+    """Return the line of a sheet about a photo (its prediction, whether that is right, metrics), and the photo's page.
+
+    ``made`` says how to repeat the explanation, where the subject itself does not.
+    """
+    first = figures[0] if figures else {}
+    short = {**summary(subject), "figures": {name: dict(each) for name, each in first.items()}}
+    if truth is not None:
+        known = list(subject.categories or ())
+        index = find_label(truth, known) if isinstance(truth, str) and known else truth
+        label = index if isinstance(index, str) else class_label(known, index)
+        short |= {"truth": printable(label), "right": printable(label) == short["label"]}
+    return short, item(subject, replace(SHEET, steps=steps), figures=figures, made=made)
+
+
+def figures_in(table: Table) -> dict[str, dict[str, float | None]]:
+    """Return the metrics of one photo's maps as ``{method: {metric: value}}``."""
+    values = table.to_dict()["values"]
+    return {name: {metric: each[0] for metric, each in row.items()} for name, row in values.items()}
+
+
+def figures_of(subject: Subject, metrics: Sequence[MetricLike]) -> list[dict[str, dict[str, float | None]]]:
+    """Compute metrics of the maps of each target: for each target, ``{method: {metric: value}}``.
+
+    Raises:
+        MetricError: the model is missing, or the maps are of several crops.
+    """
+    if not metrics:
+        return []
+    if not has_model(subject):
+        raise MetricError("metrics need an explanation with its explainer and one crop; leave metrics out")
+    from explain.metrics import evaluate, get_metric
+
+    objects = [get_metric(metric) for metric in metrics]
+    x, found = subject.explainer.as_input(subject.photo), []
+    for result in subject.results:
+        chosen = next(iter(result.values())).target
+        if isinstance(chosen, str):
+            raise MetricError(f"metrics need a class as target, got {shown(chosen)}; leave metrics out")
+        found.append(figures_in(evaluate(subject.explainer.model, x, dict(result), objects, target=int(chosen[0]))))
+    return found

@@ -1,0 +1,314 @@
+"""A detected box as the target: which box it is, how it is found again in perturbed images, and what of it counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice, tee
+from typing import Any, Literal, TypeAlias, get_args
+
+import torch
+
+from explain._utils.errors import TargetError, in_short
+from explain.targets.base import Labels, Picked, Target, check_count
+from explain.targets.labels import find_category
+from explain.targets.layouts import Decode, Found, Size, read
+
+Part: TypeAlias = Literal["score", "logit", "existence", "left", "top", "right", "bottom", "overlap"]
+SIDES = ("left", "top", "right", "bottom")
+NEAR = 0.9
+"""Of boxes that overlap a place nearly as much as the nearest does, the one with the best score is the same box."""
+
+
+class NotDetectedError(TargetError):
+    """The original images have no such detection."""
+
+
+@dataclass(frozen=True, eq=False)
+class Detections(Target):
+    """One detected box: its class score, one of its sides, its overlap with a box, or that there is anything.
+
+    The box is chosen on the original images. In perturbed images, the same box is the one that overlaps it best among
+    those that may have its label. Where none overlaps it enough, the score, the existence and the overlap are 0; the
+    others are those of the nearest box.
+
+    What the model returns may be the result of non-maximum suppression or come before it, in any of the layouts of
+    ``explain.targets.layouts.LAYOUTS``; that of the settled target says which it was.
+
+    Args:
+        label: the class, as an index or in words, or a tuple with an index for each image; None takes any.
+        box: ``(x0, y0, x1, y1)`` in pixels of the model's input, or ``(N, 4)`` with one for each image: the box of the
+            model that overlaps it best is explained, even if it is no detection (why is nothing found here?).
+        index: without a box, which detection with this label: 0 is the best.
+        point: the best detection around this point ``(x, y)``, instead of a box.
+        decode: the name of a layout, where the model's output may be several; or a function of the output that gives
+            scores ``(N, cells, K)`` and boxes ``(N, cells, 4)``.
+        of: what of the box is explained. "score" is the probability of its class and "logit" the number before; a
+            "left", "top", "right" or "bottom" side is its coordinate; "overlap" is the intersection over union with
+            ``box``; "existence" says that there is anything.
+        overlap: the least intersection over union for two boxes to be the same, from 0 to 1.
+        threshold: the score from which on a box before non-maximum suppression is a detection.
+        size: height and width of the model's input, for layouts with boxes in shares of it; `explain.attribute` knows.
+        categories: the labels of the classes, for messages.
+
+    Raises:
+        TargetError: a box that is not valid, or a part, layout or share that there is not.
+
+    >>> found = {"boxes": torch.tensor([[0.0, 0, 4, 4], [4, 0, 8, 4]]), "labels": torch.tensor([1, 2])}
+    >>> output = [{**found, "scores": torch.tensor([0.9, 0.8])}]
+    >>> Detections().pick(output, 1)[0], Detections(box=(5, 0, 8, 4)).pick(output, 1)[0]
+    (tensor([0.9000]), tensor([0.8000]))
+    >>> Detections(2).settled(output, 1).layout, Detections(2, of="left").pick(output, 1)[0]
+    ('results', tensor([4.]))
+    """
+
+    label: int | str | tuple[int, ...] | None = None
+    box: torch.Tensor | Sequence[float] | None = None
+    index: int = 0
+    point: tuple[float, float] | None = None
+    decode: Decode | str | None = None
+    of: Part = "score"
+    overlap: float = 0.5
+    threshold: float = 0.35
+    size: Size | None = field(default=None, repr=False, compare=False)
+    categories: Labels = field(default=None, repr=False, compare=False)
+
+    __repr__ = in_short
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.overlap <= 1:
+            raise TargetError(f"overlap must be a share from 0 to 1, got {self.overlap}; 0.5 is usual")
+        if self.of not in get_args(Part):
+            raise TargetError(f"of must be one of {', '.join(get_args(Part))}, got {self.of!r}; choose one of them")
+        if isinstance(self.index, bool) or not isinstance(self.index, int) or self.index < 0:
+            raise TargetError(f"index must be a whole number from 0, the best, got {self.index!r}; count from 0")
+        if self.box is None:
+            return
+        box = torch.as_tensor(self.box).detach().float()
+        if box.ndim not in (1, 2) or box.shape[-1] != 4 or not (box[..., :2] < box[..., 2:]).all():
+            raise TargetError(f"box must be x0 y0 x1 y1 with x0 < x1 and y0 < y1, or (N, 4), got {self.box!r:.60}")
+        object.__setattr__(self, "box", box)
+
+    @property
+    def name(self) -> str:
+        what = "detection" if self.label is None else f"{self.label} detection"
+        what = what if self.of == "score" else f"{self.of} of {what}"
+        if self.point is not None:
+            return f"{what} around {self.point[0]:g} {self.point[1]:g}"
+        if self.box is None:
+            return f"{what} {self.index + 1}" if self.index else f"best {what}"
+        near = torch.as_tensor(self.box)
+        return f"{what} at {' '.join(f'{edge:g}' for edge in near.tolist())}" if near.ndim == 1 else f"{what} at boxes"
+
+    @property
+    def gives_probability(self) -> bool:
+        return self.of in ("score", "existence")
+
+    def settled(self, output: Any, count: int) -> Detected:
+        found = read(output, count, self.size, self.decode, self.name)
+        near = None if self.box is None else torch.as_tensor(self.box)
+        wanted = list(near) if near is not None and near.ndim == 2 else [near] * count
+        check_count("box", len(wanted), count)
+        labels = self.label if isinstance(self.label, tuple) else [self.label] * count
+        check_count("label", len(labels), count)
+        chosen = [self._find(found, i, find_category(label, None), wanted[i]) for i, label in enumerate(labels)]
+        boxes = torch.stack([found.boxes[i][cell].detach() for i, (cell, _) in enumerate(chosen)])
+        return Detected(
+            self.name, tuple(label for _, label in chosen), boxes, self.overlap, self.of, found.layout, self.decode,
+            boxes if near is None else torch.stack([each.to(boxes) for each in wanted if each is not None]), self.size,
+        )  # fmt: skip
+
+    def labelled(self, categories: Labels) -> Detections:
+        found = find_category(self.label, categories) if isinstance(self.label, str) else self.label
+        return replace(self, label=found, categories=categories)
+
+    def sized(self, size: Size) -> Detections:
+        return self if self.size is not None else replace(self, size=size)
+
+    def detected(self, output: Any, count: int, image: int) -> list[tuple[int, int]]:
+        """Return the detections with this label in one image, best first: the position of each, and its label."""
+        found = read(output, count, self.size, self.decode, self.name)
+        label = self.label[image] if isinstance(self.label, tuple) else self.label
+        return list(self._detected(found, image, find_category(label, None)))
+
+    def _detected(self, found: Found, image: int, label: int | None) -> Iterator[tuple[int, int]]:
+        which = image, label, self.threshold
+        ranked = found.ranked.get(which)
+        if ranked is None:
+            scores, least = found.scores[image].detach(), self.threshold if found.dense else -torch.inf
+            ranked = suppressed(_of_label(scores, label), found.boxes[image].detach(), least, found.dense)
+        found.ranked[which], mine = tee(ranked)
+        return mine
+
+    def _find(self, found: Found, image: int, label: int | None, wanted: torch.Tensor | None) -> tuple[int, int]:
+        """The position and label of the box that is meant in one image."""
+        scores, boxes = found.scores[image].detach(), found.boxes[image].detach()
+        if wanted is not None:
+            cell, shared = matched(_of_label(scores, label).amax(1), boxes, wanted) if scores.numel() else (0, -1.0)
+            if shared >= self.overlap:
+                return cell, int(scores[cell].argmax()) if label is None else label
+            nearest = ", ".join(f"{edge:.0f}" for edge in boxes[cell].tolist()) if len(boxes) else "none"
+            raise TargetError(
+                f"target {self.name} must overlap a detection of image {image} by {self.overlap:g}, but the nearest "
+                f"in pixels of the input, ({nearest}), does so by {max(shared, 0):.2f}; give it, or a lower overlap"
+            )
+        detected = self._detected(found, image, label)
+        if self.point is not None:
+            x, y = self.point
+            around = (boxes[:, 0] <= x) & (x <= boxes[:, 2]) & (boxes[:, 1] <= y) & (y <= boxes[:, 3])
+            detected = (each for each in detected if around[each[0]])
+        chosen = next(islice(detected, self.index, None), None)
+        if chosen is not None:
+            return chosen
+        known = self.categories or ()
+        numbers = sorted({own for _, own in self._detected(found, image, None)})
+        there = [known[number] if number < len(known) else number for number in numbers]
+        raise NotDetectedError(
+            f"target {self.name} must be detected in the unaltered image {image}, but is not; take one of the labels "
+            f"found there ({', '.join(map(str, there[:8])) or 'none at all'}), a lower threshold, or the box of a "
+            "region to see why nothing is found"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Detected(Target):
+    """A box that has been settled: for each image, the label and the box ``(N, 4)`` to find again."""
+
+    name: str
+    labels: tuple[int, ...]
+    boxes: torch.Tensor
+    overlap: float = 0.5
+    of: Part = "score"
+    layout: str = ""
+    decode: Decode | str | None = None
+    compared: torch.Tensor | None = None
+    size: Size | None = None
+
+    __repr__ = in_short
+
+    def pick(self, output: Any, count: int) -> Picked:
+        found = read(output, count, self.size, self.decode or self.layout, self.name)
+        values = [self._value(found, i) for i in range(count)]
+        return torch.stack([_nothing(found) if value is None else value for value in values]), None
+
+    def class_scores(self, output: Any, count: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+        found = read(output, count, self.size, self.decode or self.layout, self.name)
+        if not found.dense or self.of not in ("score", "logit"):  # a result has one label for each box
+            return None
+        cells = [
+            matched(scores[:, label].detach(), boxes.detach(), box)[0]
+            for scores, boxes, label, box in zip(found.scores, found.boxes, self.labels, self.boxes, strict=True)
+        ]
+        scores = torch.stack([each[cell].detach() for each, cell in zip(found.scores, cells, strict=True)])
+        return None if scores.isinf().any() else (scores, torch.tensor(self.labels, device=scores.device))
+
+    def of_classes(self, classes: tuple[int, ...]) -> Detected:
+        return replace(self, labels=classes)
+
+    def likeness(self, output: Any, count: int) -> torch.Tensor:
+        """How much the best box in each image is like this one ``(count,)``.
+
+        Of a box that may have the same label, the overlap times the score; 0 where there is none. (In Petsiuk et al.,
+        2021, the cosine of the class distributions takes part; with a label for each box, that is 1 or 0.)
+        """
+        found = read(output, count, self.size, self.decode or self.layout, self.name)
+        best = []
+        for i, (scores, boxes) in enumerate(zip(found.scores, found.boxes, strict=True)):
+            own = _of_label(scores, self.labels[i]).amax(1) if scores.numel() else scores.new_zeros(0)
+            alike = torch.where(own > -torch.inf, overlaps(boxes, self.boxes[i]) * own.float(), 0.0)
+            best.append(alike.max() if len(alike) else self.boxes.new_zeros(()))
+        return torch.stack(best)
+
+    def rows(self, images: torch.Tensor) -> Detected:
+        own = images.to(self.boxes.device)
+        labels = tuple(self.labels[image] for image in images.tolist())
+        compared = None if self.compared is None else self.compared[own]
+        return replace(self, labels=labels, boxes=self.boxes[own], compared=compared)
+
+    def _value(self, found: Found, image: int) -> torch.Tensor | None:
+        """What is explained of the box in one image; None where it is not there."""
+        scores, boxes, label = found.scores[image], found.boxes[image], self.labels[image]
+        if not len(boxes) or label >= scores.shape[1]:
+            return None
+        own = scores[:, label]
+        cell, shared = matched(own.detach(), boxes.detach(), self.boxes[image])
+        if self.of in SIDES:
+            return boxes[cell, SIDES.index(self.of)]
+        if self.of == "logit":
+            if found.logits is None:
+                raise TargetError(f"of must be 'score' where a model returns no logits ({found.layout}), got 'logit'")
+            return found.logits[image][cell, label]
+        if shared < self.overlap:
+            return None
+        if self.of == "overlap":
+            compared = self.boxes if self.compared is None else self.compared
+            return overlaps(boxes[cell][None], compared[image])[0]
+        if self.of == "existence":
+            return scores[cell].amax() if found.existence is None else found.existence[image][cell]
+        return own[cell]
+
+
+def _nothing(found: Found) -> torch.Tensor:
+    """The score where the box is not found: 0, and part of the graph."""
+    scores = [torch.where(each > -torch.inf, each, 0.0).sum() for each in found.scores]
+    return torch.stack(scores).sum() * 0
+
+
+def _of_label(scores: torch.Tensor, label: int | None) -> torch.Tensor:
+    """Scores ``(Q, K)`` without those of other classes."""
+    if label is None:
+        return scores
+    others = torch.arange(scores.shape[1], device=scores.device) != label
+    return scores.masked_fill(others, -torch.inf)
+
+
+def matched(scores: torch.Tensor, boxes: torch.Tensor, box: torch.Tensor) -> tuple[int, float]:
+    """Return which of some boxes ``(Q, 4)`` with scores ``(Q,)`` is the same as one box, and how much both overlap.
+
+    It is the one that overlaps it best; of several that do so nearly as much, the one with the best score. A score of
+    minus infinity excludes a box.
+    """
+    shared = torch.where(scores > -torch.inf, overlaps(boxes, box), -1.0)
+    best = shared.max()
+    cell = int(torch.where(shared >= (NEAR * best if best > 0 else best), scores, -torch.inf).argmax())
+    return cell, float(shared[cell])
+
+
+def suppressed(
+    scores: torch.Tensor, boxes: torch.Tensor, threshold: float, dense: bool = True, iou: float = 0.6, most: int = 1000
+) -> Iterator[tuple[int, int]]:
+    """Yield the detections among boxes ``(Q, 4)`` with scores ``(Q, K)``, best first, as pairs of position and label.
+
+    Of boxes with the same label that overlap by more than ``iou``, the best stays, unless they are not ``dense``.
+    ``most`` candidates are considered.
+
+    >>> boxes = torch.tensor([[0.0, 0, 9, 9], [0, 0, 9, 8], [20, 0, 29, 9]])  # the second is much like the first
+    >>> list(suppressed(torch.tensor([[0.9], [0.8], [0.7]]), boxes, 0.5))
+    [(0, 0), (2, 0)]
+    """
+    above = scores > threshold
+    if int(above.sum()) > most:  # to sort all of them would take longer than the model
+        above &= scores >= scores.flatten().topk(most).values[-1]
+    cells, labels = above.nonzero(as_tuple=True)
+    left = scores[cells, labels].sort(descending=True, stable=True).indices[:most]
+    while len(left):
+        best, left = left[0], left[1:]
+        yield int(cells[best]), int(labels[best])
+        if dense:
+            same = labels[left] == labels[best]
+            left = left[~(same & (overlaps(boxes[cells[left]], boxes[cells[best]]) > iou))]
+
+
+def overlaps(boxes: torch.Tensor, box: torch.Tensor) -> torch.Tensor:
+    """Return the intersection over union of each of ``boxes`` ``(Q, 4)`` with one box ``(4,)``.
+
+    >>> overlaps(torch.tensor([[0.0, 0, 2, 2], [1, 0, 3, 2]]), torch.tensor([0.0, 0, 2, 2]))
+    tensor([1.0000, 0.3333])
+    """
+    boxes, box = boxes.float(), box.to(boxes.device).float()
+    sides = (torch.minimum(boxes[:, 2:], box[2:]) - torch.maximum(boxes[:, :2], box[:2])).clamp(min=0)
+    shared, areas = sides.prod(1), (boxes[:, 2:] - boxes[:, :2]).prod(1)
+    union = areas + (box[2:] - box[:2]).prod() - shared
+    found = shared / union.clamp(min=torch.finfo(union.dtype).tiny)
+    flat = areas.detach() <= 0
+    return torch.where(flat & (boxes == box).all(1), 1.0, found) if bool(flat.any()) else found

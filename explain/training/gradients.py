@@ -1,0 +1,375 @@
+"""Gradients during training: clipped as they flow, watched from layer to layer, and units that get none."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
+
+import torch
+from torch import nn
+
+from explain._utils.errors import HookError
+from explain._utils.html import picture_html
+from explain._utils.signals import SignalSafe
+from explain.hooks.group import HookGroup
+from explain.render.sheets import as_picture, empty, evenly_spread
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def merged(name: str, gradient: torch.Tensor) -> torch.Tensor:
+    """Return a gradient in which each element occurs once: rows of a sparse one may come in several parts.
+
+    Raises:
+        HookError: its layout is neither dense nor sparse in coordinates.
+    """
+    if gradient.layout == torch.sparse_coo:
+        return gradient.coalesce()
+    if gradient.layout != torch.strided:
+        raise HookError(f"the gradient of {name!r} must be dense or sparse_coo, got {gradient.layout}; freeze it")
+    return gradient
+
+
+def values_of(gradient: torch.Tensor) -> torch.Tensor:
+    """Return the elements that a `merged` gradient holds; those that a sparse one leaves out are zero."""
+    return gradient.values() if gradient.is_sparse else gradient
+
+
+def with_values(gradient: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Return a `merged` gradient of the same layout with other elements."""
+    if not gradient.is_sparse:
+        return values
+    places = gradient.indices()
+    return torch.sparse_coo_tensor(places, values, gradient.shape, check_invariants=False, is_coalesced=True)
+
+
+Scaler: TypeAlias = "torch.amp.GradScaler"
+
+
+def checked(scaler: Scaler | None) -> Scaler | None:
+    """Return the scaler, or None where it is switched off; refuse what is not a scaler.
+
+    Raises:
+        HookError: it has no ``get_scale``.
+    """
+    if scaler is not None and not callable(getattr(scaler, "get_scale", None)):
+        raise HookError(f"scaler must be a GradScaler, got {type(scaler).__name__}; pass the one that scales the loss")
+    return scaler if getattr(scaler, "is_enabled", lambda: True)() else None
+
+
+def factor(scaler: Scaler | None) -> float:
+    """Return by what the gradients of the running backward pass are too large."""
+    return 1.0 if scaler is None else float(scaler.get_scale())
+
+
+class OnParameters(SignalSafe[Any]):
+    """A hook on the gradient of every parameter, in place until the block ends."""
+
+    def __init__(self, model: nn.Module, hook: Callable[[str, torch.Tensor], torch.Tensor | None]) -> None:
+        self._group = HookGroup(model)
+        try:
+            for name, parameter in model.named_parameters():
+                if parameter.requires_grad:
+                    self._group.leaf(parameter, lambda gradient, name=name: hook(name, gradient))
+        except BaseException:  # an interrupt, for one: nothing else could remove this group
+            self._group.remove()
+            raise
+
+    def begin(self) -> Self:
+        return self
+
+    def end(self, error: BaseException | None) -> None:
+        self.remove()
+
+    def remove(self) -> None:
+        """Take the hooks away."""
+        self._group.remove()
+
+
+class GradientClipper(OnParameters):
+    """Clips the gradient of every parameter before it is accumulated; use it in ``with``, or `remove` it.
+
+    Each gradient is clipped on its own, in each backward pass, and in each process before processes exchange theirs.
+    Sparse gradients, such as those of embeddings, are clipped as if they were dense, and stay sparse.
+
+    Gradients with infinite or NaN elements give what torch's ``clip_grad_norm_`` and ``clip_grad_value_`` give: by
+    ``norm``, an infinity becomes NaN and the rest of that gradient zero, and one NaN makes all of it NaN; by ``value``,
+    infinities are clamped and NaN stays. With a ``scaler``, infinities are not clamped: the scaler must see them to
+    skip the step.
+
+    Args:
+        model: its parameters that require gradients are clipped.
+        value: clamp every element to [-value, value], or
+        norm: scale each gradient whose norm is larger down to this norm.
+        scaler: the ``torch.amp.GradScaler`` that scales the loss, if one does. Limits hold for gradients without its
+            scale, as its ``unscale_`` or ``step`` leaves them.
+        error_if_nonfinite: raise for a gradient with infinite or NaN elements.
+
+    Attributes:
+        clipped: how often the finite gradient of a parameter exceeded the limit.
+        nonfinite: how often it had infinite or NaN elements.
+
+    Raises:
+        HookError: not exactly one of ``value`` and ``norm`` is given, it is not positive, ``scaler`` is not a scaler,
+            or ``value`` is used with a complex parameter. During backward: a gradient is not finite
+            (``error_if_nonfinite``), or has a layout that is neither dense nor sparse in coordinates.
+
+    >>> model = nn.Linear(2, 1, bias=False)
+    >>> with GradientClipper(model, value=0.5) as clipper:
+    ...     model(torch.tensor([[3.0, 0.1]])).sum().backward()
+    >>> model.weight.grad, clipper.clipped
+    (tensor([[0.5000, 0.1000]]), {'weight': 1})
+    """
+
+    def __init__(
+        self, model: nn.Module, *, value: float | None = None, norm: float | None = None,
+        scaler: Scaler | None = None, error_if_nonfinite: bool = False,
+    ) -> None:  # fmt: skip
+        if (value is None) == (norm is None):
+            raise HookError("GradientClipper must be given exactly one of value= and norm=")
+        limit, self._by_norm = norm if value is None else value, value is None
+        if isinstance(limit, bool) or not isinstance(limit, (int, float)) or not limit > 0:
+            raise HookError(f"{'norm' if self._by_norm else 'value'} must be positive, got {limit!r}; give another")
+        self._limit = float(limit)
+        self._scaler, self._strict = checked(scaler), error_if_nonfinite
+        self.clipped: dict[str, int] = {}
+        self.nonfinite: dict[str, int] = {}
+        for name, parameter in model.named_parameters():
+            if not self._by_norm and parameter.requires_grad and parameter.is_complex():
+                raise HookError(f"value= must be used with real parameters, but {name!r} is complex; use norm=")
+        super().__init__(model, self._clip)
+
+    def _clip(self, name: str, gradient: torch.Tensor) -> torch.Tensor | None:
+        gradient = merged(name, gradient)
+        values = values_of(gradient)
+        if not values.numel():
+            return None
+        largest = values.detach().abs().amax()
+        if not largest.isfinite():
+            return self._clip_nonfinite(name, gradient, largest)
+        limit = self._limit * factor(self._scaler)
+        if largest.item() * (values.numel() ** 0.5 if self._by_norm else 1) <= limit:  # no norm can be larger than that
+            return None
+        if self._by_norm:
+            wide = torch.promote_types(values.dtype, torch.float32)
+            shares = values.to(wide) / largest.to(wide)  # of the largest: their norm cannot overflow or vanish
+            norm = torch.linalg.vector_norm(shares)
+            if norm.item() * largest.item() <= limit:
+                return None
+            clipped = (shares * (limit / norm)).to(values.dtype)
+        else:
+            clipped = _clamped(values, limit)
+        self.clipped[name] = self.clipped.get(name, 0) + 1
+        return with_values(gradient, clipped)
+
+    def _clip_nonfinite(self, name: str, gradient: torch.Tensor, largest: torch.Tensor) -> torch.Tensor | None:
+        self.nonfinite[name] = self.nonfinite.get(name, 0) + 1
+        values = values_of(gradient)
+        if self._strict:
+            got = f"{int((~values.isfinite()).sum())} of {values.numel()} elements that are infinite or NaN"
+            raise HookError(f"the gradient of {name!r} must be finite, got {got}; lower the learning rate")
+        if self._by_norm:
+            return with_values(gradient, values * (self._limit / largest))
+        return None if self._scaler is not None else with_values(gradient, _clamped(values, self._limit))
+
+
+def _clamped(values: torch.Tensor, limit: float) -> torch.Tensor:
+    limit = min(limit, torch.finfo(values.dtype).max)
+    return values.clamp(-limit, limit)
+
+
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, *_TRANSPOSED)
+
+
+class DeadUnits(OnParameters):
+    """Finds units of linear layers and convolutions whose weights got no gradient so far; use it in ``with``.
+
+    A unit is an output of a linear layer, or an output channel of a convolution. One behind which a ReLU is off for
+    every input of every step gets no gradient, and neither does one whose output is not used: they learn nothing. What
+    counts is the gradient, so that it makes no difference whether rectifiers are modules or functions. A unit that is
+    alive for one input of one step is alive. Layers that got no gradient at all, such as unused ones, are left out.
+
+    Args:
+        model: its linear layers and convolutions whose weights require gradients are watched.
+
+    Raises:
+        HookError: during backward, a gradient has a layout that is neither dense nor sparse in coordinates.
+
+    >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+    >>> model[0].weight.data, model[0].bias.data = torch.ones(3, 2), torch.tensor([0.0, -9.0, 0.0])
+    >>> with DeadUnits(model) as units:
+    ...     model(torch.ones(4, 2)).sum().backward()
+    >>> units.dead(), units.counts()
+    ({'0': [1], '2': []}, {'0': 3, '2': 1})
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        modules = [(name, module) for name, module in model.named_modules() if isinstance(module, _LAYERS)]
+        layers = {id(module.weight): (name, module) for name, module in reversed(modules)}  # the first of shared ones
+        self._owners = {name: layers[id(p)] for name, p in model.named_parameters() if id(p) in layers}
+        self._alive: dict[str, torch.Tensor] = {}
+        super().__init__(model, self._note)
+
+    def dead(self) -> dict[str, list[int]]:
+        """Return, for each layer from the first to the last, the numbers of its units without any gradient."""
+        return {name: (~alive).nonzero()[:, 0].tolist() for name, alive in self._in_order()}
+
+    def counts(self) -> dict[str, int]:
+        """Return, for each layer from the first to the last, how many units it has."""
+        return {name: len(alive) for name, alive in self._in_order()}
+
+    def __repr__(self) -> str:
+        dead, total = sum(map(len, self.dead().values())), sum(self.counts().values())
+        return f"DeadUnits({dead} of {total} units get no gradient)"
+
+    def _in_order(self) -> list[tuple[str, torch.Tensor]]:
+        names = [name for name, _ in self._owners.values()]
+        return [(name, self._alive[name]) for name in names if name in self._alive]
+
+    def _note(self, parameter: str, gradient: torch.Tensor) -> None:
+        if parameter not in self._owners:
+            return
+        name, layer = self._owners[parameter]
+        moved = values_of(merged(parameter, gradient.detach())) != 0
+        if isinstance(layer, _TRANSPOSED):  # (in, out of one group, ...)
+            moved = moved.reshape(layer.groups, -1, *moved.shape[1:]).transpose(1, 2).flatten(0, 1)
+        alive = moved.flatten(1).any(1)
+        before = self._alive.get(name)  # it stays on the device: reading it would wait for the device in every step
+        self._alive[name] = alive if before is None else before | alive
+
+
+@dataclass(frozen=True)
+class Flow:
+    """A layer's gradient at one step: its root mean square, its largest magnitude, and the share that is zero."""
+
+    rms: float
+    largest: float
+    zero: float
+
+
+class GradientFlow(OnParameters):
+    """Watches the gradient of every parameter over training steps; each backward pass is a step.
+
+    ``steps`` has a dictionary from parameter names to `Flow` for each. Use it in ``with``, or `remove` it. What sparse
+    gradients leave out counts as zero.
+
+    Args:
+        model: its parameters that require gradients are watched.
+        scaler: the ``torch.amp.GradScaler`` that scales the loss, if one does: its scale is taken out.
+
+    Raises:
+        HookError: ``scaler`` is not a scaler. During backward: a gradient has a layout that is neither dense nor sparse
+            in coordinates.
+
+    >>> model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))
+    >>> with GradientFlow(model) as flow:
+    ...     for _ in range(3):
+    ...         model(torch.ones(4, 2)).sum().backward()
+    >>> len(flow.steps), sorted(flow.steps[0])
+    (3, ['0.bias', '0.weight', '2.bias', '2.weight'])
+    """
+
+    def __init__(self, model: nn.Module, *, scaler: Scaler | None = None) -> None:
+        self.steps: list[dict[str, Flow]] = []
+        self._now: dict[str, Flow] = {}
+        self._scaler = checked(scaler)
+        super().__init__(model, self._note)
+
+    def verdicts(self, *, vanishing: float = 1e-3, exploding: float = 1e3, last: int | None = None) -> dict[str, str]:
+        """Judge each parameter by its mean gradient, relative to that of the last layer, where backward begins.
+
+        Args:
+            vanishing: a mean that is smaller than this many times the last layer's is vanishing.
+            exploding: one that is larger than this many times the last layer's is exploding.
+            last: judge only the last so many steps; by default, all.
+
+        Returns:
+            For each parameter, from the first layer to the last, "dead" (always zero), "not finite", "vanishing",
+            "exploding" or "ok".
+        """
+        means = self._means(last)
+        sizes = {name: size for name, size in means.items() if 0 < size < float("inf")}
+        weights = [size for name, size in sizes.items() if name.endswith("weight")] or list(sizes.values())
+        reference = weights[-1] if weights else 0.0
+        return {name: _verdict(size, reference, vanishing, exploding) for name, size in means.items()}
+
+    def summary(self) -> dict[str, Flow]:
+        """Return one `Flow` for each parameter, from the first layer to the last, for all steps.
+
+        It has the mean of their root mean squares, their largest magnitude, and the mean share that is zero.
+        """
+        found = {}
+        for name, rms in self._means().items():
+            flows = [step[name] for step in self.steps if name in step]
+            zero = sum(flow.zero for flow in flows) / len(flows)
+            largest = float(torch.tensor([flow.largest for flow in flows], dtype=torch.float64).amax())  # NaN stays
+            found[name] = Flow(rms, largest, zero)
+        return found
+
+    def __repr__(self) -> str:
+        counts = Counter(self.verdicts().values())
+        found = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+        return f"GradientFlow({len(self.steps)} steps{f'; {found}' if found else ''})"
+
+    def _repr_html_(self) -> str:
+        return picture_html(as_picture(self.plot()), f"gradients of every layer over the steps: {self!r}")
+
+    def plot(self) -> Figure:
+        """Return a figure: each weight's gradient over the steps, and its mean from the first layer to the last.
+
+        It shows itself in a notebook.
+        """
+        means, verdicts = self._means(), self.verdicts()
+        names = [name for name in means if name.endswith("weight")] or list(means)
+        named = evenly_spread(len(names), 20)
+        drawn = empty((9, 4), f"gradients of every layer over the steps: {self!r}")
+        over_steps, over_layers = drawn.subplots(1, 2)
+        for i, name in enumerate(names):
+            tone = i / max(1, len(names) - 1)
+            values = [step[name].rms if name in step else float("nan") for step in self.steps]
+            label = name if i in named else None
+            over_steps.plot(values, color=(0.9 - 0.8 * tone, 0.25, 0.15 + 0.75 * tone), linewidth=1.2, label=label)
+        over_steps.set(xlabel="step", ylabel="root mean square of the gradient", yscale="log")
+        over_steps.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
+        tones = {"ok": "#3b6fb6", "vanishing": "#c98a1b", "exploding": "#b3261e", "dead": "#888888"}
+        sizes = [means[name] for name in names]
+        over_layers.bar(range(len(names)), sizes, color=[tones.get(verdicts[n], "#b3261e") for n in names])
+        over_layers.set(yscale="log" if any(sizes) else "linear", title="mean over the steps, first to last layer")
+        over_layers.set_xticks(named, [names[i] for i in named], rotation=60, ha="right", fontsize=8)
+        return drawn
+
+    def _note(self, name: str, gradient: torch.Tensor) -> None:
+        if not self._now or name in self._now:  # a pass that begins; the one before it may have failed halfway
+            self._now = {}
+            self._group.after_backward(self._end_step)
+        gradient = merged(name, gradient.detach())
+        values, count = values_of(gradient).abs().double() / factor(self._scaler), gradient.numel()
+        self._now[name] = Flow(0.0, 0.0, 1.0)
+        if values.numel():
+            rms, zero = (values.square().sum() / count).sqrt().item(), 1 - values.count_nonzero().item() / count
+            self._now[name] = Flow(rms, values.amax().item(), zero)
+
+    def _end_step(self) -> None:
+        self.steps.append(self._now)
+        self._now = {}
+
+    def _means(self, last: int | None = None) -> dict[str, float]:
+        """Return the mean size of each gradient, from the first layer to the last: backward came the other way."""
+        steps = self.steps[-last:] if last else self.steps
+        names = reversed(dict.fromkeys(name for step in steps for name in step))
+        found = {name: [step[name].rms for step in steps if name in step] for name in names}
+        return {name: sum(values) / len(values) for name, values in found.items()}
+
+
+def _verdict(size: float, reference: float, vanishing: float, exploding: float) -> str:
+    if size == 0:
+        return "dead"
+    if not size < float("inf"):
+        return "not finite"
+    if size < vanishing * reference:
+        return "vanishing"
+    return "exploding" if size > exploding * reference else "ok"

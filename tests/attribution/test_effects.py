@@ -1,0 +1,191 @@
+"""`trace` equals one pass for each patch, its estimate is exact for linear models; a lens ends in the model's own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import nn
+
+import explain
+from explain.cli import main
+from explain.hooks import Patch, capture, intervene, lens, trace
+from tests.conftest import ROOT, TinyNet, settled
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.attn = nn.LayerNorm(8), nn.MultiheadAttention(8, 2, batch_first=True)
+        self.mlp = nn.Sequential(nn.Linear(8, 12), nn.GELU(), nn.Linear(12, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm(x)
+        x = x + self.attn(y, y, y, need_weights=False)[0]
+        return x + self.mlp(x)
+
+
+class Transformer(nn.Module):
+    """Sixteen patches behind a class token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, 8, 4, 4)
+        self.token = nn.Parameter(torch.zeros(1, 1, 8))
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.head = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.cat([self.token.expand(len(x), -1, -1), self.patches(x).flatten(2).transpose(1, 2)], 1)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x[:, 0])
+
+
+def photos(seed: int, size: tuple[int, int]) -> torch.Tensor:
+    return torch.rand(1, 3, *size, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def network(name: str) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    if name == "convolutional":
+        return settled(TinyNet()).double().eval(), photos(0, (12, 10)), photos(1, (12, 10))
+    return settled(Transformer()).double().eval(), photos(0, (16, 16)), photos(1, (16, 16))
+
+
+def square(unit: int, wide: float, high: float) -> tuple[float, ...]:
+    row, column = divmod(unit, 7)
+    return column * wide, row * high, (column + 1) * wide, (row + 1) * high
+
+
+CASES: list[tuple[str, str, Any, Any]] = [
+    ("convolutional", "layers", None, None),
+    ("convolutional", "channels", "layer1", lambda unit, grid: {"channels": [unit]}),
+    ("convolutional", "positions", "layer2", lambda unit, grid: {"positions": [divmod(unit, grid[1])]}),
+    (
+        "convolutional", "regions", "layer1",
+        lambda unit, grid: {"region": square(unit, 10 / 7, 12 / 7)},
+    ),
+    ("transformer", "layers", None, None),
+    ("transformer", "heads", None, lambda unit, grid: {"heads": [unit]}),
+    ("transformer", "tokens", ["blocks.0", "blocks.1.attn:v"], lambda unit, grid: {"tokens": [unit]}),
+    ("transformer", "positions", "blocks.1", lambda unit, grid: {"positions": [divmod(unit, grid[1])]}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "at", "layers", "units"), CASES)
+def test_a_trace_equals_one_pass_for_each_patch(name: str, at: Any, layers: Any, units: Any) -> None:
+    model, clean, corrupted = network(name)
+    effects = trace(model, clean, corrupted, at, layers=layers, target=2, batch_size=5)
+    before = model(corrupted)[0, 2].detach()
+    rows = effects.rows()
+    assert len(rows) >= 4
+    for row in rows[:: max(1, len(rows) // 20)]:
+        chosen = {} if units is None else units(row["unit"], effects.grid.get(row["layer"]))
+        with intervene(model, [Patch(row["layer"], clean, from_input=True, **chosen)]):
+            after = model(corrupted)[0, 2].detach()
+        assert row["effect"] == pytest.approx(float(after - before), abs=1e-12)
+    assert effects.clean == pytest.approx(model(clean)[0, 2].item())
+    assert json.loads(json.dumps(effects.to_dict()))["effects"] == rows
+
+
+def test_the_estimate_is_exact_where_all_that_follows_is_linear() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Tanh(), nn.Conv2d(4, 2, 3), nn.Flatten(), nn.Linear(2 * 8 * 6, 5))
+    model = settled(model).double()
+    effects = trace(model, photos(0, (12, 10)), photos(1, (12, 10)), "channels", layers="1", target=1)
+    torch.testing.assert_close(effects.by_layer["1"], effects.estimates["1"])
+    assert effects.correlation == pytest.approx(1)
+
+
+def test_the_estimate_is_the_gradient_times_the_difference() -> None:
+    model, clean, corrupted = network("transformer")
+    effects = trace(model, clean, corrupted, "tokens", layers="blocks.1", target=3)
+    values = []
+    for x in (clean, corrupted):
+        z = torch.cat([model.token.expand(1, -1, -1), model.patches(x).flatten(2).transpose(1, 2)], 1)
+        values.append(model.blocks[1](model.blocks[0](z)).detach().requires_grad_())
+    (gradient,) = torch.autograd.grad(model.head(model.blocks[2](values[1])[:, 0])[0, 3], values[1])
+    torch.testing.assert_close(effects.estimates["blocks.1"], ((values[0] - values[1]) * gradient).sum(-1)[0].detach())
+
+
+def test_figures_and_tables_are_drawn() -> None:
+    model, clean, corrupted = network("transformer")
+    for at in ("layers", "heads", "positions"):
+        effects = trace(model, clean, corrupted, at)  # type: ignore[arg-type]
+        assert effects.figure().axes
+        assert "correlation" in str(effects)
+        assert effects.target == f"class {int(model(clean).argmax())}"
+
+
+def test_a_lens_ends_in_the_models_own_scores_and_reads_each_block() -> None:
+    model, x, _ = network("transformer")
+    x = torch.cat([x, x.flip(-1)])
+    found = lens(model, x, tokens=True)
+    assert found.layers == ("blocks.0", "blocks.1", "blocks.2")
+    torch.testing.assert_close(found.scores[-1], model(x).detach())
+    z = torch.cat([model.token.expand(2, -1, -1), model.patches(x).flatten(2).transpose(1, 2)], 1)
+    for i, block in enumerate(model.blocks):
+        z = block(z)
+        torch.testing.assert_close(found.scores[i], model.head(z[:, 0]).detach())
+        assert found.tokens is not None
+        torch.testing.assert_close(found.tokens[i], model.head(z).detach())
+    named = lens(model, x, layers=["blocks.1", "blocks.0"])  # the last block reads them all the same
+    assert named.layers == ("blocks.0", "blocks.1")
+    torch.testing.assert_close(named.scores, found.scores[:2])
+
+
+def test_what_cannot_be_traced_is_one_line() -> None:
+    model, clean, corrupted = network("convolutional")
+    with pytest.raises(explain.ExplainError, match="at"):
+        trace(model, clean, corrupted, "neurons")  # type: ignore[arg-type]
+    with pytest.raises(explain.ExplainError, match="shape"):
+        trace(model, clean, F.pad(corrupted, (0, 2)))
+    with pytest.raises(explain.ExplainError, match="heads"):
+        trace(model, clean, corrupted, "heads")
+    with pytest.raises(explain.LayerError, match="shape"):
+        lens(model, clean, layers=["conv1", "layer2"])
+
+
+def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    photos = [str(ROOT / "assets" / name) for name in ("chelsea.png", "coffee.png")]
+    words = ["trace", *photos, "--model", "tiny-transformer", "--at", "heads", "--output", str(tmp_path)]
+    assert main([*words, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)["results"][0]
+    with Image.open(document["files"][0]) as picture:
+        assert picture.width > 200
+    explainer = explain.Explainer("tiny-transformer")
+    x = [explainer.as_input(photo) for photo in photos]
+    expected = trace(explainer.model, *x, "heads", categories=explainer.categories)
+    assert document["target"] == expected.target in (explainer.categories or ())
+    assert [row["effect"] for row in document["effects"]] == pytest.approx(
+        [row["effect"] for row in expected.rows()], abs=1e-4
+    )
+    assert main(["trace", photos[0]]) == 2
+
+
+def test_the_calls_for_people_from_other_packages_run(tmp_path: Path) -> None:
+    model = network("transformer")[0]
+    model.add_module("layer3", nn.Identity())
+    model.head.register_forward_pre_hook(lambda module, args: (model.layer3(args[0]),))
+    clean, corrupted = photos(0, (16, 16)), photos(1, (16, 16))
+    names: dict[str, Any] = {
+        "hooks": explain.hooks, "Ablate": explain.hooks.Ablate, "Replace": explain.hooks.Replace, "model": model,
+        "x": clean, "clean": clean, "corrupted": corrupted, "name": "blocks.0", "layer": "blocks.0",
+        "layers": ["blocks.0"], "fn": lambda *given: 2 * given[-1], "folder": tmp_path, "loader": [clean, corrupted],
+    }  # fmt: skip
+    page = (ROOT / "docs" / "interventions.md").read_text("utf-8").partition("## Coming from")[2]
+    codes = [row.split(" | ")[1].split("`")[1] for row in page.splitlines() if row.startswith("| ") and "`" in row]
+    assert len(codes) >= 10
+    for code in codes:
+        if code.startswith('"'):  # a name of a layer
+            with capture(model, code.strip('"')) as seen:
+                model(clean).sum().backward()
+            assert all(each.any() for each in seen.gradients.values())
+        elif "(" in code:
+            exec(code, names)
+    assert names["seen"].activations["blocks.0"].shape == (1, 17, 8)
+    assert len(explain.hooks.ActivationStore(tmp_path)["blocks.0"]) == 2

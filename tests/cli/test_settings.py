@@ -1,0 +1,179 @@
+"""Settings in a file, lists without torch, completion, formats, how much is said, and several models."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import explain
+from explain.cli import main
+from explain.cli.commands import COMMANDS, configured
+from explain.cli.listed import LISTED, registered
+from tests.cli.conftest import Typed
+from tests.cli.test_cli import ENVIRONMENT
+
+ALWAYS = ["--model", "tiny", "--size", "32"]
+
+
+@pytest.fixture(autouse=True)
+def _photos(tmp_path: Path) -> None:
+    for name in ("a.png", "b.png"):
+        Image.radial_gradient("L").resize((64, 48)).save(tmp_path / name)
+
+
+def test_options_of_a_file_are_defaults(typed: Typed) -> None:
+    toml = (
+        'size = 32\nmodel = "tiny"\nmethod = ["saliency", "rise"]\nsamples = 8\nmean = [0.4, 0.5, 0.6]\nhtml = false\n'
+    )
+    Path("pyproject.toml").write_text(f'[project]\nname = "x"\n[tool.explain]\n{toml}[tool.explain.run]\nworkers = 0\n')
+    assert main(["a.png", "--json"]) == 0
+    assert (
+        main(["a.png", "--method", "gradcam", "-o", "other", "--baseline", "blur"]) == 2  # which is typed
+    )
+    record = json.loads(Path("explained/a-tiny-rise.json").read_text())
+    assert (record["options"]["samples"], "mean=(0.4, 0.5, 0.6)" in record["preprocess"]) == (8, True)
+    assert typed("a.png", "--method", "gradcam", "-o", "other")[0] == 0
+    assert {path.name for path in Path("other").glob("*.json")} == {"a-tiny-gradcam.json"}
+    Path("explain.toml").write_text('method = ["saliency", "rise"]\n')
+    for command, given in (("run", ["saliency", "rise"]), ("insight", "saliency")):  # which takes one method alone
+        assert configured(COMMANDS[command])[1]["method"] == given
+    Path("explain.toml").write_text('methd = "rise"\n')
+    assert typed("a.png")[::2] == (2, ["explain: explain.toml: option 'methd' is unknown; did you mean 'method'?"])
+    Path("explain.toml").write_text("size = 0\n")
+    assert "explain.toml: --size must be a whole number from 1" in typed("a.png")[2][0]
+    Path("explain.toml").write_text("size")
+    assert "explain.toml must hold TOML" in typed("a.png")[2][0]
+
+
+def test_lists_are_those_of_the_package_and_need_no_torch(tmp_path: Path) -> None:
+    stored = json.loads(LISTED.read_text("utf-8"))
+    own = {
+        kind: [item for item in items if kind == "families" or item["name"] in {each["name"] for each in stored[kind]}]
+        for kind, items in registered().items()
+    }
+    assert stored == own, "write it again: python -m explain.cli.listed"
+    code = (
+        "import sys\nfrom explain.cli import main\n"
+        "main(['methods']), main(['metrics'])\nassert 'torch' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert all(f"  {name} " in done.stdout for name in (item["name"] for item in stored["methods"]))
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["ru"], ["run"]),
+        (["a.png", "--method", "gradcam+"], ["gradcam++"]),
+        (["run", "--metric", "averaged"], ["averagedrop"]),
+        (["a.png", "--style", ""], ["heat", "contour", "mask", "spotlight"]),
+        (["methods", "--"], ["--json"]),
+        (["a.png", "--model", "tiny-c"], ["tiny-clip"]),
+        (["a.png", "--weights", ""], []),
+    ],
+)
+def test_words_are_completed(words: list[str], expected: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", "words", "--", *words]) == 0
+    assert capsys.readouterr().out.split() == expected
+
+
+def test_the_script_of_bash_completes(typed: Typed, tmp_path: Path) -> None:
+    Path("explain").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m explain.cli "$@"\n')
+    Path("explain").chmod(0o755)
+    script = (
+        'eval "$(explain completion bash)"; COMP_WORDS=(explain a.png --metho); COMP_CWORD=2; _explain; '
+        'echo "${COMPREPLY[@]}"'
+    )
+    environment = {**ENVIRONMENT, "PATH": f"{tmp_path}:/usr/bin:/bin"}
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout == "--method\n"
+
+
+def test_small_formats_hold_the_same(typed: Typed) -> None:
+    common = ["a.png", "-m", "saliency", "-m", "gradcam"]
+    assert typed(*common)[0] == 0
+    small = [*common, "--picture-format", "jpg", "--map-format", "npz", "-o", "small"]
+    assert typed(*small)[0] == 0
+    assert "skipped" in typed(*small, "--skip-existing")[1][1]
+    one, other = (explain.load(f"{folder}/a-tiny-saliency.json") for folder in ("explained", "small"))
+    error = (one.values - other.values).abs().max() / one.values.abs().max()
+    assert 0 < error < 2**-10
+    assert (np.asarray(other.repeat()["saliency"].values[0]) == one.values.numpy()).all()
+    with Image.open("small/a-tiny-sheet.jpg") as picture:
+        assert picture.format == "JPEG"
+    total = {folder: sum(path.stat().st_size for path in Path(folder).iterdir()) for folder in ("explained", "small")}
+    assert total["small"] < 0.7 * total["explained"]
+    damaged = Path("small/a-tiny-saliency.npz")
+    damaged.write_bytes(damaged.read_bytes()[:100])
+    with pytest.raises(explain.RecordError, match="values"):
+        explain.load("small/a-tiny-saliency.json")
+
+
+def test_several_photos_have_a_line_each_unless_more_or_less_is_wanted(typed: Typed) -> None:
+    code, out, _ = typed("a.png", "b.png", "--metric", "complexity")
+    assert (code, len(out)) == (0, 3)
+    assert out[0].startswith("a.png: ")
+    assert "gradcam: complexity " in out[0]
+    assert len(typed("a.png", "b.png", "--force", "--verbose")[1]) == 2 * 9 + 1
+    assert typed("a.png", "b.png", "--force", "--quiet") == (0, [], [])
+    code, out, err = typed("a.png", "none.png", "--force", "-q")
+    assert (code, out, len(err)) == (1, [], 1)
+
+
+def test_models_are_compared(typed: Typed) -> None:
+    code, out, err = typed("a.png", "--model", "tiny", "--model", "tiny-transformer", "--json", "-m", "gradcam")
+    assert (code, err) == (0, [])
+    (found,) = json.loads("\n".join(out))["results"]
+    assert found["models"] == ["tiny", "tiny-transformer"]
+    first, second = (each["records"][0] for each in found["by_model"])
+    assert first["label"] == second["label"] == found["maps"][0]["target"]
+    assert found["maps"][0]["elsewhere"]["tiny"] == 0 < found["maps"][0]["elsewhere"]["tiny-transformer"] <= 1
+    assert {"a-models.png", "a-tiny-gradcam.png", "a-tiny-transformer-gradcam.png"} <= {
+        path.name for path in Path("explained").iterdir()
+    }
+    both = ("--model", "tiny", "--model", "tiny-transformer")
+    assert typed("a.png", *both, "--html", "--force", "-m", "gradcam")[0] == 0
+    page = Path("explained/contact-sheet.html").read_text()
+    assert all(f"<td>a.png · {name}</td>" in page for name in both[1::2])
+    code, _, err = typed("a.png", "--model", "tiny", "--model", "tiny")
+    assert (code, "--model tiny is one too many" in err[0]) == (2, True)
+
+
+def test_a_model_in_grey_is_asked_for(typed: Typed) -> None:
+    Path("grey.py").write_text(
+        "import torch\nfrom torch import nn\n"
+        "def make():\n    torch.manual_seed(0)\n"
+        "    return nn.Sequential(nn.AvgPool2d(4), nn.Conv2d(1, 1, 3), nn.Flatten(), nn.Linear(4, 1))\n"
+    )
+    for target in ("yes", "no"):
+        code, out, _ = typed(
+            "a.png", "--model", "./grey.py:make", "--channels", "1", "--size", "16", "--target", target
+        )
+        assert code == 0
+        assert {line.split()[0] for line in out[1:3]} == {"yes", "no"}
+        assert Path(f"explained/a-grey.py-make-{target}-gradcam.png").is_file()
+
+
+def test_labels_none_of_which_is_likely_say_so(typed: Typed) -> None:
+    out = typed("a.png", "--activation", "sigmoid", "--temperature")[2]
+    assert "unknown" in out[0]
+    Path("none.py").write_text(
+        "from torch import nn\n"
+        "def make():\n    made = nn.Sequential(nn.Flatten(), nn.Linear(768, 3))\n"
+        "    made[1].bias.data[:] = -9.0\n    made[1].weight.data[:] = 0\n    return made\n"
+    )
+    code, out, _ = typed(
+        "a.png", "--model", "./none.py:make", "--size", "16", "--activation", "sigmoid", "-m", "saliency"
+    )
+    assert code == 0
+    assert out[1] == "  no class reaches 50%; the best is class 0, <0.1 %"
+    Path("all.py").write_text(Path("none.py").read_text().replace("768, 3)", "768, 30)").replace("-9.0", "9.0"))
+    out = typed("a.png", "--model", "./all.py:make", "--size", "16", "--activation", "sigmoid", "-m", "saliency")[1]
+    assert (len([line for line in out if "100 %" in line]), out[21]) == (20, "  and 10 more")

@@ -1,0 +1,193 @@
+"""Incremental inference equals the whole pass, whatever the network does."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import explain
+from explain.engine.incremental import IncrementalPass, changed_box
+from explain.engine.rerun_context import RerunContext
+from explain.hooks import Ablate
+from explain.methods import Occlusion
+
+CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+MAXIMA = {1: nn.MaxPool1d, 2: nn.MaxPool2d, 3: nn.MaxPool3d}
+AVERAGES = {1: nn.AvgPool1d, 2: nn.AvgPool2d, 3: nn.AvgPool3d}
+NORMALISATIONS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
+
+
+class Residual(nn.Module):
+    """Two ways that meet, by addition or concatenation."""
+
+    def __init__(self, way: nn.Module, joined: bool, inplace: bool) -> None:
+        super().__init__()
+        self.way, self.joined, self.inplace = way, joined, inplace
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.way(x)
+        if self.joined:
+            return torch.cat([y, x], 1).chunk(2, dim=1)[0]
+        if self.inplace:
+            y += x
+            return y
+        return x + y
+
+
+class Gate(nn.Module):
+    """Squeeze and excitation: the gate of each row is its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * x.mean(list(range(2, x.ndim)), keepdim=True).sigmoid()
+
+
+class Overwrite(nn.Module):
+    """An operation in place that needs the whole map, and goes on with the tensor that it was given."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x[:, 0] = 0.5
+        return x.clamp_(max=2)
+
+
+class Pad(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.pad(x, [1, 2] * (x.ndim - 2), value=0.3)
+
+
+def random_layer(draw: random.Random, dims: int, channels: int) -> nn.Module:
+    def convolution() -> nn.Module:
+        return CONVOLUTIONS[dims](channels, channels, 3, padding=1)
+
+    choices: list[Callable[[], nn.Module]] = [
+        lambda: nn.ReLU(inplace=draw.random() < 0.5),
+        lambda: nn.PReLU(channels),
+        lambda: NORMALISATIONS[dims](channels),
+        lambda: MAXIMA[dims](3, draw.choice([1, 2]), 1, ceil_mode=draw.random() < 0.3),
+        lambda: AVERAGES[dims](2, 1, draw.choice([0, 1]), count_include_pad=draw.random() < 0.5),
+        lambda: Residual(convolution(), joined=draw.random() < 0.4, inplace=draw.random() < 0.5),
+        lambda: nn.GroupNorm(2, channels),
+        lambda: nn.Upsample(scale_factor=2),
+        nn.Hardswish, nn.GELU, nn.Dropout, Gate, Overwrite, Pad,
+    ]  # fmt: skip
+    return draw.choice(choices)()
+
+
+def random_network(seed: int, sides: Sequence[int]) -> nn.Module:
+    """A network of random layers that ends in a linear layer."""
+    torch.manual_seed(seed)
+    draw, dims, layers, channels = random.Random(seed), len(sides), list[nn.Module](), 3
+    for _ in range(draw.randint(2, 5)):
+        kernel, stride, wide = draw.choice([1, 2, 3]), draw.choice([1, 1, 2, 3]), draw.choice([4, 8])
+        padding: Any = "same" if stride == 1 and kernel != 2 and draw.random() < 0.3 else draw.choice([0, 1])
+        more = {
+            "stride": stride,
+            "padding": padding,
+            "dilation": draw.choice([1, 1, 2]),
+            "groups": channels if wide % channels == 0 and draw.random() < 0.5 else 1,
+            "padding_mode": draw.choice(["zeros", "zeros", "zeros", "reflect", "circular"]),
+        }
+        layers.append(CONVOLUTIONS[dims](channels, wide, kernel, **more))
+        channels = wide
+        layers += [random_layer(draw, dims, channels) for _ in range(draw.randint(1, 3))]
+    network, shape = nn.Sequential(), torch.zeros(1, 3, *sides)
+    for layer in layers:  # those that the feature maps are large enough for
+        try:
+            made = layer.eval()(shape.clone())
+        except RuntimeError:
+            continue
+        if max(made.shape[2:]) < 60:
+            network.append(layer)
+            shape = made.detach()
+    network = network.append(nn.Flatten()).append(nn.Linear(shape.numel(), 5)).double().eval()
+    for each in network.modules():
+        if isinstance(each, nn.modules.batchnorm._BatchNorm):
+            each.running_mean.normal_()  # type: ignore[union-attr]
+    return network
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_networks_give_what_a_whole_pass_gives(seed: int) -> None:
+    draw, dims = random.Random(seed), (2, 2, 2, 1, 3)[seed % 5]
+    sides = [draw.randint(15, 30) for _ in range(dims)]
+    x = torch.rand(2, 3, *sides, dtype=torch.double, generator=torch.Generator().manual_seed(seed))
+    owners = torch.tensor([0, 1, 1, 0, 0])
+    perturbed = x[owners]
+    for row in range(4):  # the last one is not perturbed
+        where = tuple(slice(start := draw.randint(0, side - 1), start + draw.randint(1, 4)) for side in sides)
+        perturbed[(row, slice(None), *where)] = draw.random()
+    model = random_network(seed, sides)
+    with torch.no_grad():
+        expected = model(perturbed.clone())
+        results: list[Any] = []
+        for _ in range(2):  # the second time with the results of the first
+            box, rows = changed_box(x, owners, perturbed), perturbed.clone()
+            assert box is not None
+            with IncrementalPass(box, rows, results) as tracer:
+                found = model(rows)
+            tracer.fill()
+            torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_feature_maps_that_are_the_output_are_filled() -> None:
+    model, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), torch.rand(1, 3, 16, 16)
+    perturbed = x.repeat(2, 1, 1, 1)
+    perturbed[0, :, 3:5, 7:9] = 0
+    box = changed_box(x, torch.tensor([0, 0]), perturbed)
+    assert box is not None
+    with torch.no_grad():
+        results: list[Any] = []
+        with IncrementalPass(box, perturbed, results) as tracer:
+            found = model(perturbed)
+        tracer.fill()
+        torch.testing.assert_close(found, model(perturbed))
+    assert [function.__name__ for function, *_ in results] == ["conv2d", "relu"]
+
+
+class Scripted(nn.Module):
+    """A network with a part that no tracer sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 4, 3, padding=1)
+        rest = nn.Sequential(nn.Conv2d(4, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()).double()
+        with warnings.catch_warnings(action="ignore"):  # scripts are deprecated, and still in use
+            self.rest = torch.jit.script(rest)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.rest(self.first(x).relu())
+        return found
+
+
+@pytest.mark.parametrize("kind", ["plain", "several photos", "batch size", "scripted", "probability", "ablated"])
+def test_occlusion_is_the_same_with_whole_passes(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = Scripted() if kind == "scripted" else random_network(1, (26, 26))
+    model, x = model.double().eval(), torch.rand(3 if kind == "several photos" else 1, 3, 26, 26, dtype=torch.double)
+    more: dict[str, Any] = {
+        "batch size": {"batch_size": 5},
+        "ablated": {"interventions": [Ablate("0", channels=[1])]},
+    }.get(kind, {})
+    method = Occlusion(window=6, stride=2, score="probability" if kind == "probability" else "logit")
+    model(x)
+    calls = []
+    plain = IncrementalPass.called
+
+    def counted(self: IncrementalPass, *call: Any) -> Any:
+        calls.append(call[0])
+        return plain(self, *call)
+
+    monkeypatch.setattr(IncrementalPass, "called", counted)
+    found = explain.attribute(model, x, method, target=1, **more).values
+    assert calls
+    monkeypatch.setattr(RerunContext, "incremental", lambda self: None)
+    calls.clear()
+    expected = explain.attribute(model, x, method, target=1, **more).values
+    assert not calls
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)

@@ -1,0 +1,153 @@
+"""A photo that a detector or a segmenter is explained on: what is found, where, and how it is named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.testing import assert_close
+
+import explain
+from explain import TargetError
+from explain.models.nanodet import detect
+from explain.targets import Detections, Segmentation
+from tests.conftest import ROOT
+
+PHOTO = ROOT / "assets" / "grace_hopper.jpg"
+
+
+@pytest.fixture(scope="module")
+def detector() -> explain.Explainer:
+    return explain.Explainer("nanodet")
+
+
+@pytest.fixture(scope="module")
+def segmenter() -> explain.Explainer:
+    return explain.Explainer("person-segmenter")
+
+
+def test_what_is_found_is_what_suppression_leaves(detector: explain.Explainer) -> None:
+    explanation = detector(PHOTO, "layercam")
+    with torch.no_grad():
+        (found,) = detect(detector.model(detector.as_input(PHOTO)))
+    width, height = explanation.photo.size
+    assert [each.label for each in explanation.predicted] == ["person", "tie"]
+    for each, box, score in zip(explanation.detections, found["boxes"], found["scores"], strict=True):
+        scale = torch.tensor([width, height] * 2) / 416
+        assert each.box == pytest.approx((box * scale).tolist(), abs=1e-2)
+        assert each.probability == pytest.approx(float(score))
+    assert explanation.targets == ["person"]
+    assert explanation.boxes[0] == explanation.detections[0]
+    assert explanation["layercam"].score.tolist() == pytest.approx([explanation.detections[0].probability])
+
+
+@pytest.mark.parametrize(
+    ("target", "named"),
+    [
+        ("tie", "tie"), ("tie@1", "tie"), ("tie@257,480", "tie"), ("box 230,416,286,534", "tie"), (27, "tie"),
+        ("@30,30", "person"),
+    ],
+)  # fmt: skip
+def test_a_detection_is_named_by_a_text(detector: explain.Explainer, target: str, named: str) -> None:
+    explanation = detector(PHOTO, "layercam", target)
+    assert explanation.targets == [named]
+    label = detector.categories.index(named)
+    expected = explain.attribute(detector.model, detector.as_input(PHOTO), "layercam", target=Detections(label))
+    assert_close(explanation.values, expected.values[0], atol=1e-6, rtol=1e-4)
+
+
+def test_a_region_in_which_nothing_was_found_is_named_by_its_box(detector: explain.Explainer) -> None:
+    explanation = detector(PHOTO, "layercam", "person box 100,300,420,600")
+    (name,) = explanation.targets
+    assert name.startswith("person box ")
+    assert detector(PHOTO, "layercam", name).targets == [name]
+    with pytest.raises(TargetError, match=r"found there \(person, tie\)"):
+        detector(PHOTO, "layercam", "dog@1")
+
+
+def test_the_best_detections_and_several_photos(detector: explain.Explainer) -> None:
+    explanation = detector(PHOTO, "layercam", top_k=2)
+    assert explanation.targets == ["person", "tie"]
+    both = detector([PHOTO, ROOT / "assets" / "coffee.png"], "layercam")
+    assert [each.targets for each in both] == [["person"], ["cup"]]
+    assert_close(both[0].values, explanation.values, atol=1e-4, rtol=1e-3)
+
+
+def test_a_record_repeats_the_same_box(detector: explain.Explainer, tmp_path: Path) -> None:
+    explanation = detector(PHOTO, "layercam", "tie")
+    explanation.save(tmp_path)
+    record = json.loads((tmp_path / "grace_hopper-layercam.json").read_text("utf-8"))
+    assert (record["label"], record["asked"]["options"]["decode"]) == ("tie", "cells")
+    assert record["probability"] == pytest.approx(explanation.detections[1].probability)
+    again = explain.load(tmp_path / "grace_hopper-layercam.json").repeat()
+    assert_close(again.values, explanation.values)
+
+
+def test_boxes_are_drawn_around_what_they_hold(detector: explain.Explainer) -> None:
+    explanation = detector(PHOTO, "layercam", "tie")
+    left, top, right, bottom = (round(edge) for edge in explanation.detections[1].box or ())
+    with_box = np.asarray(explanation.overlay()).astype(int)
+    without = np.asarray(explanation.scene.__class__(explanation.photo, explanation.box, (explanation.box,)).overlay(
+        explanation["layercam"], explain.render.styles.get_style("heat")
+    )).astype(int)  # fmt: skip
+    changed = np.argwhere((with_box != without).any(-1))
+    assert changed.min(0).tolist() == pytest.approx([top, left], abs=8)
+    assert changed.max(0).tolist() == pytest.approx([bottom, right], abs=8)
+
+
+def test_the_matched_score_falls_when_the_box_is_covered(detector: explain.Explainer) -> None:
+    x = detector.as_input(ROOT / "assets" / "coffee.png")
+    target = Detections(41, size=(416, 416))
+    left, top, right, bottom = target.settled(detector.model(x), 1).boxes[0].round().clamp(0, 416).long().tolist()
+    inside = torch.zeros(1, 416, 416)
+    inside[:, top:bottom, left:right] = 1
+    metrics = [explain.metrics.Deletion(steps=8), "pointinggame"]
+    table = explain.evaluate(
+        detector.model, x, {"inside": inside, "outside": 1 - inside}, metrics,
+        target=target, boxes=[[(left, top, right, bottom)]],
+    )  # fmt: skip
+    _, curve = table.curve("inside", "deletion")
+    assert float(curve[0, 0]) == pytest.approx(float(target.pick(detector.model(x), 1)[0].detach()), abs=1e-4)
+    covered = target.settled(detector.model(x), 1).pick(detector.model(x * (1 - inside)), 1)[0]
+    assert float(covered.detach()) < 0.7 * float(curve[0, 0])
+    assert table["inside"]["pointinggame"].tolist() == [1]
+    assert float(table["outside"]["pointinggame"]) < 0.5
+
+
+def test_a_segmenter_explains_what_it_predicts(segmenter: explain.Explainer) -> None:
+    photo = ROOT / "assets" / "astronaut.png"
+    explanation = segmenter(photo, "saliency")
+    assert explanation.targets == ["person where predicted"]
+    expected = explain.attribute(segmenter.model, segmenter.as_input(photo), "saliency", target=Segmentation(0))
+    assert_close(explanation.values, expected.values[0], atol=1e-6, rtol=1e-4)
+
+
+def test_one_person_of_two_is_explained(segmenter: explain.Explainer) -> None:
+    with Image.open(ROOT / "assets" / "astronaut.png") as one:
+        photo = Image.new("RGB", (1000, one.height), "white")
+        photo.paste(one.crop((40, 0, 440, one.height)), (0, 0))
+        photo.paste(one.crop((40, 0, 440, one.height)), (600, 0))
+    with torch.no_grad():
+        person = segmenter.model(segmenter.as_input(photo))[0, 0] > 0
+    x, y = 200, 100
+    column, row = int(x / photo.width * 256), int(y / photo.height * 256)
+    part, left = {(row, column)}, [(row, column)]
+    while left:
+        a, b = left.pop()
+        for near in ((a + i, b + j) for i in (-1, 0, 1) for j in (-1, 0, 1)):
+            if near not in part and 0 <= near[0] < 256 and 0 <= near[1] < 256 and person[near]:
+                part.add(near)
+                left.append(near)
+    mask = torch.zeros(256, 256, dtype=torch.bool)
+    for place in part:
+        mask[place] = True
+    assert 0.2 < mask.sum() / person.sum() < 0.8
+    explanation = segmenter(photo, "saliency", f"person@{x},{y}")
+    expected = segmenter(photo, "saliency", Segmentation(0, mask))
+    assert_close(explanation.values, expected.values)
+    with pytest.raises(TargetError, match="predicted at this point"):
+        segmenter(photo, "saliency", "person@500,20")

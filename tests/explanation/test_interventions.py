@@ -1,0 +1,103 @@
+"""Explanations under interventions: in every place, in records, captions and runs, and repeated."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import explain
+from explain import hooks
+from explain.cli import main
+from explain.hooks import Ablate, Patch, Replace, intervene
+from tests.conftest import ROOT
+
+PHOTO = ROOT / "assets" / "chelsea.png"
+
+
+@pytest.fixture(scope="module")
+def explainer() -> explain.Explainer:
+    return explain.Explainer("tiny")
+
+
+ABLATED = Ablate("layer3", channels=[0, 7])
+
+
+def test_the_four_places_are_one(explainer: explain.Explainer, tmp_path: Path) -> None:
+    x = explainer.as_input(PHOTO)
+    with intervene(explainer.model, [ABLATED]):
+        within = explain.attribute(explainer.model, x, "gradcam", target=3)
+        twice = explain.attribute(explainer.model, x, "gradcam", target=3, interventions=[ABLATED])
+    option = explain.attribute(explainer.model, x, "gradcam", target=3, interventions=[ABLATED])
+    of_call = explainer(PHOTO, "gradcam", target=3, interventions=[ABLATED])
+    of_explainer = explain.Explainer("tiny", interventions=[ABLATED])(PHOTO, "gradcam", target=3)
+    assert main([str(PHOTO), "--model", "tiny", "--target", "3", "--ablate", "layer3[0,7]", "-o", str(tmp_path)]) == 0
+    (saved,) = tmp_path.glob("*.json")
+    for values in (twice, option, of_call["gradcam"], of_explainer["gradcam"]):
+        assert torch.equal(values.values, within.values)
+    assert_close(explain.load(saved).values, within.values[0], rtol=0, atol=1e-7)
+    plain = explainer(PHOTO, "gradcam", target=3)
+    assert not torch.equal(plain["gradcam"].values, within.values)
+    assert plain.predictions != of_call.predictions == of_explainer.predictions
+
+
+def test_records_and_captions_say_what_was_altered_and_repeat_it(explainer: explain.Explainer, tmp_path: Path) -> None:
+    other = explainer.as_input(ROOT / "assets" / "coffee.png")
+    several = [Patch("layer2", other, channels=[1]), ABLATED]
+    found = explainer(PHOTO, "gradcam", target=3, interventions=several)
+    assert [type(each).__name__ for each in found["gradcam"].interventions] == ["Patch", "Ablate"]
+    record = json.loads(json.dumps(found.record()))
+    assert "interventions" in record
+    assert "interventions" not in explainer(PHOTO, "gradcam", target=3).record()
+    remarks = [tile.remark for group in found.layout().groups for tile in group.tiles]
+    assert any("ablate layer3" in remark and "patch layer2" in remark for remark in remarks)
+    assert "ablate layer3" in found.to_html()
+    found.save(tmp_path)
+    (saved,) = tmp_path.glob("*.json")
+    again = explain.load(saved).repeat()
+    assert torch.equal(again["gradcam"].values, found["gradcam"].values)
+    assert again.record()["interventions"] == record["interventions"]
+
+
+def test_what_no_record_can_hold_is_asked_for(explainer: explain.Explainer, tmp_path: Path) -> None:
+    replaced = Replace("layer2", nn.Identity())
+    explainer(PHOTO, "saliency", target=3, interventions=[replaced]).save(tmp_path)
+    (saved,) = tmp_path.glob("*.json")
+    with pytest.raises(explain.RecordError, match="interventions"):
+        explain.load(saved).repeat()
+    explain.load(saved).repeat(interventions=[replaced])
+
+
+def test_hooks_of_ones_own_are_in_the_caption(explainer: explain.Explainer) -> None:
+    def halve(module: nn.Module, args: object, output: Tensor) -> Tensor:
+        return output / 2
+
+    with hooks.HookGroup(explainer.model) as group:
+        group.forward("layer2", halve)
+        found = explainer(PHOTO, "gradcam", target=3)
+    assert "halve" in found.layout().detail
+    assert found.record()["explainer"]["hooks"] == ["halve on layer layer2 (forward)"]
+
+
+def test_runs_and_metrics_see_them(tmp_path: Path) -> None:
+    altered = explain.Explainer("tiny", interventions=[ABLATED])
+    run = explain.run([PHOTO], altered, ["gradcam"], target=3, output=tmp_path / "run.sqlite")
+    (row,) = run.rows()
+    assert row.score == pytest.approx(float(altered(PHOTO, "gradcam", target=3)["gradcam"].score[0]), rel=1e-5)
+    with pytest.raises(explain.ExplainError):
+        explain.run([PHOTO], explain.Explainer("tiny"), ["gradcam"], target=3, output=tmp_path / "run.sqlite")
+    x = altered.as_input(PHOTO)
+    table = explain.evaluate(altered.model, x, ["gradcam"], ["deletion"], target=3, interventions=[ABLATED])
+    with intervene(altered.model, [ABLATED]):
+        within = explain.evaluate(altered.model, x, ["gradcam"], ["deletion"], target=3)
+    assert str(table) == str(within)
+
+
+@pytest.mark.parametrize("text", ["layer3[x]", "layer3[]", "[3]", "layer3[heads a]", "layer3[region 1,2,3]"])
+def test_what_cannot_be_ablated_is_one_line(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(PHOTO), "--model", "tiny", "--ablate", text]) == 2
+    assert "--ablate" in capsys.readouterr().err

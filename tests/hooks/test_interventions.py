@@ -1,0 +1,568 @@
+"""Interventions equal plain hooks, plain attention with the same edit, and models that are truly altered."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import explain
+from explain.baselines import Mean
+from explain.hooks import Ablate, HookGroup, Patch, Project, Replace, Steer, capture, intervene
+from explain.hooks.interventions import Intervention, active_interventions
+from tests.conftest import HOOK_DICTS, TinyNet, settled
+
+
+def net() -> nn.Module:
+    return settled(TinyNet()).double().eval()
+
+
+def photos(count: int = 2, seed: int = 0) -> torch.Tensor:
+    return torch.rand(count, 3, 12, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def under_a_hook(model: nn.Module, layer: str, change: Callable[[torch.Tensor], torch.Tensor], x: Any) -> torch.Tensor:
+    """The model's output where a plain hook of PyTorch replaces what a layer gives."""
+    handle = model.get_submodule(layer).register_forward_hook(lambda module, args, output: change(output))
+    try:
+        return model(x)
+    finally:
+        handle.remove()
+
+
+def with_channels(new: Callable[[torch.Tensor], Any], channels: list[int]) -> Callable[[torch.Tensor], torch.Tensor]:
+    def change(output: torch.Tensor) -> torch.Tensor:
+        found = output.clone()
+        found[:, channels] = new(output)
+        return found
+
+    return change
+
+
+def without_positions(output: torch.Tensor, positions: list[tuple[int, int]]) -> torch.Tensor:
+    found = output.clone()
+    for row, column in positions:
+        found[:, :, row, column] = 0
+    return found
+
+
+DIRECTION = torch.linspace(-1, 1, 6, dtype=torch.float64)
+CASES: dict[str, tuple[Intervention, Callable[[torch.Tensor], torch.Tensor]]] = {
+    "all": (Ablate("layer1"), torch.zeros_like),
+    "channels": (Ablate("layer1", channels=[1, 4]), with_channels(lambda out: 0, [1, 4])),
+    "mean": (
+        Ablate("layer1", by="mean", channels=[2]),
+        with_channels(lambda out: out[:, [2]].mean((2, 3), keepdim=True), [2]),
+    ),
+    "baseline": (
+        Ablate("layer1", by=Mean(), channels=[2]),
+        with_channels(lambda out: out[:, [2]].mean((2, 3), keepdim=True).expand(-1, 1, 12, 10), [2]),
+    ),
+    "steer": (Steer("layer1", DIRECTION, 2.5), lambda out: out + 2.5 * DIRECTION[:, None, None]),
+    "patch": (
+        Patch("layer1", torch.full((6, 12, 10), 0.25, dtype=torch.float64), channels=[0]),
+        with_channels(lambda out: 0.25, [0]),
+    ),
+    "replace": (Replace("layer1", torch.tanh), torch.tanh),
+    "positions": (Ablate("layer1", positions=[(0, 3), (11, 9)]), lambda out: without_positions(out, [(0, 3), (11, 9)])),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_intervention_is_bit_equal_to_a_plain_hook(name: str) -> None:
+    model, x = net(), photos()
+    intervention, change = CASES[name]
+    with intervene(model, [intervention]):
+        found = model(x)
+    assert torch.equal(found, under_a_hook(model, "layer1", change, x))
+    assert not torch.equal(found, model(x))
+
+
+def test_a_region_of_the_photo_is_the_positions_whose_centres_are_in_it() -> None:
+    model, x = net(), photos()
+    expected = torch.zeros(6, 5, dtype=torch.bool)  # of layer2, half the photo's size
+    for row in range(6):
+        for column in range(5):
+            expected[row, column] = 3 <= (row + 0.5) * 2 < 8 and 2 <= (column + 0.5) * 2 < 7
+    with intervene(model, [Ablate("layer2", region=(2, 3, 7, 8))]):
+        found = model(x)
+    plain = under_a_hook(model, "layer2", lambda out: torch.where(expected, 0.0, out), x)
+    assert torch.equal(found, plain)
+
+
+@pytest.mark.parametrize("layer", ["relu", "layer1:input", "layer2", "fc:input", "fc"])
+def test_patching_all_of_a_layer_from_another_photo_gives_its_output(layer: str) -> None:
+    """Behind a layer that everything goes through; the shortcut leads past the others."""
+    model, x, other = net(), photos(), photos(1, seed=1)
+    with intervene(model, [Patch(layer, other)]):
+        found = model(x)
+    expected = model(other).expand(2, -1)
+    if layer == "layer1:input":
+        assert not torch.allclose(found, expected)  # the shortcut is not patched
+    else:
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-14)
+
+
+def test_a_patch_is_safe_from_later_in_place_operations() -> None:
+    model, x, other = net(), photos(1), photos(1, seed=1)
+    with capture(model, "bn1", gradients=False) as seen:  # an in-place ReLU overwrites its output
+        model(other)
+    values = seen.activations["bn1"]
+    before = values.clone()
+    with intervene(model, [Patch("bn1", values, from_input=False)]):
+        torch.testing.assert_close(model(x), model(x), rtol=0, atol=0)
+        found = model(x)
+    assert torch.equal(values, before)
+    torch.testing.assert_close(found, model(other), rtol=0, atol=1e-14)
+
+
+def test_projecting_takes_out_the_span_and_nothing_else() -> None:
+    model, x = net(), photos()
+    directions = torch.randn(2, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    seen: list[torch.Tensor] = []
+    with intervene(model, [Project("layer1", directions), Replace("layer1", lambda t: seen.append(t) or t)]):
+        model(x)
+    own = model.layer1(model.relu(model.bn1(model.conv1(x))))
+    taken = own - seen[0]
+    assert torch.einsum("nchw,kc->nkhw", seen[0], directions).abs().max() < 1e-12
+    within = torch.linalg.lstsq(directions.T, taken.movedim(1, 0).flatten(1)).solution
+    torch.testing.assert_close(directions.T @ within, taken.movedim(1, 0).flatten(1), rtol=0, atol=1e-12)
+
+
+class PlainAttention(nn.Module):
+    """Attention by hand, which edits its own parts: an independent reference."""
+
+    def __init__(self, edits: dict[str, Callable[[torch.Tensor], torch.Tensor]]) -> None:
+        super().__init__()
+        self.edits = edits
+
+    def forward(self, layer: nn.MultiheadAttention, x: torch.Tensor) -> torch.Tensor:
+        count, tokens, width = x.shape
+        parts = F.linear(x, layer.in_proj_weight, layer.in_proj_bias).chunk(3, -1)
+        q, k, v = (p.view(count, tokens, layer.num_heads, -1).transpose(1, 2) for p in parts)
+        same: Callable[[torch.Tensor], torch.Tensor] = lambda t: t  # noqa: E731
+        q, k, v = (self.edits.get(name, same)(t) for name, t in (("q", q), ("k", k), ("v", v)))
+        weights = self.edits.get("pattern", same)((q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5).softmax(-1))
+        heads = self.edits.get("heads", same)(weights @ v)
+        return layer.out_proj(heads.transpose(1, 2).reshape(count, tokens, width))
+
+
+class Eager(nn.Module):
+    def __init__(self, of: nn.MultiheadAttention, kind: str) -> None:
+        super().__init__()
+        self.of, self.kind, self.num_heads = of, kind, of.num_heads
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        count, tokens, width = x.shape
+        parts = F.linear(x, self.of.in_proj_weight, self.of.in_proj_bias)
+        q, k, v = parts.reshape(count, tokens, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
+        q = q * q.shape[-1] ** -0.5
+        if self.kind == "fused":
+            mixed = F.scaled_dot_product_attention(q, k, v, scale=1)
+        elif self.kind == "eager":
+            mixed = torch.matmul((q @ k.transpose(-2, -1)).softmax(dim=-1), v)
+        elif self.kind == "reversed":
+            weights = F.dropout(nn.Softmax(-1)(q @ k.mT), 0.5, self.training)
+            mixed = (v.mT @ weights.permute(0, 1, 3, 2)).mT
+        elif self.kind == "einsum":
+            q, k, v = (each.transpose(1, 2) for each in (q, k, v))
+            weights = torch.einsum("bihd, bjhd -> bhij", q, k).softmax(-1)
+            mixed = torch.einsum("bjhd,bhij->bihd", v, weights).transpose(1, 2)
+        else:  # without a product
+            weights = (q[..., :, None, :] * k[..., None, :, :]).sum(-1).softmax(-1)
+            mixed = (weights[..., None] * v[..., None, :, :]).sum(-2)
+        return self.of.out_proj(mixed.transpose(1, 2).reshape(count, tokens, width))
+
+
+class Multihead(nn.Module):
+    def __init__(self, of: nn.MultiheadAttention, weights: bool) -> None:
+        super().__init__()
+        self.of, self.weights = of, weights
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.of(x, x, x, need_weights=self.weights)[0]
+
+
+@pytest.mark.parametrize("part", ["q", "k", "v", "pattern", "heads"])
+@pytest.mark.parametrize("kind", ["fused", "eager", "reversed", "einsum", "module", "module with weights", "fast path"])
+@pytest.mark.parametrize("units", [{"heads": [1]}, {"tokens": [0, 2]}, {"heads": [0], "tokens": [3]}])
+def test_every_part_of_an_attention_is_replaced(part: str, kind: str, units: dict[str, list[int]]) -> None:
+    torch.manual_seed(0)
+    layer = nn.MultiheadAttention(8, 2, batch_first=True).double().eval()
+    x = torch.rand(3, 5, 8, dtype=torch.float64)
+    of_module = {"module": False, "module with weights": True, "fast path": False}
+    model = nn.Sequential(Multihead(layer, of_module[kind]) if kind in of_module else Eager(layer, kind)).eval()
+
+    def zeroed(tensor: torch.Tensor) -> torch.Tensor:
+        heads, tokens = (units.get(name, list(range(n))) for name, n in (("heads", 2), ("tokens", 5)))
+        found = tensor.clone()
+        for head in heads:
+            for token in tokens:
+                found[:, head, token] = 0
+        return found
+
+    with torch.set_grad_enabled(kind != "fast path"), intervene(model, [Ablate(f"0:{part}", **units)]):
+        found = model(x)
+    torch.testing.assert_close(found, PlainAttention({part: zeroed})(layer, x), rtol=0, atol=1e-14)
+    assert not torch.allclose(found, model(x))
+
+
+def test_an_attention_that_is_not_recognised_is_said_in_one_line() -> None:
+    layer = nn.MultiheadAttention(8, 2, batch_first=True)
+    model, x = nn.Sequential(Eager(layer, "sums")), torch.rand(1, 5, 8)
+    with pytest.warns(explain.ExplainWarning, match="recognised"), intervene(model, [Ablate("0:pattern")]):
+        model(x)
+
+    def hooked() -> None:
+        with HookGroup(model) as group:
+            group.forward("0:q", lambda module, args, output: None)
+            model(x)
+
+    with pytest.warns(explain.ExplainWarning, match="recognised"):
+        hooked()
+    with capture(model, "0:pattern") as seen:
+        model(x)
+    with pytest.raises(explain.NotRecordedError, match="recognised"):
+        seen.activations["0:pattern"]
+
+
+def test_other_products_around_an_attention_are_left_alone() -> None:
+    """Relative positions as in SAM, and a product of the weights that is not their result."""
+
+    class Relative(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            places = torch.linspace(0, 1, 10).reshape(5, 2, 1).expand(5, 2, 4).double()
+            q = x.reshape(2, 5, 2, 4)
+            scores = torch.einsum("bhwc,hkc->bhwk", q, places)
+            mixed = torch.einsum("nc,cd->nd", x.flatten(1), x.new_ones(40, 3))
+            return scores.softmax(-1).sum() + mixed.sum()
+
+    model, x = nn.Sequential(Relative()), torch.rand(2, 5, 8, dtype=torch.float64)
+    with pytest.warns(explain.ExplainWarning, match="no effect"), intervene(model, [Ablate("0:q"), Ablate("0:v")]):
+        assert torch.equal(model(x), model[0](x))
+
+
+def test_a_hook_group_and_a_capture_see_the_parts_of_an_attention() -> None:
+    torch.manual_seed(0)
+    layer = nn.MultiheadAttention(8, 2, batch_first=True).double().eval()
+    model, x = nn.Sequential(Multihead(layer, False)), torch.rand(1, 5, 8, dtype=torch.float64)
+    seen: list[torch.Tensor] = []
+    with HookGroup(model) as group:
+        group.forward("0:pattern", lambda module, args, weights: seen.append(weights))
+        model(x)
+    with capture(model, ["0:pattern", "0:heads"]) as captured:
+        model(x)[0, 2, 3].backward()
+    expected = layer(x, x, x, need_weights=True, average_attn_weights=False)[1]
+    torch.testing.assert_close(seen[0], expected)
+    torch.testing.assert_close(captured.activations["0:pattern"], expected)
+    value = F.linear(x, layer.in_proj_weight, layer.in_proj_bias).chunk(3, -1)[2].view(1, 5, 2, 4).transpose(1, 2)
+    row = layer.out_proj.weight[3].view(2, 4)
+    gradient = torch.zeros(1, 2, 5, 5, dtype=torch.float64)
+    gradient[0, :, 2] = torch.einsum("hd,hkd->hk", row, value[0])
+    torch.testing.assert_close(captured.gradients["0:pattern"], gradient)
+
+
+def altered(model: nn.Module, channel: int) -> nn.Module:
+    """A model whose layer1 truly gives zero in a channel."""
+    made = copy.deepcopy(model)
+    with torch.no_grad():
+        made.layer1[2].weight[channel] = 0
+        made.layer1[2].bias[channel] = 0
+    return made
+
+
+METHODS = ["gradcam", "layercam", "saliency", "guidedbackprop", "integratedgradients", "smoothgrad", "deeplift", "lrp"]
+METHODS += ["fullgrad", "scorecam", "ablationcam", "occlusion(window=4, stride=4)", "rise(samples=20)", "eigencam"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_explanations_of_an_ablated_model_are_those_of_a_truly_altered_one(method: str) -> None:
+    model, x = net(), photos(1)
+    with intervene(model, [Ablate("layer1", channels=[3])]):
+        found = explain.attribute(model, x, method, target=1)
+    expected = explain.attribute(altered(model, 3), x, method, target=1)
+    tolerance = 1e-6 if method == "lrp" else 1e-9  # its stabiliser grows with the layer's largest value
+    torch.testing.assert_close(found.values, expected.values, rtol=tolerance, atol=tolerance / 10)
+    torch.testing.assert_close(found.score, expected.score)
+
+
+class Autoencoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Conv2d(6, 9, 1), nn.ReLU())
+        self.decoder = nn.Conv2d(9, 6, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.decoder(self.encoder(x))
+
+
+def test_layers_of_an_inserted_module_have_names_and_are_explained_and_ablated() -> None:
+    model, x = net(), photos(1)
+    sae = settled(Autoencoder(), seed=5).double()
+    with intervene(model, [Replace("layer1", sae, name="sae")]):
+        with capture(model, "layer1/sae.encoder") as seen:
+            model(x)[0, 2].backward()
+        found = explain.attribute(model, x, "gradcam(relu=False)", target=2, layer="layer1/sae.encoder")
+        with intervene(model, [Ablate("layer1/sae.encoder", channels=[4])]):
+            ablated = model(x)
+    latents, gradients = seen.activations["layer1/sae.encoder"], seen.gradients["layer1/sae.encoder"]
+    expected = (latents * gradients.mean((2, 3), keepdim=True)).sum(1)
+    torch.testing.assert_close(found.values, expected)
+
+    def without(output: torch.Tensor) -> torch.Tensor:
+        code = sae.encoder(output).clone()
+        code[:, 4] = 0
+        return sae.decoder(code)
+
+    torch.testing.assert_close(ablated, under_a_hook(model, "layer1", without, x))
+    with pytest.raises(explain.LayerError, match="sae"):
+        explain.attribute(model, x, "gradcam", layer="layer1/sae.encoder")
+
+
+def test_a_call_of_a_layer_is_altered_alone() -> None:
+    shared = nn.Linear(3, 3).double()
+    model, x = nn.Sequential(shared, nn.Tanh(), shared), torch.rand(2, 3, dtype=torch.float64)
+    with intervene(model, [Ablate("0@1", channels=[0])]):
+        found = model(x)
+    expected = model(x).clone()
+    expected[:, 0] = 0
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_nothing_is_left_behind() -> None:
+    class Stop(Exception):
+        pass
+
+    torch.manual_seed(0)
+    layer = nn.MultiheadAttention(8, 2, batch_first=True)
+    model = nn.Sequential(Multihead(layer, False), nn.Identity())
+    before = {id(m): [dict(getattr(m, name)) for name in HOOK_DICTS] for m in model.modules()}
+    depth = torch._C._len_torch_function_stack()
+
+    def stop(tensor: torch.Tensor) -> torch.Tensor:
+        raise Stop
+
+    with (
+        pytest.raises(explain.HookError, match="Stop"),
+        intervene(model, [Ablate("0:q"), Replace("0:heads", stop), Replace("1", nn.Tanh())]),
+    ):
+        model(torch.rand(1, 5, 8))
+    assert {id(m): [dict(getattr(m, name)) for name in HOOK_DICTS] for m in model.modules()} == before
+    assert torch._C._len_torch_function_stack() == depth
+
+
+WRONG: dict[str, tuple[Callable[[], Intervention], str]] = {
+    "channel": (lambda: Ablate("layer1", channels=[6]), "0 to 5"),
+    "position": (lambda: Ablate("layer1", positions=[(12, 0)]), "12 × 10"),
+    "region": (lambda: Ablate("layer2", region=(0, 0, 0.5, 0.5)), "larger"),
+    "tokens": (lambda: Ablate("layer1", tokens=[0]), "positions"),
+    "direction": (lambda: Steer("layer1", torch.ones(5)), "6 channels"),
+    "directions": (lambda: Project("layer1", torch.ones(5)), "6"),
+    "by": (lambda: Ablate("layer1", by="nothing"), "zero"),
+    "values": (lambda: Patch("layer1", torch.ones(2, 6, 5, 5), from_input=False), "broadcast"),
+    "layer": (lambda: Ablate("layer9"), "layer"),
+    "images": (lambda: Patch("layer1", torch.ones(3, 6, 12, 10), from_input=False), "images"),
+    "one vector": (lambda: Ablate("fc", by="mean"), "reference"),
+    "not a value": (lambda: "layer1", "Ablate"),  # type: ignore[return-value, arg-type]
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_does_not_fit_is_one_line(name: str) -> None:
+    make, word = WRONG[name]
+    model = net()
+    with pytest.raises(explain.ExplainError, match=word) as raised, intervene(model, [make()]):
+        model(photos())
+    assert "\n" not in str(raised.value)
+
+
+def test_a_layer_that_did_not_run_is_named() -> None:
+    model = net()
+    with pytest.warns(explain.ExplainWarning, match="unused"), intervene(model, [Ablate("unused")]):
+        model(photos())
+
+
+def test_resampled_values_are_of_other_positions_or_of_a_reference() -> None:
+    model, x, other = net(), photos(), photos(4, seed=2)
+    seen: list[torch.Tensor] = []
+    watch = Replace("layer1", lambda t: seen.append(t) or t)
+    for ablate in (Ablate("layer1", by="resample", seed=3), Ablate("layer1", by="resample", reference=other)):
+        with intervene(model, [ablate, watch]):
+            model(x)
+    own = model.layer1(model.relu(model.bn1(model.conv1(x)))).flatten(2)
+    for found, image in zip(seen[0].flatten(2), own, strict=True):
+        assert all(any(torch.equal(column, each) for each in image.T) for column in found.T)
+    theirs = model.layer1(model.relu(model.bn1(model.conv1(other))))
+    assert any(torch.allclose(seen[1], each.expand_as(seen[1]), atol=1e-14) for each in theirs)
+
+
+PERTURBING = [
+    "occlusion(window=4, stride=4)",
+    "rise(samples=20)",
+    "scorecam",
+    "ablationcam",
+    "smoothgrad",
+    "kernelshap(samples=40)",
+]
+
+
+@pytest.mark.parametrize("method", [*PERTURBING, "kernelshap(samples=40)", "gradcam", "integratedgradients"])
+def test_values_of_each_image_go_with_its_perturbed_rows(method: str) -> None:
+    model, x, others = net(), photos(3), photos(3, seed=4)
+    found = explain.attribute(
+        model, x, method, target=1, interventions=[Patch("layer1", others, channels=[0, 2])], batch_size=4
+    )
+    for i in range(3):
+        patch = Patch("layer1", others[i : i + 1], channels=[0, 2])
+        alone = explain.attribute(model, x[i : i + 1], method, target=1, interventions=[patch])
+        torch.testing.assert_close(found.values[i], alone.values[0], rtol=1e-8, atol=1e-10)
+
+
+def test_interventions_on_the_same_units_are_told_apart() -> None:
+    model, x = net(), photos()
+    one, other = Steer("layer1", DIRECTION, 1.0), Steer("layer1", DIRECTION.flip(0), 2.0)
+    with intervene(model, [one]), intervene(model, [other]):
+        nested = model(x)
+        assert active_interventions(model) == (one, other)
+    with intervene(model, [one, one.__class__("layer1", DIRECTION.flip(0), 2.0)]):
+        together = model(x)
+    added = (DIRECTION + 2 * DIRECTION.flip(0))[:, None, None]
+    torch.testing.assert_close(nested, under_a_hook(model, "layer1", lambda out: out + added, x))
+    assert torch.equal(nested, together)
+
+
+class Two(nn.Module):
+    """Two attentions one after the other, and a layer that runs twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = nn.ModuleList(Multihead(nn.MultiheadAttention(8, 2, batch_first=True), False) for _ in range(2))
+        self.shared = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = torch.tanh(self.shared(x + block(x)))
+        return x
+
+
+def test_each_place_takes_its_own_values_from_an_input() -> None:
+    model, generator = Two().double(), torch.Generator().manual_seed(0)
+    x, other = (torch.rand(1, 5, 8, dtype=torch.float64, generator=generator) for _ in range(2))
+    with capture(model, ["blocks.0:heads", "blocks.1:heads"], gradients=False) as seen:
+        model(other)
+    found = seen.activations
+
+    def by_hand(change: Callable[[torch.Tensor, int], torch.Tensor]) -> torch.Tensor:
+        y = x
+        for i, block in enumerate(model.blocks):
+            reference = PlainAttention({"heads": lambda heads, i=i: change(heads, i)})
+            y = torch.tanh(model.shared(y + reference(block.of, y)))
+        return y
+
+    def patched(heads: torch.Tensor, i: int) -> torch.Tensor:
+        return torch.stack([heads[:, 0], found[f"blocks.{i}:heads"][:, 1]], 1)
+
+    def averaged(heads: torch.Tensor, i: int) -> torch.Tensor:
+        mean = heads[:, 1].mean(1, keepdim=True).expand(-1, 5, -1)
+        return heads if i else torch.stack([heads[:, 0], mean], 1)
+
+    with intervene(model, [Patch("blocks.?", other, from_input=True, heads=[1])]):
+        torch.testing.assert_close(model(x), by_hand(patched))
+    with intervene(model, [Ablate("blocks.0", "mean", heads=[1])]):
+        torch.testing.assert_close(model(x), by_hand(averaged))
+    with pytest.raises(explain.HookError, match="2 times"), intervene(model, [Patch("shared", other, from_input=True)]):
+        pass
+    with intervene(model, [Patch("shared@1", other, from_input=True)]):
+        torch.testing.assert_close(model(x), model(other))
+
+
+def test_activations_of_an_inserted_module_can_be_a_reference() -> None:
+    model, x, other = net(), photos(1), photos(1, seed=1)
+    sae = settled(Autoencoder(), seed=5).double()
+    inserted = Replace("layer1", sae, name="sae")
+    with intervene(model, [inserted, Ablate("layer1/sae.encoder", "mean", reference=other)]):
+        found = model(x)
+    own = model.layer1(model.relu(model.bn1(model.conv1(other))))
+    mean = sae.encoder(own).mean((0, 2, 3), keepdim=True)
+    expected = under_a_hook(model, "layer1", lambda out: sae.decoder(mean.expand(1, 9, 12, 10)), x)
+    torch.testing.assert_close(found, expected)
+
+
+def test_channels_of_maps_with_channels_last_are_found() -> None:
+    torch.manual_seed(0)
+    torchvision = pytest.importorskip("torchvision")
+    model = torchvision.models.swin_t(weights=None).double().eval()
+    x = torch.rand(1, 3, 64, 64, dtype=torch.float64)
+    for layer in ("features.1.0.mlp.1", "features.1.0", "features.0", "features.1.0.mlp.0:input"):
+        with intervene(model, [Ablate(layer, channels=[10])]), capture(model, layer, gradients=False) as seen:
+            model(x)
+        values = seen.activations[layer]
+        assert not values[..., 10].any()
+        assert values[:, 10].any()
+
+
+def test_units_are_masks_or_numbers_of_any_kind() -> None:
+    expected = (1, 4)
+    for given in (torch.tensor([1, 4]), np.array([1, 4]), [np.int64(1), 4], [False, True, False, False, True]):
+        assert Ablate("layer1", channels=given).channels == expected  # type: ignore[arg-type]
+    assert Ablate("layer1", channels=2).channels == (2,)  # type: ignore[arg-type]
+
+
+def test_directions_are_not_rounded_to_half_precision() -> None:
+    direction = torch.tensor([1.0, 1.0 / 3, 1e-5, 0.2, 0.7, 0.4], dtype=torch.float64)
+    model = nn.Sequential(nn.Identity()).half()
+    x = torch.rand(2, 6, generator=torch.Generator().manual_seed(0)).half()
+    for directions in (direction, torch.stack([direction, 3 * direction]), 1e-9 * direction):
+        with intervene(model, [Project("0", directions)]):
+            found = model(x).double()
+        unit = direction / direction.norm()
+        torch.testing.assert_close(found, x.double() - (x.double() @ unit)[:, None] * unit, rtol=0, atol=3e-3)
+
+
+def test_a_tensor_that_is_there_twice_is_replaced_twice() -> None:
+    class Twice(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+            return x, {"same": x}
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.twice = Twice()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            first, others = self.twice(x)
+            return first + others["same"]
+
+    with intervene(model := Model(), [Ablate("twice")]):
+        assert not model(torch.ones(1, 2)).any()
+
+
+def test_values_are_taken_without_touching_the_model() -> None:
+    model = net().train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with intervene(model, [Patch("layer1", photos(1, seed=1))]):
+        pass
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert model.training
+    with intervene(model, [Patch("layer1", photos(3, seed=1))]), pytest.raises(explain.HookError, match="images"):
+        model(photos(1))
+
+
+@pytest.mark.parametrize("metric", ["mprt", "emprt"])
+def test_copies_with_random_weights_are_altered_too(metric: str) -> None:
+    model, x = net(), photos(1)
+    change = with_channels(lambda out: 0, [1, 4])
+    with intervene(model, [Ablate("layer1", channels=[1, 4])]):
+        found = explain.evaluate(model, x, "saliency", metric, target=1)["saliency"][metric]
+    handle = model.layer1.register_forward_hook(lambda module, args, output: change(output))  # copies have it, too
+    expected = explain.evaluate(model, x, "saliency", metric, target=1)["saliency"][metric]
+    handle.remove()
+    torch.testing.assert_close(found, expected)
+    assert not torch.allclose(found, explain.evaluate(model, x, "saliency", metric, target=1)["saliency"][metric])

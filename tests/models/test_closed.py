@@ -1,0 +1,209 @@
+"""Models in files: a factory by its path, TorchScript, exported programs and ONNX; and models of photos in grey."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+import explain
+from explain import ExplainError, ExplainWarning, ImageError, LayerError, MethodError, ModelError
+from explain.cli import main
+from explain.methods import LIME, RISE, Occlusion
+from explain.models import CenterCrop
+from explain.models.blackbox import BlackBox
+from explain.report.reproduce import reproduction
+
+pytestmark = [
+    pytest.mark.filterwarnings(f"ignore:.*torch.jit.*:{kind}") for kind in ("FutureWarning", "DeprecationWarning")
+]
+
+SIDE = 16
+VIEW: Any = {"size": SIDE, "mean": 0.5, "std": 0.5}
+SOURCE = """
+import torch
+from torch import nn
+
+def make(channels=3):
+    torch.manual_seed(0)
+    parts = nn.Conv2d(channels, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)
+    return nn.Sequential(*parts).eval()
+
+def grey():
+    return make(1)
+"""
+PHOTO = Image.fromarray(np.random.default_rng(0).integers(0, 255, (20, 30, 3)).astype(np.uint8))
+OUTSIDE = [Occlusion(4, 4), RISE(20), LIME(samples=20)]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "net.py"
+    path.write_text(SOURCE)
+    return path
+
+
+@pytest.fixture
+def net(file: Path) -> nn.Module:
+    space: dict[str, Any] = {}
+    exec(SOURCE, space)
+    made: nn.Module = space["make"]()
+    return made
+
+
+def in_grey(photo: Image.Image) -> np.ndarray:
+    """The weights of ITU-R 601, which Pillow rounds."""
+    return np.asarray(np.rint(np.asarray(photo, np.float64) @ (0.299, 0.587, 0.114)))
+
+
+# By the path of a file
+
+
+def test_a_factory_is_found_by_the_path_of_its_file(file: Path, net: nn.Module, tmp_path: Path) -> None:
+    explainer = explain.Explainer(f"{file}:make", **VIEW)
+    assert torch.equal(explainer(PHOTO).values, explain.Explainer(net, **VIEW)(PHOTO).values)
+    PHOTO.save(tmp_path / "photo.png")
+    assert main([str(tmp_path / "photo.png"), "--model", f"{file}:make", "--size", "16", "--mean", "0.5", "--std", "1",
+                 "-o", str(tmp_path / "out")]) == 0  # fmt: skip
+
+
+def test_files_of_one_name_in_two_folders_are_two_models(file: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other" / file.name
+    other.parent.mkdir()
+    other.write_text(SOURCE.replace("manual_seed(0)", "manual_seed(1)"))
+    one, two = (explain.Explainer(f"{path}:make", **VIEW).model for path in (file, other))
+    assert not torch.equal(one[0].weight, two[0].weight)  # type: ignore[index]
+
+
+def test_a_path_without_a_file_or_factory_is_refused(file: Path) -> None:
+    with pytest.raises(ModelError, match=r"nothing\.py"):
+        explain.Explainer(f"{file.parent / 'nothing.py'}:make")
+    with pytest.raises(ModelError, match="'grey'"):
+        explain.Explainer(f"{file}:gray")
+
+
+# Closed models
+
+
+def scripted(net: nn.Module, path: Path) -> Any:
+    return torch.jit.trace(net, torch.rand(1, 3, SIDE, SIDE))
+
+
+def scripted_file(net: nn.Module, path: Path) -> Any:
+    scripted(net, path).save(path / "net.pt")
+    return str(path / "net.pt")
+
+
+def exported(net: nn.Module, path: Path) -> Any:
+    return torch.export.export(net, (torch.rand(1, 3, SIDE, SIDE),))
+
+
+def exported_file(net: nn.Module, path: Path) -> Any:
+    torch.export.save(exported(net, path), path / "net.pt2")
+    return str(path / "net.pt2")
+
+
+@pytest.mark.parametrize("close", [scripted, scripted_file, exported, exported_file])
+def test_a_closed_model_is_explained_as_its_original_by_methods_that_need_scores(
+    close: Callable[[nn.Module, Path], Any], net: nn.Module, tmp_path: Path
+) -> None:
+    explainer, original = explain.Explainer(close(net, tmp_path), **VIEW), explain.Explainer(net, **VIEW)
+    found, expected = explainer(PHOTO, OUTSIDE), original(PHOTO, OUTSIDE)
+    assert dict(found.predictions) == pytest.approx(dict(expected.predictions))
+    for name in expected.methods:
+        torch.testing.assert_close(found[name].values, expected[name].values, atol=1e-5, rtol=1e-4)
+    with pytest.raises(LayerError, match="hidden"):
+        explainer(PHOTO, "gradcam")
+
+
+def test_a_scripted_model_refuses_methods_that_look_inside(net: nn.Module, tmp_path: Path) -> None:
+    with pytest.raises(MethodError, match="scripted"):
+        explain.Explainer(scripted(net, tmp_path), **VIEW)(PHOTO, "lrp")
+
+
+def test_a_model_made_for_other_batches_gets_parts_of_that_size() -> None:
+    seen = []
+
+    def scores(x: torch.Tensor) -> torch.Tensor:
+        seen.append(len(x))
+        return x.mean((2, 3))
+
+    x = torch.rand(5, 3, 4, 4)
+    assert torch.equal(BlackBox(scores, (2, 3, 4, 4))(x), x.mean((2, 3)))
+    assert seen == [2, 2, 2]
+
+
+def test_onnx_gives_scores_alone_and_says_its_size_and_channels(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx", reason="onnx comes with the extra 'peers'")
+    pytest.importorskip("onnxruntime", reason="onnxruntime comes with the extra 'onnx'")
+    weight = np.random.default_rng(1).normal(size=(SIDE * SIDE, 3)).astype(np.float32)
+    helper, kind = onnx.helper, onnx.TensorProto.FLOAT
+    nodes = [helper.make_node("Flatten", ["x"], ["flat"]), helper.make_node("MatMul", ["flat", "w"], ["y"])]
+    ends = [helper.make_tensor_value_info(name, kind, shape) for name, shape in {
+        "x": [1, 1, SIDE, SIDE], "y": [1, 3]}.items()]  # fmt: skip
+    graph = helper.make_graph(nodes, "net", ends[:1], ends[1:], [onnx.numpy_helper.from_array(weight, "w")])
+    path = tmp_path / "net.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    explainer = explain.Explainer(str(path), mean=0.5, std=0.5)
+    assert explainer.preprocess == CenterCrop(SIDE, mean=(0.5,), std=(0.5,))
+    values = explainer(PHOTO, Occlusion(1, 1), target=2).values  # of a linear model: weight times value
+    expected = weight[:, 2].reshape(SIDE, SIDE) * explainer.as_input(PHOTO)[0, 0].numpy()
+    np.testing.assert_allclose(values.numpy(), expected, atol=1e-5)
+    with pytest.raises(ExplainError, match="occlusion"):
+        explainer(PHOTO, "saliency")
+
+
+def test_a_missing_runtime_a_state_dict_and_weights_are_refused(
+    net: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.save(net.state_dict(), tmp_path / "state.pt")
+    (tmp_path / "net.onnx").write_bytes(b"")
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    for name, word in {"state.pt": "TorchScript", "net.onnx": "onnxruntime", "no.pt2": "there is none"}.items():
+        with pytest.raises(ModelError, match=word):
+            explain.Explainer(str(tmp_path / name))
+    with pytest.raises(ModelError, match="weights"):
+        explain.Explainer(str(tmp_path / "state.pt"), weights=tmp_path / "state.pt")
+
+
+# Photos in grey
+
+
+def test_a_model_of_one_channel_gets_photos_in_grey(file: Path) -> None:
+    explainer = explain.Explainer(f"{file}:grey", **VIEW)
+    assert explainer.preprocess == CenterCrop(SIDE, mean=(0.5,), std=(0.5,))
+    flat = Image.fromarray(np.full((20, 20, 3), (200, 40, 90), np.uint8))
+    expected = (in_grey(flat)[0, 0] / 255 - 0.5) / 0.5
+    torch.testing.assert_close(explainer.as_input(flat), torch.full((1, 1, SIDE, SIDE), float(expected)))
+    assert explainer(PHOTO, ["saliency", "lrp"]).values.shape == (1, SIDE, SIDE)
+    with pytest.warns(ExplainWarning, match="in grey"):
+        assert explain.Explainer(f"{file}:grey").preprocess == CenterCrop(224, mean=(0.449,), std=(0.226,))
+
+
+def test_channels_are_as_given_where_no_convolution_says_them() -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(SIDE * SIDE, 2))
+    for given in ({**VIEW, "mean": (0.5,)}, {**VIEW, "channels": 1}):
+        explanation = explain.Explainer(net, **given)(PHOTO, "saliency")
+        assert explanation.values.shape == (1, SIDE, SIDE)
+    assert explain.Explainer("tiny", channels=3).preprocess == explain.Explainer("tiny").preprocess
+    with pytest.raises(ModelError, match="preprocess"):
+        explain.Explainer(net, channels=5)
+    with pytest.raises(ModelError, match="mean must be a number"):
+        explain.Explainer(net, channels=1, mean=(0.1, 0.2, 0.3))
+    with pytest.raises(ImageError, match="channels"):
+        explain.Explainer(nn.Sequential(nn.Conv2d(5, 2, 1), nn.Flatten()), **VIEW)(PHOTO, "saliency")
+
+
+def test_the_code_that_repeats_an_explanation_has_channels_and_activation(file: Path) -> None:
+    explanation = explain.Explainer(f"{file}:make", **VIEW, activation="sigmoid", channels=3)(PHOTO)
+    found = reproduction(explanation)  # type: ignore[arg-type]
+    assert "activation='sigmoid'" in found.python
+    assert "channels=3" in found.python
+    assert found.command is None

@@ -1,0 +1,98 @@
+"""The small image-text model: its files, its texts, and what explains them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors import safe_open
+
+import explain
+from explain.cli import main
+from explain.models.bundled import CLIP_FILE, CLIP_SHA256, LENGTH, WordPieces, vocabulary
+from explain.targets import Text
+from tests.conftest import ROOT
+from tests.models.test_tiny_transformer import block_by_hand
+
+CUP = ROOT / "assets" / "coffee.png"
+
+
+@pytest.fixture(scope="module")
+def explainer() -> explain.Explainer:
+    return explain.Explainer("tiny-clip")
+
+
+def test_the_file_is_small_and_holds_no_image_tower() -> None:
+    assert CLIP_FILE.stat().st_size + CLIP_FILE.with_suffix(".txt").stat().st_size < 1_200_000
+    with safe_open(CLIP_FILE, "pt") as file:
+        assert not [name for name in file.keys() if name.startswith("image_tower")]  # noqa: SIM118
+
+
+def test_the_card_has_the_measured_figures() -> None:
+    measured = json.loads((ROOT / "examples" / "tiny_clip" / "measured.json").read_text("utf-8"))
+    card = CLIP_FILE.with_name("TINY_CLIP.md").read_text("utf-8")
+    assert measured["sha256"] == CLIP_SHA256
+    assert [f"| {name} | {value} |" in card for name, value in measured.items()] == [True] * len(measured)
+
+
+def test_the_image_tower_is_that_of_the_small_transformer(explainer: explain.Explainer) -> None:
+    own = dict(explainer.model.named_parameters())
+    for name, parameter in explain.Explainer("tiny-transformer").model.named_parameters():
+        assert name.startswith("head") or torch.equal(own[f"image_tower.{name}"], parameter)
+
+
+def test_the_text_tower_computes_what_its_formula_says(explainer: explain.Explainer) -> None:
+    """The formula in float64, one head after the other."""
+    state = {name: each.double() for name, each in explainer.model.state_dict().items()}
+    ids = WordPieces(vocabulary())(["a photo of a dog", "zebras"])
+    x = state["token_embedding.weight"][ids] + state["position_embedding"]
+    for layer in range(2):
+        x, _ = block_by_hand(state, f"text_layers.{layer}.", x, heads=4)
+    x = F.layer_norm(x[:, 0], (128,), state["text_ln.weight"], state["text_ln.bias"])
+    expected = x @ state["text_projection.weight"].T + state["text_projection.bias"]
+    found = explainer.model.encode_text(ids)  # type: ignore[operator]
+    torch.testing.assert_close(found, expected.float(), rtol=1e-4, atol=1e-4)
+
+
+def test_words_that_are_not_known_become_pieces() -> None:
+    pieces = WordPieces(vocabulary())
+    known = set(pieces.decoder.values())
+    assert "dog" in known
+    assert "xylophonist" not in known
+    names = [pieces.decoder[i] for i in pieces.pieces("xylophonist")]
+    assert "".join(name.removeprefix("##") for name in names) == "xylophonist"
+    assert pieces(["dog " * 50]).shape == (1, LENGTH)
+
+
+def test_a_cup_is_found_by_texts(explainer: explain.Explainer) -> None:
+    texts = ["a cup of black coffee", "a large dog", "a train on rails"]
+    found = explain.Explainer("tiny-clip", categories=texts)(CUP, "saliency")
+    assert found.predictions[0][0] == texts[0]
+    both = explainer(CUP, ["gradcam", "attnlrp"], Text("a cup of black coffee") - Text("a large dog"))
+    assert both["gradcam"].heatmap.shape == both["attnlrp"].heatmap.shape
+    assert float(both["gradcam"].score) > 0
+
+
+def test_words_carry_the_similarity(explainer: explain.Explainer) -> None:
+    """Without its weightiest word, a text is less similar to the photo than without any other word."""
+    x = explainer.as_input(CUP)
+    text = "a photo of coffee in the morning"
+    found = explain.attribute(explainer.model, x, "integratedgradients", target=Text(text, words=True))
+    (words,) = found.words
+    assert [word for word, _ in words] == text.split()
+    left = [" ".join(text.split()[:i] + text.split()[i + 1 :]) for i in range(len(words))]
+    scores = [float(explain.attribute(explainer.model, x, "saliency", target=Text(each)).score) for each in left]
+    assert max(words, key=lambda pair: pair[1])[0] == text.split()[scores.index(min(scores))] == "coffee"
+
+
+def test_the_command_line_takes_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = [str(CUP), "--model", "tiny-clip", "--text", "a cup of coffee", "--text", "a dog", "--json"]
+    assert main([*given, "--output", str(tmp_path)]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["results"]
+    assert [record["target"] for record in found["records"]] == ["a cup of coffee", "a dog"]
+    record = next(path for path in found["files"] if path.endswith(".json"))
+    again = explain.load(record).repeat()
+    assert float(again["gradcam"].score) == pytest.approx(found["records"][0]["score"], rel=1e-4)

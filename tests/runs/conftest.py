@@ -1,0 +1,3 @@
+from tests.cli.conftest import typed
+
+__all__ = ["typed"]

@@ -1,0 +1,230 @@
+"""Answers in words as targets, compared with plain code on models of transformers."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+import explain
+from explain.targets import Answer
+
+SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+ANSWER = (8, 9, 10)
+OF_QWEN = [1, 36, *[39] * 6, 37, 5, 6]
+PROMPT = {"LLaVA": [1, 39, 39, 39, 39, 5, 6, 7], "PaliGemma": [39, 39, 39, 39, 1, 5, 6, 7], "BLIP": [1, 5, 6, 7],
+          "Qwen2-VL": OF_QWEN, "Qwen2.5-VL": OF_QWEN}  # fmt: skip
+
+
+def llava(transformers: Any) -> Any:
+    words = transformers.LlamaConfig(
+        **SIZES, num_key_value_heads=1, vocab_size=40, pad_token_id=0, bos_token_id=1, eos_token_id=2
+    )
+    photos = transformers.CLIPVisionConfig(**SIZES, image_size=16, patch_size=8)
+    config = transformers.LlavaConfig(vision_config=photos, text_config=words, image_token_id=39)
+    return transformers.LlavaForConditionalGeneration(config)
+
+
+def paligemma(transformers: Any) -> Any:
+    words = transformers.GemmaConfig(**SIZES, num_key_value_heads=1, head_dim=8, vocab_size=40, pad_token_id=0)
+    photos = transformers.SiglipVisionConfig(**SIZES, image_size=16, patch_size=8, projection_dim=16)
+    config = transformers.PaliGemmaConfig(
+        vision_config=photos, text_config=words, image_token_id=39, projection_dim=16, hidden_size=16
+    )
+    return transformers.PaliGemmaForConditionalGeneration(config)
+
+
+def blip(transformers: Any) -> Any:
+    words = {"vocab_size": 40, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "sep_token_id": 2}
+    config = transformers.BlipConfig(
+        text_config={**SIZES, **words, "encoder_hidden_size": 16, "max_position_embeddings": 64},
+        vision_config={**SIZES, "image_size": 16, "patch_size": 8},
+    )
+    return transformers.BlipForConditionalGeneration(config)
+
+
+def qwen(transformers: Any, *, newer: bool) -> Any:
+    rope = {"rope_type": "default", "mrope_section": [1, 1, 2]}
+    ends = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    words = {**SIZES, **ends, "num_key_value_heads": 1, "vocab_size": 40, "rope_parameters": rope}
+    photos = {"depth": 2, "hidden_size": 16, "num_heads": 2, "patch_size": 4}
+    photos |= {"window_size": 16, "fullatt_block_indexes": [1], "out_hidden_size": 16} if newer else {"embed_dim": 16}
+    tokens = {"image_token_id": 39, "video_token_id": 38, "vision_start_token_id": 36, "vision_end_token_id": 37}
+    kind = "Qwen2_5_VL" if newer else "Qwen2VL"
+    config = getattr(transformers, f"{kind}Config")(text_config=words, vision_config=photos, **tokens)
+    return getattr(transformers, f"{kind}ForConditionalGeneration")(config)
+
+
+def packed(photo: Tensor) -> Tensor:
+    """The patches of 4 x 4 pixels of a photo, blocks of 2 x 2 of them one after the other, each twice: for Qwen."""
+    corners = [(8 * i + 4 * k, 8 * j + 4 * m) for i in range(2) for j in range(3) for k in range(2) for m in range(2)]
+    patches = [photo[0, :, y : y + 4, x : x + 4] for y, x in corners]
+    return torch.stack([torch.stack([patch, patch], 1).flatten() for patch in patches])
+
+
+MODELS = {"LLaVA": llava, "PaliGemma": paligemma, "BLIP": blip, "Qwen2-VL": partial(qwen, newer=False),
+          "Qwen2.5-VL": partial(qwen, newer=True)}  # fmt: skip
+
+
+@pytest.fixture(params=MODELS, scope="module")
+def given(request: pytest.FixtureRequest) -> tuple[Any, dict[str, Tensor]]:
+    transformers = pytest.importorskip("transformers", reason="transformers is an extra")
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        model = MODELS[request.param](transformers)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.ndim > 1:
+                    parameter.copy_(0.2 * torch.randn_like(parameter))
+        model.photo = torch.randn(1, 3, 16, 24 if "Qwen" in request.param else 16, dtype=torch.float64)
+    ids = torch.tensor([PROMPT[request.param]])
+    inputs = {"pixel_values": model.photo, "input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    if "Qwen" in request.param:
+        inputs["pixel_values"], inputs["image_grid_thw"] = packed(model.photo), torch.tensor([[1, 4, 6]])
+        inputs["mm_token_type_ids"] = (ids == 39).long()
+    if request.param == "PaliGemma":
+        inputs["token_type_ids"] = torch.zeros_like(ids)
+    return model.double().eval(), inputs
+
+
+def run(model: Any, inputs: dict[str, Tensor], photo: Tensor, ids: Tensor, **options: Any) -> Any:
+    """The output of a model for a photo and tokens, by its own interface."""
+    more = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values": photo}
+    if "token_type_ids" in inputs:  # the answer is marked by ones
+        more["token_type_ids"] = (torch.arange(ids.shape[1])[None] >= inputs["input_ids"].shape[1]).long()
+    if "image_grid_thw" in inputs:
+        more |= {"pixel_values": packed(photo), "image_grid_thw": inputs["image_grid_thw"]}
+        more["mm_token_type_ids"] = (ids == 39).long()
+    return model(**more, **options)
+
+
+def one_by_one(model: Any, inputs: dict[str, Tensor], photo: Tensor) -> Tensor:
+    """The log-probability of each token of the answer, with a pass for each."""
+    found, before = [], inputs["input_ids"]
+    for token in ANSWER:
+        found.append(run(model, inputs, photo, before).logits[:, -1].log_softmax(-1)[:, token])
+        before = torch.cat([before, torch.tensor([[token]])], 1)
+    return torch.stack(found, 1)
+
+
+def test_the_score_and_the_gradient_are_those_of_a_pass_for_each_word(given: Any) -> None:
+    model, inputs = given
+    photo = model.photo.clone().requires_grad_()
+    expected = one_by_one(model, inputs, photo)
+    found = explain.attribute(
+        model, inputs, "inputxgradient", targets=[Answer(ANSWER), *(Answer(ANSWER, word=i) for i in range(3))]
+    )
+    for each, score in zip(found, [expected.sum(1), *expected.unbind(1)], strict=True):
+        (gradient,) = torch.autograd.grad(score.sum(), photo, retain_graph=True)
+        assert_close(each.score, score.detach(), rtol=1e-6, atol=1e-8)
+        assert_close(each.values, gradient * photo.detach(), rtol=1e-4, atol=1e-7)  # norms in float32
+
+
+def test_words_after_a_word_have_no_part_in_it(given: Any) -> None:
+    model, inputs = given
+    for word in range(3):
+        found = explain.attribute(model, inputs, "inputxgradient", target=Answer(ANSWER, word=word, words=True))
+        values = [value for _, value in found.words[0]]
+        assert [name for name, _ in found.words[0]][-3:] == ["8", "9", "10"]
+        assert values[-3:][word:] == [0.0] * (3 - word)
+        assert all(values[-3:][:word])
+        assert float(sum(found.shares.values())) == pytest.approx(1)
+
+
+# A photo of zeros is where the first normalisation of Qwen jumps, since its patches have no bias.
+@pytest.mark.parametrize("given", ["LLaVA", "PaliGemma", "BLIP"], indirect=True)
+def test_photo_and_words_add_up(given: Any) -> None:
+    model, inputs = given
+    found = explain.attribute(model, inputs, "integratedgradients(steps=128)", target=Answer(ANSWER, words=True))
+    assert float(found.delta.abs()) < 0.05 * float(found.score.abs())
+
+
+@pytest.mark.filterwarnings("ignore:.* has no rule for some operations")
+def test_perturbation_and_relevance_explain_the_photo(given: Any) -> None:
+    model, inputs = given
+    covered = model.photo.clone()
+    covered[..., :8, 8:16] = 0
+    drop = (one_by_one(model, inputs, model.photo) - one_by_one(model, inputs, covered)).sum()
+    found = explain.attribute(model, inputs, "occlusion(window=8, stride=8, baseline=0)", target=Answer(ANSWER))
+    assert float(found.values.reshape(-1, *model.photo.shape[2:])[0, 3, 12]) == pytest.approx(
+        float(drop.detach()), rel=1e-4
+    )
+    relevance = explain.attribute(model, inputs, "attnlrp", target=Answer(ANSWER))
+    assert relevance.values.isfinite().all()
+    assert bool(relevance.values.any())
+
+
+def followed(matrices: list[Tensor]) -> Tensor:
+    """The product of a matrix and the identity for each attention, with rows that add up to one."""
+    product = torch.eye(len(matrices[0]), dtype=torch.float64)
+    for matrix in matrices:
+        mixed = matrix + torch.eye(len(matrix), dtype=torch.float64)
+        product = torch.stack([row / row.sum() for row in mixed]) @ product
+    return product
+
+
+@pytest.mark.filterwarnings("ignore:gradeclip is zero everywhere")
+def test_attention_methods_follow_the_language_model_from_the_tokens_that_say_a_word(given: Any) -> None:
+    model, inputs = given
+    ids = torch.cat([inputs["input_ids"], torch.tensor([ANSWER])], 1)
+    first, places = inputs["input_ids"].shape[1] - 1, (ids[0] == 39).nonzero()[:, 0]
+    if not len(places):  # BLIP, whose words look at the photo: those that say the answer are found
+        names = ["cheferbimodal", *(f"cheferbimodal(token={first + word})" for word in range(3))]
+        found = [explain.attribute(model, inputs, name, target=Answer(ANSWER)).values for name in names]
+        assert_close(found[0], sum(found[1:]) / 3)
+        return
+    model.set_attn_implementation("eager")
+    output = run(model, inputs, model.photo.clone().requires_grad_(), ids, output_attentions=True)
+    score = output.logits[0, first + 1].log_softmax(-1)[ANSWER[1]]
+    gradients = torch.autograd.grad(score, output.attentions)
+    model.set_attn_implementation("sdpa")
+    weights = [each[0].detach() for each in output.attentions]
+    weighted = [(a * g[0]).clamp(min=0).mean(0) for a, g in zip(weights, gradients, strict=True)]
+    expected = {
+        "rollout": followed([a.mean(0) for a in weights])[first : first + 3].mean(0)[places],
+        "gradientrollout": followed(weighted)[first + 1][places],
+    }
+    names = [*expected, "cheferattribution", "gradeclip"]
+    found = explain.attribute(model, inputs, names, target=Answer(ANSWER, word=1))
+    for name, values in expected.items():
+        assert_close(found[name].values.flatten(), values.to(found[name].values), rtol=1e-4, atol=1e-7)
+    for each in found.values():
+        assert each.values.shape[1:] == (2, len(places) // 2)
+        assert each.heatmap.shape[1:] == model.photo.shape[2:]
+    both = explain.attribute(model, inputs, "gradeclip", target=Answer(ANSWER, word=1, words=True))
+    assert_close(both.values, found["gradeclip"].values)
+    assert not both.parts["words"].values[0, places].any()
+    assert [value for _, value in both.words[0]][-2:] == [0, 0]
+
+
+def test_the_models_own_answer_is_its_most_probable_words(given: Any) -> None:
+    model, inputs = given
+    ids, answer = inputs["input_ids"], list[int]()
+    while len(answer) < 32:
+        more = torch.cat([ids, torch.tensor([answer], dtype=torch.long)], 1)
+        with torch.no_grad():
+            output = run(model, inputs, model.photo, more)
+        answer.append(int(output.logits[0, -1, :39].argmax()))  # the last token stands for patches
+        if answer[-1] == (1 if "token_type_ids" in inputs else 2) and len(answer) > 1:
+            answer.pop()
+            break
+    own, same = (explain.attribute(model, inputs, "saliency", target=Answer(text)) for text in (None, answer))
+    assert_close(own.score, same.score)
+
+
+def test_what_does_not_fit_is_refused(given: Any) -> None:
+    model, inputs = given
+    with pytest.raises(explain.TargetError, match="3 words"):
+        explain.attribute(model, inputs, "saliency", target=Answer(ANSWER, word=3))
+    with pytest.raises(explain.TargetError, match="one answer"):
+        explain.attribute(model, inputs, "saliency", targets=[Answer(ANSWER), Answer((1, 2))])
+    with pytest.raises(explain.ModelError, match="tokenizer"):
+        explain.attribute(model, inputs, "saliency", target=Answer("a cat"))
+    with pytest.raises(explain.TargetError, match="input_ids"):
+        explain.attribute(model, model.photo, "saliency", target=Answer(ANSWER))
+    with pytest.raises(explain.TargetError, match="word"):
+        Answer("a cat", word=-1)

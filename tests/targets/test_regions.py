@@ -1,0 +1,250 @@
+"""What segmenters return: every layout as class maps, every target and kind of method, and models of transformers."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import explain
+from explain import TargetError
+from explain.methods import GradCAM, IntegratedGradients, Occlusion, Saliency
+from explain.targets import Segmentation
+from explain.targets.places import as_place
+from explain.targets.regions import read_class_maps
+from tests.conftest import settled
+
+EXACT = {"rtol": 1e-9, "atol": 1e-11}
+METHODS = [Saliency(absolute=False), GradCAM(relu=False), IntegratedGradients(steps=3), Occlusion(4, 4)]
+CLASSES, QUERIES, MASKS = 3, 4, 2
+
+
+class Segmenter(nn.Module):
+    """A small network whose output has one of the layouts."""
+
+    def __init__(self, layout: str) -> None:
+        super().__init__()
+        self.layout = layout
+        conv: Any = nn.Conv3d if layout == "volume" else nn.Conv2d
+        self.features = nn.Sequential(conv(3, 6, 3, 2, 1), nn.Tanh())
+        self.head = conv(6, CLASSES if layout != "prompts" else 2 * MASKS, 1)
+        self.masks, self.queries = nn.Conv2d(6, QUERIES, 1), nn.Linear(6, QUERIES * (CLASSES + 1))
+
+    def forward(self, x: Tensor) -> Any:
+        features = self.features(x)
+        maps = self.head(features)
+        if self.layout == "out":
+            return {"out": F.interpolate(maps, size=x.shape[2:], mode="bilinear"), "aux": maps}
+        if self.layout == "logits":
+            return SimpleNamespace(loss=None, logits=maps)
+        if self.layout in ("queries", "detr"):
+            logits = self.queries(features.mean((2, 3))).unflatten(1, (QUERIES, CLASSES + 1))
+            names = ["class_queries_logits", "masks_queries_logits"]
+            names = names if self.layout == "queries" else ["logits", "pred_masks"]
+            boxes = {} if self.layout == "queries" else {"pred_boxes": logits[..., :4].sigmoid()}
+            return {**boxes, **dict(zip(names, [logits, self.masks(features)], strict=True))}
+        if self.layout == "prompts":
+            masks = maps.unflatten(1, (2, MASKS))
+            return {"iou_scores": masks.mean((3, 4)), "pred_masks": masks}
+        return maps
+
+
+def class_map(layout: str, output: Any, index: int) -> Tensor:
+    """The map of a class in plain steps."""
+    if layout in ("queries", "detr"):
+        logits, masks = output.values() if layout == "queries" else (output["logits"], output["pred_masks"])
+        total = torch.zeros_like(masks[:, 0])
+        for query in range(QUERIES):
+            odds = logits[:, query].exp()
+            share = odds[:, index] / odds.sum(1)
+            total = total + share[:, None, None] / (1 + (-masks[:, query]).exp())
+        return total
+    if layout == "prompts":
+        return output["pred_masks"][:, index // MASKS, index % MASKS]
+    maps = output["out"] if layout == "out" else output.logits if layout == "logits" else output
+    return maps[:, index]
+
+
+NAMES = {"out": "class maps", "logits": "class maps", "volume": "class maps", "detr": "queries"}
+
+
+@pytest.fixture(params=["out", "logits", "queries", "detr", "prompts", "volume"])
+def layout(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def made(layout: str) -> tuple[nn.Module, Tensor]:
+    model = settled(Segmenter(layout), seed=4).double().eval()
+    sizes = (4, 6, 6) if layout == "volume" else (8, 12)
+    return model, torch.randn(2, 3, *sizes, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("kind", ["predicted", "mask", "point", "chosen"])
+def test_every_layout_target_and_method_equals_the_plain_computation(layout: str, kind: str) -> None:
+    model, x = made(layout)
+    with torch.no_grad():
+        output = model(x)
+        maps = torch.stack([class_map(layout, output, k) for k in range(CLASSES)], 1)
+    one_by_one = layout == "prompts"
+    best = maps.argmax(1)
+    index = int(best.flatten(1).mode(1).values[0])
+    predicted = maps[:, index] > 0 if one_by_one else best == index
+    categories = [index] * 2
+    if kind == "predicted":
+        target, region = Segmentation(index), predicted
+    elif kind == "point":
+        at = next(place for place in zip(*predicted.all(0).nonzero(as_tuple=True), strict=True))
+        shares = [(float(i) + 0.5) / n for i, n in zip(at, predicted.shape[1:], strict=True)]
+        target, region = Segmentation(index, point=tuple(reversed(shares))), _flooded(predicted, at)
+    else:
+        mask = torch.zeros(maps.shape[2:], dtype=torch.bool)
+        mask[..., 1:3, 1:3] = True
+        region = mask.expand(2, *mask.shape)
+        if kind == "chosen" and one_by_one:
+            categories = output["iou_scores"].flatten(1).argmax(1).tolist()
+        elif kind == "chosen":
+            categories = [int(best[i][mask].mode().values) for i in range(2)]
+        target = Segmentation(index if kind == "mask" else None, mask)
+
+    def score(output: Any) -> Tensor:
+        rows = [class_map(layout, output, categories[i])[i::2][:, region[i]].mean(1) for i in range(2)]
+        return torch.stack(rows, 1).flatten()  # rows are the two images in turn
+
+    found = explain.attribute(model, x, METHODS, target=target, layer="features", batch_size=2)
+    assert target.settled(output, 2).layout == NAMES.get(layout, layout)
+    leaf = x.clone().requires_grad_()
+    features = model.features(leaf)
+    with explain.hooks.capture(model, "features") as seen:
+        own = score(model(leaf))
+        (gradient,) = torch.autograd.grad(own.sum(), leaf)
+    assert_close(found["saliency"].values, gradient, **EXACT)
+    assert_close(found["saliency"].score, own.detach(), **EXACT)
+    weights = seen.gradients["features"].flatten(2).mean(2)
+    assert_close(found["gradcam"].values, torch.einsum("nc,nc...->n...", weights, features.detach()), **EXACT)
+    for i in range(2):  # methods that run altered images, each image alone
+        alone = explain.attribute(
+            model, x[i : i + 1], METHODS[2:], batch_size=1,
+            target=lambda output, i=i: class_map(layout, output, categories[i])[:, region[i]].mean(1),
+        )  # fmt: skip
+        for method, other in alone.items():
+            assert_close(found[method].values[i], other.values[0], **EXACT)
+
+
+def _flooded(masks: Tensor, at: Any) -> Tensor:
+    """The connected part around a position, neighbour by neighbour."""
+    parts = torch.zeros_like(masks)
+    for mask, part in zip(masks, parts, strict=True):
+        left = [tuple(map(int, at))]
+        while left:
+            place = left.pop()
+            inside = all(0 <= i < n for i, n in zip(place, mask.shape, strict=True))
+            if inside and mask[place] and not part[place]:
+                part[place] = True
+                steps = torch.cartesian_prod(*[torch.tensor([-1, 0, 1])] * mask.ndim).tolist()
+                left += [tuple(i + d for i, d in zip(place, step, strict=True)) for step in steps]
+    return parts
+
+
+def test_a_place_without_a_label_is_the_class_that_is_predicted_there() -> None:
+    maps = torch.zeros(1, 3, 4, 4)
+    maps[0, 1, :, :2], maps[0, 2, :, 2:] = 1.0, 2.0
+    for text, expected in {"@0,0": 1, "@3,1": 2, "box 0,0,3,4": 1, "box 1,0,4,4": 2}.items():
+        place = as_place(text)
+        assert place is not None
+        target: Any = place.sized((4, 4)).settled(maps, 1)
+        assert target.category == (expected,)
+        assert_close(target.pick(maps, 1)[0], maps[0, expected][target.mask[0]].mean()[None])
+    classes, own = target.class_scores(maps, 1)
+    assert_close(classes, torch.stack([maps[0, k][target.mask[0]].mean() for k in range(3)])[None])
+    assert own.tolist() == [2]
+
+
+@pytest.mark.parametrize(
+    ("target", "maps", "message"),
+    [
+        (Segmentation(), torch.zeros(1, 3, 4, 4), "category must"),
+        (Segmentation((0, 1)), torch.zeros(1, 3, 4, 4), "category must"),
+        (Segmentation(0, torch.zeros(4, 4)), torch.zeros(1, 3, 4, 4), "mask must be true"),
+        (Segmentation(0, point=(0.5, 0.5)), torch.zeros(1, 3, 4, 4, 4), r"point must be \(x, y\)"),
+        (Segmentation(0, torch.ones(4, 4)), {"logits": torch.zeros(1, 3)}, "class maps"),
+    ],
+)
+def test_regions_that_do_not_fit_are_refused(target: Segmentation, maps: Any, message: str) -> None:
+    with pytest.raises(TargetError, match=message):
+        target.settled(maps, 1)
+
+
+def tiny(name: str) -> tuple[nn.Module, dict[str, Tensor], str]:
+    """A small random model of transformers, its inputs, and a layer."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    x = {"pixel_values": torch.rand(1, 3, 64, 64)}
+    if name == "segformer":
+        config = transformers.SegformerConfig(
+            depths=[1, 1], hidden_sizes=[8, 16], num_attention_heads=[1, 2], sr_ratios=[2, 1], patch_sizes=[7, 3],
+            strides=[4, 2], mlp_ratios=[2, 2], num_encoder_blocks=2, decoder_hidden_size=16, num_labels=5,
+        )  # fmt: skip
+        return transformers.SegformerForSemanticSegmentation(config).eval(), x, "decode_head.batch_norm"
+    if name == "maskformer":
+        swin = transformers.SwinConfig(
+            image_size=64, embed_dim=8, depths=[1, 1, 1, 1], num_heads=[1, 1, 1, 1], window_size=4,
+            out_features=["stage1", "stage2", "stage3", "stage4"],
+        )  # fmt: skip
+        decoder = transformers.DetrConfig(
+            d_model=32, num_queries=6, decoder_layers=1, encoder_layers=1, decoder_ffn_dim=16, encoder_ffn_dim=16,
+            decoder_attention_heads=2, encoder_attention_heads=2, use_timm_backbone=False,
+            backbone_config=transformers.ResNetConfig(),
+        )  # fmt: skip
+        config = transformers.MaskFormerConfig(
+            backbone_config=swin, decoder_config=decoder, fpn_feature_size=32, mask_feature_size=32, num_labels=4
+        )
+        return transformers.MaskFormerForInstanceSegmentation(config).eval(), x, "model.pixel_level_module.decoder"
+    config = transformers.SamConfig(
+        vision_config={
+            "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 64, "patch_size": 8,
+            "output_channels": 16, "global_attn_indexes": [0], "mlp_dim": 16, "window_size": 4, "num_pos_feats": 8,
+        },
+        prompt_encoder_config={"hidden_size": 16, "image_size": 64, "patch_size": 8, "mask_input_channels": 4},
+        mask_decoder_config={
+            "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "mlp_dim": 16, "iou_head_hidden_dim": 8
+        },
+    )  # fmt: skip
+    points = {"input_points": torch.tensor([[[[20.0, 30.0]], [[50.0, 12.0]]]])}
+    return transformers.SamModel(config).eval(), {**x, **points}, "vision_encoder.neck"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("name", "layout"), [("segformer", "class maps"), ("maskformer", "queries"), ("sam", "prompts")]
+)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.* is zero everywhere")
+def test_models_of_transformers(name: str, layout: str) -> None:
+    model, inputs, layer = tiny(name)
+    with torch.no_grad():
+        output = model(**inputs)
+    read = read_class_maps(output, 1)
+    assert read is not None
+    assert read.layout == layout
+    if name == "maskformer":
+        transformers = pytest.importorskip("transformers")
+        theirs = transformers.MaskFormerImageProcessor().post_process_semantic_segmentation(output)[0]
+        assert torch.equal(read.maps[0].argmax(0), theirs)
+    mask = torch.zeros(64, 64)
+    mask[16:48, 16:48] = 1
+    target = Segmentation(None, mask)
+    found = explain.attribute(model, inputs, ["gradcam(relu=False)", "saliency"], target=target, layer=layer)
+    chosen: Any = target.settled(output, 1)
+    if name == "sam":
+        assert chosen.category == (int(output.iou_scores.flatten().argmax()),)
+    leaf = {**inputs, "pixel_values": inputs["pixel_values"].clone().requires_grad_()}
+    maps: Any = read_class_maps(model(**leaf), 1)
+    area = F.adaptive_avg_pool2d(mask[None], maps.maps.shape[2:])[0]
+    score = (maps.maps[0, chosen.category[0]] * area).sum() / area.sum()
+    (gradient,) = torch.autograd.grad(score, leaf["pixel_values"])
+    assert_close(found["saliency"].values, gradient.abs(), rtol=1e-3, atol=1e-3 * float(gradient.abs().max()))
+    assert found["gradcam"].values.any()

@@ -1,0 +1,232 @@
+"""Texts as targets, compared with plain code on the outputs of transformers' and open_clip's own models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import explain
+from explain.targets import Text
+from explain.targets.texts import image_scorer, words_of
+from tests.conftest import snapshot
+
+BUS, TRUCK = (1, 5, 6, 7, 2), (1, 8, 9, 7, 2)
+SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2}
+WORDS = {"vocab_size": 50, "max_position_embeddings": 5, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+PICTURES = {**SIZES, "image_size": 16, "patch_size": 4}
+
+
+class Tokenizer:
+    """Words as tokens, in the manner of transformers."""
+
+    all_special_ids = (0, 1, 2)
+    pad_token_id = 0
+
+    def __call__(self, texts: list[str], max_length: int, **options: Any) -> dict[str, Tensor]:
+        rows = [[1, *(3 + len(word) for word in text.split()), 2] for text in texts]
+        return {"input_ids": torch.tensor([(row + [0] * max_length)[:max_length] for row in rows])}
+
+    def convert_ids_to_tokens(self, ids: list[int]) -> list[str]:
+        return [f"length{each - 3}" for each in ids]
+
+
+def of_transformers(kind: str) -> Any:
+    transformers = pytest.importorskip("transformers", reason="transformers is an extra")
+    config = getattr(transformers, f"{kind}Config")
+    projected = {} if kind == "Siglip" else {"projection_dim": 8}
+    return getattr(transformers, f"{kind}Model")(
+        config(text_config={**SIZES, **WORDS}, vision_config=PICTURES, **projected)
+    )
+
+
+def of_open_clip(kind: str) -> Any:
+    open_clip = pytest.importorskip("open_clip", reason="open_clip is an extra")
+    pictures = {"image_size": 16, "layers": 3, "width": 16, "head_width": 8, "patch_size": 4}
+    words = {"context_length": 5, "vocab_size": 50, "width": 16, "heads": 2, "layers": 3}
+    kinds = {"CLIP": open_clip.CLIP, "CustomTextCLIP": open_clip.CustomTextCLIP}
+    return kinds[kind](8, pictures, words)
+
+
+MODELS = {
+    "CLIP": lambda: of_transformers("CLIP"), "SigLIP": lambda: of_transformers("Siglip"),
+    "ChineseCLIP": lambda: of_transformers("ChineseCLIP"), "open_clip": lambda: of_open_clip("CLIP"),
+    "open_clip custom": lambda: of_open_clip("CustomTextCLIP"),
+}  # fmt: skip
+
+
+@pytest.fixture(params=MODELS, scope="module")
+def model(request: pytest.FixtureRequest) -> Any:
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        found = MODELS[request.param]()
+        with torch.no_grad():
+            for parameter in found.parameters():  # transformers' initial values are close to zero
+                if parameter.ndim > 1:
+                    parameter.copy_(0.3 * torch.randn_like(parameter))
+    return found.double().eval()
+
+
+@pytest.fixture
+def x() -> Tensor:
+    return torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+def logits(model: Any, x: Tensor, ids: tuple[int, ...]) -> Tensor:
+    """What the whole model says of photos and a text."""
+    given = torch.tensor([ids])
+    if hasattr(model, "get_text_features"):
+        return model(input_ids=given, pixel_values=x).logits_per_image[:, 0]
+    photos, texts, scale = model(x, given)[:3]
+    return scale * (photos * texts).sum(-1)
+
+
+def test_the_score_and_the_gradient_are_those_of_the_whole_model(model: Any, x: Tensor) -> None:
+    start = x.clone().requires_grad_()
+    score = logits(model, start, BUS) - 2 * logits(model, start, TRUCK)
+    (gradient,) = torch.autograd.grad(score.sum(), start)
+    found = explain.attribute(model, x, "inputxgradient", target=Text(BUS) - 2 * Text(TRUCK))
+    assert_close(found.score, score.detach(), rtol=1e-9, atol=1e-9)
+    assert_close(found.values, gradient * x, rtol=1e-7, atol=1e-9)
+    assert found.target == "tokens 1 5 6 7 2 − 2 × tokens 1 8 9 7 2"
+
+
+def test_words_and_photo_come_from_one_pass(model: Any, x: Tensor) -> None:
+    embedding = max((m for m in model.modules() if isinstance(m, nn.Embedding)), key=lambda m: m.num_embeddings)
+    rows = embedding(torch.tensor([BUS])).detach().requires_grad_()
+    start = x.clone().requires_grad_()
+    handle = embedding.register_forward_hook(lambda module, args, output: rows)
+    of_photo, of_words = torch.autograd.grad(logits(model, start, BUS)[0], (start, rows))
+    handle.remove()
+    plan = str(explain.plan(model, x, "inputxgradient", target=Text(BUS, words=True)))
+    assert plan.startswith("1 forward pass of 2 images")
+    assert len(plan.splitlines()) == 2
+    found = explain.attribute(model, x, "inputxgradient", target=Text(BUS, words=True))
+    assert_close(found.values[0], (of_photo * x)[0], rtol=1e-7, atol=1e-9)
+    expected = (of_words * rows)[0].sum(1)
+    assert_close(torch.tensor([value for _, value in found.words[0]]), expected.detach().to(torch.float32))
+    assert not any(m._forward_hooks for m in model.modules())
+
+
+def test_occlusion_covers_the_photo_alone(model: Any, x: Tensor) -> None:
+    found = explain.attribute(model, x, "occlusion(window=8, stride=8, baseline=0)", target=Text(BUS))
+    covered = x.clone()
+    covered[..., 8:, :8] = 0
+    drop = logits(model, x, BUS) - logits(model, covered, BUS)
+    assert_close(found.values.reshape(2, -1, 16, 16)[:, 0, 12, 4], drop.detach())
+    with pytest.raises(explain.MethodError, match="leave out words=True"):
+        explain.attribute(model, x, "occlusion(window=8, stride=8)", target=Text(BUS, words=True))
+
+
+@pytest.mark.filterwarnings("ignore:gradeclip is zero everywhere")
+@pytest.mark.parametrize("method", ["gradcam", "legrad", "gradeclip", "attnlrp", "cheferattribution", "rollout"])
+def test_methods_for_transformers_explain_the_image_tower(model: Any, x: Tensor, method: str) -> None:
+    one, both = (explain.attribute(model, each, method, target=Text(BUS)) for each in (x[:1], x))
+    assert both.heatmap.shape == (2, 16, 16)
+    assert_close(both.values[:1], one.values, rtol=1e-6, atol=1e-9)
+    if method == "gradcam":  # the tokens of a late block, though there are no class scores
+        assert any(f".{number}." in f".{one.layer}." for number in (1, 2)) or "post" in str(one.layer)
+        assert "text" not in str(one.layer)
+
+
+@pytest.mark.parametrize("model", ["CLIP", "SigLIP"], indirect=True)
+def test_gradeclip_has_words_of_the_texts_last_attention(model: Any, x: Tensor) -> None:
+    attention, seen = model.text_model.encoder.layers[-1].self_attn, dict[str, Tensor]()
+
+    def note(name: str) -> Any:
+        return lambda module, args, output: seen.update({name: output[0]})
+
+    handles = [getattr(attention, name).register_forward_hook(note(name)) for name in ("q_proj", "k_proj", "v_proj")]
+    handles.append(attention.out_proj.register_forward_pre_hook(lambda module, args: seen.update(mixed=args[0])))
+    score = logits(model, x[:1], BUS)[0]
+    (gradient,) = torch.autograd.grad(score, seen["mixed"])
+    for handle in handles:
+        handle.remove()
+    read = 3 if type(model).__name__ == "CLIPModel" else 4  # with these ids, the fourth; it does not see the last one
+    q, k, v = (seen[name].detach()[: read + 1] for name in ("q_proj", "k_proj", "v_proj"))
+    cosines = torch.stack([q[read] @ row / q[read].norm() / row.norm() for row in k])
+    loosened = (cosines - cosines.min()) / (cosines.max() - cosines.min())
+    expected = torch.zeros(5, dtype=torch.float64)
+    expected[: read + 1] = (gradient.reshape(5, -1)[read] * loosened[:, None] * v).sum(1).clamp(min=0)
+    target = Text(BUS, words=True)
+    found = explain.attribute(model, x, "gradeclip", target=target)
+    assert_close(found.parts[target.name].values[0, :, 0], expected, rtol=1e-7, atol=1e-9)
+    alone = explain.attribute(model, x, "gradeclip", target=Text(BUS))
+    assert_close(found.values, alone.values)
+    assert len(str(explain.plan(model, x, "gradeclip", target=target)).splitlines()) == 2  # one pass
+
+
+def test_integrated_gradients_of_photo_and_words_add_up(model: Any, x: Tensor) -> None:
+    target = Text(BUS, words=True)
+    found = explain.attribute(model, x, "integratedgradients(steps=64)", target=target)
+    assert float(found.delta.abs().max()) < 0.02 * float(found.score.abs().max())
+
+
+def test_labels_are_zero_shot_classes(model: Any, x: Tensor) -> None:
+    model.tokenizer = Tokenizer()
+    labels = ["a bus", "some trucks there", "no"]
+    ids = Tokenizer()(labels, max_length=5)["input_ids"].tolist()
+    if not hasattr(model, "get_text_features"):  # in the manner of open_clip
+        model.tokenizer = lambda texts: Tokenizer()(texts, max_length=5)["input_ids"]
+    scorer = image_scorer(model, labels=labels)
+    expected = torch.stack([logits(model, x, tuple(row)) for row in ids], 1)
+    assert_close(scorer(x)["logits"], expected)
+    of_class = explain.attribute(scorer, x, "saliency", target=1)
+    of_text = explain.attribute(model, x, "saliency", target=Text("some trucks there"))
+    assert_close(of_class.values, of_text.values)
+    of_patches = explain.hooks.lens(scorer, x, tokens=True).tokens
+    assert of_patches.shape[-1] == 3
+    del model.tokenizer
+
+
+def test_what_a_word_brings_is_what_the_text_loses_without_it() -> None:
+    explainer = explain.Explainer("tiny-clip")
+    clip, x, text = explainer.model, explainer.as_input("assets/coffee.png"), Text("a cup of coffee")
+    texts = ["a cup of coffee", "cup of coffee", "a of coffee", "a cup coffee", "a cup of"]
+    with torch.no_grad():
+        photo, features = clip.encode_image(x), clip.encode_text(clip.tokenizer(texts))
+        scores = clip.logit_scale.exp() * nn.functional.cosine_similarity(photo, features)
+    targets = [text - shorter for shorter in text.without_words()]
+    assert str(explain.plan(clip, x, "gradcam", targets=targets)).startswith("1 forward pass of 1 image")
+    found = explain.attribute(clip, x, "gradcam", targets=targets)
+    assert_close(torch.cat([a.score for a in found]), scores[0] - scores[1:], rtol=1e-4, atol=1e-4)
+    for one in (Text("bus"), Text(BUS)):
+        with pytest.raises(explain.TargetError, match="words"):
+            one.without_words()
+
+
+def test_the_model_is_left_as_found(model: Any, x: Tensor) -> None:
+    before = snapshot(model.train())
+    explain.attribute(model, x, ["saliency", "gradcam"], target=Text(BUS))
+    assert snapshot(model) == before
+    model.eval()
+
+
+def test_a_list_has_a_text_for_each_photo(model: Any, x: Tensor) -> None:
+    found = explain.attribute(model, x, "saliency", target=[Text(BUS), Text(TRUCK)])
+    expected = torch.stack([logits(model, x, BUS)[0], logits(model, x, TRUCK)[1]])
+    assert_close(found.score, expected.detach())
+
+
+def test_bad_texts_are_refused() -> None:
+    x = torch.rand(1, 3, 8, 8)
+    for wrong in ("", " ", (), (1.5,), 3, None):
+        with pytest.raises(explain.TargetError, match="text"):
+            Text(wrong)  # type: ignore[arg-type]
+    net = nn.Sequential(nn.Flatten(), nn.Linear(192, 2))
+    with pytest.raises(explain.ModelError, match="CLIP"):
+        explain.attribute(net, x, "saliency", target=Text("a bus"))
+
+
+def test_a_text_without_a_tokenizer_is_refused(model: Any, x: Tensor) -> None:
+    with pytest.raises(explain.ModelError, match="tokenizer"):
+        explain.attribute(model, x, "saliency", target=Text("a bus"))
+
+
+def test_tokens_make_words() -> None:
+    assert words_of(["", "a</w>", "bu", "s</w>", "is</w>", ""]) == [[1], [2, 3], [4]]
+    assert words_of(["Ġa", "Ġze", "bra"]) == [[0], [1, 2]]
+    assert words_of(["a", "##b", "", "c"]) == [[0, 1], [3]]

@@ -1,0 +1,196 @@
+"""What other packages' users disputed about metrics and methods, and what happens here. docs/peers.md has the links."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import explain
+from explain.baselines import Zero
+from explain.methods import DeepLIFT, DeepLIFTSHAP
+from explain.metrics import NonSensitivity, PixelFlipping
+from tests.conftest import settled
+from tests.metrics import plain
+from tests.relevance.test_relevance import random
+
+
+class Shared(nn.Module):
+    """Rectifiers and maxima that are used twice, made while the network runs, or no modules at all."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.one, self.two = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 5, 3, padding=1)
+        self.three, self.four = nn.Linear(20, 6), nn.Linear(6, 3)
+        self.relu, self.pool = nn.ReLU(inplace=kind == "in place"), nn.MaxPool2d(2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in (self.one, self.two):
+            x = self._pooled(self._rectified(layer(x)))
+        return self.four(self._rectified(self.three(x.flatten(1))))
+
+    def _rectified(self, x: torch.Tensor) -> torch.Tensor:
+        if self.kind == "functions":
+            return F.relu(x)
+        return nn.ReLU()(x) if self.kind == "made as it runs" else self.relu(x)
+
+    def _pooled(self, x: torch.Tensor) -> torch.Tensor:
+        return F.max_pool2d(x, 2) if self.kind == "functions" else self.pool(x)
+
+
+KINDS = ["functions", "made as it runs", "used twice", "in place"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_deeplift_adds_up_whatever_is_shared_or_a_function(kind: str) -> None:
+    """Captum 199, 200, 578 and 1082: errors, or other values, where modules are shared or rectifiers are new ones."""
+    model, x, b = settled(Shared(kind)).double(), random(0, 2, 3, 8, 8), random(1, 3, 8, 8)
+    found = explain.attribute(model, x, DeepLIFT(b), target=1)
+    gain = (model(x) - model(b[None]))[:, 1].detach()
+    torch.testing.assert_close(found.values.sum((1, 2, 3)), gain, rtol=1e-9, atol=1e-12)
+    same = explain.attribute(settled(Shared("functions")).double(), x, DeepLIFT(b), target=1)
+    torch.testing.assert_close(found.values, same.values, rtol=1e-9, atol=1e-12)
+
+
+def test_deeplift_of_a_shared_rectifier_is_the_rescale_rule() -> None:
+    """m = W3 * slope2 * W2 * slope1 * W1, where the same module makes both slopes."""
+    relu = nn.ReLU()
+    parts = (nn.Flatten(), nn.Linear(12, 5), relu, nn.Linear(5, 4), relu, nn.Linear(4, 2))
+    model, x, b = settled(nn.Sequential(*parts)).double(), random(2, 3, 3, 2, 2), random(3, 3, 2, 2)
+    first, second, last = (model[k] for k in (1, 3, 5))
+    multipliers, at = last.weight[1].expand(3, -1), []
+    for rows in (x.flatten(1), b.flatten()[None]):
+        z = first(rows)
+        at.append((z, second(z.relu())))
+    for layer, z, z0 in ((second, at[0][1], at[1][1]), (first, at[0][0], at[1][0])):
+        multipliers = (multipliers * (z.relu() - z0.relu()) / (z - z0)) @ layer.weight
+    found = explain.attribute(model, x, DeepLIFT(b), target=1).values
+    torch.testing.assert_close(found, (multipliers.reshape(x.shape) * (x - b)).detach(), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_deepliftshap_says_by_how_much_its_sum_is_off(kind: str) -> None:
+    """shap 3263, 3348, 3363 and 3938: sums that are not the output, of plain networks with functions."""
+    model, x, others = settled(Shared(kind)).double(), random(4, 2, 3, 8, 8), random(5, 3, 3, 8, 8)
+    found = explain.attribute(model, x, DeepLIFTSHAP(others), target=2)
+    gain = (model(x)[:, 2] - model(others)[:, 2].mean()).detach()
+    torch.testing.assert_close(found.values.sum((1, 2, 3)), gain, rtol=1e-9, atol=1e-12)
+    assert found.delta.abs().max() < 1e-9
+
+
+def test_deeplift_warns_where_an_operation_has_no_rule() -> None:
+    class Sorted(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cumprod(x.flatten(1), 1)
+
+    x, b = random(6, 1, 1, 2, 2), random(7, 1, 2, 2)
+    with pytest.warns(explain.ExplainWarning, match="deeplift"):
+        found = explain.attribute(Sorted(), x, DeepLIFT(b), target=3)
+    off = found.values.sum() - (Sorted()(x) - Sorted()(b[None]))[0, 3]
+    assert found.delta.abs().item() == pytest.approx(off.abs().item())
+    assert off.abs() > 1e-3
+
+
+class LinearAttention(nn.Module):
+    """Attention without a matrix of tokens by tokens: products by `einsum`, heads by reshaping and transposing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.to_qkv = nn.Conv2d(4, 12, 1, bias=False)
+        self.to_out, self.head = nn.Conv2d(4, 4, 1, bias=False), nn.Linear(4, 3, bias=False)
+        self.share = nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        n, _, h, w = x.shape
+        q, k, v = (each.reshape(n, 2, 2, h * w) for each in self.to_qkv(x).chunk(3, 1))
+        q, k = q.softmax(-2), k.softmax(-1)
+        context = torch.einsum("bhdn,bhen->bhde", self.share(k), self.share(v))
+        out = torch.einsum("bhde,bhdn->bhen", self.share(context), self.share(q))
+        out = self.to_out(out.transpose(2, 3).reshape(n, 2, h * w, 2).transpose(2, 3).reshape(n, 4, h, w))
+        return self.head(out.mean((2, 3)))
+
+
+class Half(nn.Module):
+    """Passes half of the gradient: each factor of a product has half of its relevance."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x / 2 + (x / 2).detach()
+
+
+def test_relevance_reaches_the_photo_through_linear_attention() -> None:
+    """zennit 169: einsum, softmax and rearranged tokens. All other operations are linear: gradient times input."""
+    model, x = settled(LinearAttention()).double(), random(8, 2, 4, 3, 3)
+    found = explain.attribute(model, x, "attnlrp", target=1)
+    by_hand, at = settled(LinearAttention()).double(), x.clone().requires_grad_()
+    by_hand.share = Half()
+    by_hand(at)[:, 1].sum().backward()
+    expected = x * at.grad
+    assert (found.values - expected).abs().max() <= 1e-4 * expected.abs().max()  # stabilisers
+    assert expected.abs().max() > 0.01
+
+
+@pytest.mark.parametrize(
+    "name", ["gradcam", "gradcam++", "smoothgradcam++", "xgradcam", "layercam", "scorecam", "iscam"]
+)
+@pytest.mark.parametrize("dead", ["score", "layer"])
+def test_a_cam_that_shows_nothing_is_zero_and_says_why(name: str, dead: str) -> None:
+    """torch-cam 186 and 208: NaN, from a division by a gradient or a maximum of zero."""
+    model = settled(
+        nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, 3))
+    )
+    with torch.no_grad():
+        if dead == "layer":
+            model[0].weight.zero_()
+            model[0].bias.fill_(-1)
+        else:
+            model[4].weight.zero_()
+    x = torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        found = explain.attribute(model, x, name, target=0, layer="1")
+    assert found.heatmap.isfinite().all()
+    if dead == "layer" or name not in ("scorecam", "iscam"):  # which have a softmax over scores: equal weights
+        assert not found.values.any()
+        assert any("zero everywhere" in str(each.message) for each in said)
+
+
+class Counted(nn.Module):
+    """Counts photos and calls."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self.photos, self.calls = model, 0, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.photos, self.calls = self.photos + len(x), self.calls + 1
+        return self.model(x)
+
+
+def test_pixel_flipping_runs_the_photos_of_its_steps_in_batches() -> None:
+    """Quantus 96: 100 steps on one photo took over 45 minutes."""
+    model = Counted(settled(nn.Sequential(nn.Flatten(), nn.Linear(300, 3))).double())
+    x, values = random(9, 1, 3, 10, 10), random(10, 1, 10, 10)
+    metric = PixelFlipping(steps=100, baseline=Zero(), score="logit")
+    table = explain.evaluate(model, x, {"map": values}, metric, target=1)
+    assert model.photos <= 105  # 101 points, and those that the engine looks at first
+    assert model.calls <= 12
+    curve = plain.flipping(x[0], plain.order_of(values[0]), plain.logit(model, 1), plain.constant([0, 0, 0]), 100)
+    assert table.curve("map", "morf")[1][0].tolist() == pytest.approx(curve, abs=1e-9)
+
+
+def test_nonsensitivity_counts_what_only_one_of_map_and_model_leaves_out() -> None:
+    """Quantus pull request 357 brings it to the paper: |A0 symmetric difference X0|, here as a share of the squares."""
+
+    class Left(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.stack([x[..., :4].sum((1, 2, 3)), x[:, 0, 0, 0] * 0], 1)
+
+    values = torch.zeros(1, 8, 8, dtype=torch.float64)
+    values[:, :4] = 1.0
+    found = explain.evaluate(Left(), random(11, 1, 3, 8, 8), {"map": values}, NonSensitivity(2), target=0)
+    without, ignored = {(i, j) for i in (1,) for j in (0, 1)}, {(i, j) for i in (0, 1) for j in (1,)}
+    assert found["map"]["nonsensitivity"].item() == pytest.approx(len(without ^ ignored) / 4)

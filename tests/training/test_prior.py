@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.autograd import grad
+
+import explain
+from explain.training import AttributionPrior
+from tests.conftest import snapshot
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1), nn.Softplus(), nn.AvgPool2d(2), nn.Conv2d(4, 4, 3, padding=1), nn.Softplus(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2),
+    ).double()  # fmt: skip
+
+
+def batch() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    g = torch.Generator().manual_seed(0)
+    mask = torch.zeros(2, 8, 8)
+    mask[:, :4, :6] = 1
+    return torch.rand(2, 3, 8, 8, generator=g, dtype=torch.float64), torch.tensor([1, 0]), mask
+
+
+def plain(model: nn.Module, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    x = x.clone().requires_grad_()
+    return grad(model(x).gather(1, labels[:, None]).sum(), x, create_graph=True)[0]
+
+
+def gradients_of(loss: torch.Tensor, model: nn.Module) -> torch.Tensor:
+    found = grad(loss, list(model.parameters()), allow_unused=True)
+    return torch.cat([g.flatten() for g in found if g is not None])
+
+
+def test_outside_is_the_sum_of_squares_outside_the_mask_and_trains_the_weights() -> None:
+    model, (x, labels, mask) = network(), batch()
+    before = snapshot(model)
+    found = AttributionPrior("saliency", weight=3)(model, x, labels, mask)
+    expected = 3 * (plain(model, x, labels) * (1 - mask[:, None])).square().sum() / 2
+    assert torch.allclose(found, expected)
+    assert torch.allclose(gradients_of(found, model), gradients_of(expected, model))
+    assert snapshot(model) == before
+
+
+def test_right_for_the_right_reasons_as_published() -> None:
+    """Ross et al.: the gradient of the sum of all log-probabilities."""
+    model, (x, _, mask) = network(), batch()
+
+    def of_all(output: torch.Tensor) -> torch.Tensor:
+        return output.log_softmax(1).sum(1)
+
+    images = x.clone().requires_grad_()
+    gradient = grad(model(images).log_softmax(1).sum(), images, create_graph=True)[0]
+    expected = (gradient * (1 - mask[:, None])).square().flatten(1).sum(1).mean()
+    found = AttributionPrior()(model, x, of_all, mask[:, None].bool())
+    assert torch.allclose(found, expected)
+    assert torch.allclose(gradients_of(found, model), gradients_of(expected, model))
+
+
+def test_share_is_that_of_the_magnitudes_at_the_resolution_of_the_map() -> None:
+    model, (x, labels, mask) = network(), batch()
+    method = "gradcam(relu=False)"
+    found = AttributionPrior(method, "share", layer="3")(model, x, labels, mask)
+    values = explain.attribute(model, x, method, target=labels, layer="3").values.abs()
+    coarse = mask.double().reshape(2, 4, 2, 4, 2).mean((2, 4))
+    expected = ((values * (1 - coarse)).sum((1, 2)) / values.sum((1, 2))).mean()
+    assert torch.allclose(found, expected)
+    assert bool(gradients_of(found, model).any())
+
+
+@pytest.mark.parametrize("method", ["lrp", "integratedgradients(steps=2)", "gradcam(relu=False)"])
+def test_sparsity_is_one_less_gini_of_all_pairs(method: str) -> None:
+    model, (x, labels, _) = network(), batch()
+    found = AttributionPrior(method, "sparsity")(model, x, labels)
+    rows = explain.attribute(model, x, method, target=labels).values.flatten(1).abs()
+    pairs = (rows[:, :, None] - rows[:, None]).abs().sum((1, 2))
+    expected = 1 - pairs / (2 * rows.shape[1] * rows.sum(1))
+    assert torch.allclose(found, expected.mean())
+    assert bool(gradients_of(found, model).any())
+
+
+def test_agreement_compares_the_map_of_the_changed_photo() -> None:
+    model, (x, labels, _) = network(), batch()
+    found = AttributionPrior("saliency", "agreement")(model, x, labels)
+    one, other = plain(model, x, labels).abs().flip(-1), plain(model, x.flip(-1), labels).abs()
+    assert torch.allclose(found, (1 - F.cosine_similarity(one.flatten(1), other.flatten(1))).mean())
+    brighter = AttributionPrior("saliency", "agreement", augment=lambda x: x * 1.2, moves=False)(model, x, labels)
+    one, other = plain(model, x, labels).abs(), plain(model, x * 1.2, labels).abs()
+    assert torch.allclose(brighter, (1 - F.cosine_similarity(one.flatten(1), other.flatten(1))).mean())
+    alike = AttributionPrior("saliency", "agreement", augment=lambda x: x)(model, x, labels)
+    assert alike.item() == pytest.approx(0, abs=1e-12)
+
+
+def test_a_map_of_zeros_costs_nothing_and_has_finite_gradients() -> None:
+    model, (x, labels, mask) = network(), batch()
+    with torch.no_grad():
+        model[-1].weight.zero_()
+    for penalty in ("outside", "share", "sparsity", "agreement"):
+        found = AttributionPrior("inputxgradient", penalty)(model, x, labels, mask)  # type: ignore[arg-type]
+        assert bool(torch.isfinite(gradients_of(found, model)).all())
+
+
+def test_training_moves_evidence_into_the_mask() -> None:
+    """Label and a mark agree; the mark lies outside the mask."""
+    g = torch.Generator().manual_seed(0)
+    labels = torch.arange(64) % 2
+    x = torch.rand(64, 1, 8, 8, generator=g) * 0.2
+    x[:, :, 3:5, 3:5] += labels[:, None, None, None] * 0.5  # what counts
+    x[:, :, 0, 0] += labels[:, None]  # the shortcut
+    mask = torch.zeros(64, 8, 8)
+    mask[:, 2:6, 2:6] = 1
+    shares = []
+    for weight in (0.0, 1.0):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Softplus(), nn.Linear(8, 2))
+        optimizer, prior = torch.optim.Adam(model.parameters(), 0.02), AttributionPrior(penalty="share", weight=weight)
+        for _ in range(40):
+            loss = F.cross_entropy(model(x), labels) + prior(model, x, labels, mask)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        shares.append(AttributionPrior(penalty="share")(model, x, labels, mask).item())
+        assert (model(x).argmax(1) == labels).all()
+    assert shares[1] < 0.5 * shares[0]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "word"),
+    [
+        ({"penalty": "inside"}, "penalty"),
+        ({"weight": -1.0}, "weight"),
+        ({"weight": True}, "weight"),
+        ({"weight": float("nan")}, "weight"),
+    ],
+)
+def test_what_does_not_fit_is_refused(wrong: dict[str, object], word: str) -> None:
+    with pytest.raises(explain.MethodError, match=word):
+        AttributionPrior(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_prior_needs_a_mask_of_the_right_shape_and_a_method_with_a_graph() -> None:
+    model, (x, labels, mask) = network(), batch()
+    for other in (None, mask[:1], mask[:, :4], mask.unsqueeze(1).expand(-1, 3, -1, -1)):
+        with pytest.raises(explain.MethodError, match="mask"):
+            AttributionPrior()(model, x, labels, other)
+    with pytest.raises(explain.MethodError, match="create_graph"):
+        AttributionPrior("lime")(model, x, labels, mask)
