@@ -16,7 +16,7 @@ from torch.autograd import grad, gradcheck
 import explain
 from explain.attribution.api import attribute
 from explain.methods import LRP, Augmented, DeepLIFT, GradCAM, GuidedIntegratedGradients, IntegratedGradients, Method
-from explain.methods.base import ALTERED, ATTENTION, PATTERNS, get_method, options
+from explain.methods.base import ATTENTION, PATTERNS, PERTURBATION, get_method, options
 from explain.relevance import COMPOSITES
 from tests.conftest import snapshot
 
@@ -199,7 +199,7 @@ MADE_OF_SUCH = [GuidedIntegratedGradients(), DeepLIFT(rule="revealcancel"), "smo
 @pytest.mark.parametrize("method", [*explain.list_methods(), *MADE_OF_SUCH])
 def test_methods_without_a_graph_say_so(method: Method | str) -> None:
     if method not in MADE_OF_SUCH and get_method(method).differentiable:
-        assert get_method(method).family not in (ALTERED, ATTENTION, PATTERNS)
+        assert get_method(method).family not in (PERTURBATION, ATTENTION, PATTERNS)
         return
     with pytest.raises(explain.MethodError, match="create_graph"):
         attribute(smooth_net(), photos(), ["gradcam", method], create_graph=True)
