@@ -33,8 +33,6 @@ Importing the package is light: torch loads with the first name that needs it; t
 with the features that use them.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 from typing import TYPE_CHECKING, Any

@@ -1,7 +1,5 @@
 """Jobs: requests that are answered step by step, quick methods first, then slow ones; curves and checks of a map."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """What comes to the app from anybody: its limits, uploaded photos, requests in JSON, and regions to cover."""
 
-from __future__ import annotations
-
 import io
 import sys
 from collections.abc import Mapping
@@ -174,7 +172,7 @@ class ExplainRequest:
     before: str | None = field(default=None, compare=False)
 
     @classmethod
-    def of(cls, values: Any, models: int, limits: Limits) -> ExplainRequest:
+    def of(cls, values: Any, models: int, limits: Limits) -> "ExplainRequest":
         """Read a request.
 
         Raises:
@@ -213,7 +211,7 @@ class CheckRequest:
     target: int = 0
 
     @classmethod
-    def of(cls, values: Any, limits: Limits) -> CheckRequest:
+    def of(cls, values: Any, limits: Limits) -> "CheckRequest":
         """Read a request; errors as of `ExplainRequest.of`."""
         _check_fields(values, cls)
         what = _text("what", values.get("what"))

@@ -1,7 +1,5 @@
 """The service behind the app: models, photos and answers."""
 
-from __future__ import annotations
-
 import math
 import secrets
 import threading

@@ -1,7 +1,5 @@
 """The web application: its page, addresses and replies. There are no files behind any address."""
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 import ipaddress

@@ -1,8 +1,6 @@
 """`trace`: the effect of patching each part of a network from one photo into another, and its fast estimate; `lens`:
 the scores that each block would give, if it were the last."""
 
-from __future__ import annotations
-
 import io
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -100,7 +98,7 @@ class Effects:
             lines.append(f"{row['layer']:<{width}}  {unit:>8}  {effects}")
         return "\n".join([*lines, f"correlation of effects and estimates: {self.correlation:.2f}"])
 
-    def figure(self) -> Figure:
+    def figure(self) -> "Figure":
         """Return a matplotlib figure: bars for layers, a grid of layers by units, or maps on the photo."""
         from matplotlib.cm import ScalarMappable
         from matplotlib.colors import Normalize

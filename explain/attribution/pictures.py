@@ -1,7 +1,5 @@
 """What an explanation looks like: attributions as overlays, captions, and the tiles of a sheet."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from itertools import chain
@@ -53,7 +51,7 @@ class Scene:
         bottom = max(top + 1, min(self.photo.height, round(max(b.bottom for b in self.seen))))
         return style.legend(self.photo.crop((left, top, right, bottom)))
 
-    def enlarged(self, times: int) -> Scene:
+    def enlarged(self, times: int) -> "Scene":
         """The same with every pixel of the photo as a square of so many."""
         if times == 1:
             return self

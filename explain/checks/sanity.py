@@ -1,7 +1,5 @@
 """A check and its result; the checks of a map: does it depend on model and class, is it faithful, is it stable?"""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -359,7 +357,7 @@ class Faithful(Check, ScoreMetric):
         reason = f"{better} of {copies} copies of the map in other places explain the score at least as well"
         return self.result(figure, better <= most, f"{reason} (at most {most} may){overlap}")
 
-    def placements(self, size: tuple[int, int]) -> list[Placement]:
+    def placements(self, size: tuple[int, int]) -> "list[Placement]":
         """A draw from all placements but the map's own."""
         known = all_placements(size)
         return [known[number] for number in permutation(len(known), self.seed)[: self.copies].tolist()]

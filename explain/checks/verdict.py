@@ -1,7 +1,5 @@
 """`Verdict`: all results of the checks of a photo's maps; and `check_maps`, which makes one."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -104,7 +102,7 @@ class Verdict(Mapping[str, CheckResults]):
         """Whether each method's map passed all applicable checks."""
         return {method: results.passed for method, results in self.results.items()}
 
-    def updated(self, other: Verdict) -> Verdict:
+    def updated(self, other: "Verdict") -> "Verdict":
         """The same with the results of another verdict on the same photo, which replace those of the same methods."""
         return replace(self, results={**self.results, **other.results}, seed=other.seed)
 

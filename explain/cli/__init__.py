@@ -15,8 +15,6 @@ To add a command, describe it in ``commands.toml``, and write its function. The 
 runs, so that those that need no torch do not wait for it.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import io

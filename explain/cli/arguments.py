@@ -1,7 +1,5 @@
 """What options mean together: methods and metrics with their budgets, baselines and rules; options without effect."""
 
-from __future__ import annotations
-
 import argparse
 import re
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """The commands and their options, as ``commands.toml`` describes them, and the parsers that are made of them."""
 
-from __future__ import annotations
-
 import argparse
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -125,7 +123,7 @@ class Command:
         """Its options by what is typed for each, without positional arguments."""
         return {flag: option for option in self.options for flag in option.flags if flag.startswith("-")}
 
-    def run(self, options: argparse.Namespace, answer: Output) -> int | None:
+    def run(self, options: argparse.Namespace, answer: "Output") -> int | None:
         """Do it, and return an exit code; None is 0. Its module is loaded here, since most of them take a while."""
         module, _, function = self.function.partition(".")
         found: int | None = getattr(import_module(f"explain.cli.{module}"), function)(options, answer)

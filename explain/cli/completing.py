@@ -1,7 +1,5 @@
 """`explain completion bash`: a script for the shell, which asks `explain completion words` what may come next."""
 
-from __future__ import annotations
-
 import argparse
 
 from explain.cli.commands import COMMANDS, EXPLAIN

@@ -1,7 +1,5 @@
 """Photos and models by the names that were typed; the same work for each of several photos."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

@@ -1,7 +1,5 @@
 """`explain PHOTO`: explanations, written as pictures, values, records and pages."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import math
@@ -175,7 +173,7 @@ class _Work:
         chosen = args.within_budget((each for each in dict.fromkeys(own) if each.name not in names), options)
         return [with_baseline(each, self.baseline) for each in chosen]
 
-    def _evaluated(self, found: explain.Explanation, photo: Image, methods: Sequence[str | Method]) -> list[Table]:
+    def _evaluated(self, found: explain.Explanation, photo: Image, methods: Sequence[str | Method]) -> "list[Table]":
         """Evaluate the maps of each target; the methods run again where a metric needs it."""
         from explain.metrics import ReattributionMetric
 
@@ -207,7 +205,7 @@ class _Work:
             told = f"about {passes:,} passes of the model for a photo, and {duration(in_all)} for all photos"
             self.answer.note(f"{what} will take {told}")
 
-    def _page(self, explanation: explain.Explanation, stem: str, tables: Sequence[Table], bar: ProgressBar) -> str:
+    def _page(self, explanation: explain.Explanation, stem: str, tables: "Sequence[Table]", bar: ProgressBar) -> str:
         """Return the page of one photo, with what metrics say of its maps; keep what the page with all takes."""
         figures = [pages.figures_in(table) for table in tables]
         self.pages += 1
@@ -262,7 +260,7 @@ def _compare(works: Sequence[_Work], source: PhotoSource, stem: str, bar: Progre
 
 
 def _result(
-    source: PhotoSource, explanation: explain.Explanation, files: list[str], *about: Sequence[Table | Verdict]
+    source: PhotoSource, explanation: explain.Explanation, files: list[str], *about: "Sequence[Table | Verdict]"
 ) -> PhotoResult:
     """What is printed of a photo, and its part of the document, with the tables and verdicts about each target."""
     lines, width = [], max((len(printable(label)) for label, _ in explanation.predictions), default=0)

@@ -3,8 +3,6 @@
 ``python -m explain.cli.listed`` writes the file.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import fields

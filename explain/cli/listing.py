@@ -1,7 +1,5 @@
 """Lists: `explain methods`, `metrics`, `models`, `version`."""
 
-from __future__ import annotations
-
 import argparse
 import fnmatch
 from typing import Any

@@ -1,7 +1,5 @@
 """What a command prints: lines as they come, or one JSON document at the end."""
 
-from __future__ import annotations
-
 import io
 import os
 import sys
@@ -159,10 +157,10 @@ SURE = 3.0  # seconds after which the time left is shown
 class RunProgress(StatusLine):
     """The progress of a run over a data set; ``state`` is the last one."""
 
-    state: State | None = None
+    state: "State | None" = None
     close = StatusLine.wipe
 
-    def __call__(self, state: State) -> None:
+    def __call__(self, state: "State") -> None:
         self.state = state
         done = state.there + state.done + state.failed
         parts = [f"{done}/{state.total} photos" if state.total else f"{done} photos", f"{state.rate:.3g} a second"]

@@ -1,7 +1,5 @@
 """`explain run`, `export`, `insight`, `repair`, `film`: runs over data sets, and what is made of them; and `serve`."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import time

@@ -1,7 +1,5 @@
 """Views of a network: `explain layers`, `inspect`, `concepts`, `trace`."""
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import asdict
 

@@ -5,8 +5,6 @@ all-reduce, and decoded once. An error on one rank is reported to all before the
 with the same message and none waits forever.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -130,7 +128,9 @@ def communicate(
     return recorder
 
 
-def _ready(name: str, options: dict[str, Any], model: DistributedDataParallel, recorder: Recorder) -> tuple[Any, Hook]:
+def _ready(
+    name: str, options: dict[str, Any], model: DistributedDataParallel, recorder: Recorder
+) -> tuple[Any, "Hook"]:
     """One of torch's own hooks, and the state that it keeps."""
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
@@ -146,7 +146,7 @@ def _ready(name: str, options: dict[str, Any], model: DistributedDataParallel, r
     # under way nothing is left to deliver it, and all ranks wait forever. So there is one bucket under way at a time.
     one_by_one = name == "powersgd" and dist.get_backend(model.process_group) == "gloo"
 
-    def hook(state: Any, bucket: GradBucket) -> Future:
+    def hook(state: Any, bucket: "GradBucket") -> "Future":
         done = _recording(recorder, bucket)
         future = ready(state, bucket)
         if one_by_one:
@@ -156,14 +156,14 @@ def _ready(name: str, options: dict[str, Any], model: DistributedDataParallel, r
     return state, hook
 
 
-def _own(given: Hook, model: DistributedDataParallel, recorder: Recorder) -> Hook:
+def _own(given: "Hook", model: DistributedDataParallel, recorder: Recorder) -> "Hook":
     """A hook of the user's, recorded, and named when it fails."""
     group = model.process_group
     if not callable(given):
         raise HookError(f"how must be one of {', '.join(READY)}, a Codec or a hook (state, bucket), got {given!r}")
     site = site_of(given, f"rank {group.rank()} of {group.size()}", "communication", ("state", "bucket"))
 
-    def hook(state: Any, bucket: GradBucket) -> Future:
+    def hook(state: Any, bucket: "GradBucket") -> "Future":
         done, count = _recording(recorder, bucket), bucket.buffer().numel()
         future = call(site, given, state, bucket)
         if not isinstance(future, torch._C.Future):
@@ -181,11 +181,11 @@ def _own(given: Hook, model: DistributedDataParallel, recorder: Recorder) -> Hoo
     return hook
 
 
-def _coded(codec: Codec, model: DistributedDataParallel, recorder: Recorder) -> Hook:
+def _coded(codec: Codec, model: DistributedDataParallel, recorder: Recorder) -> "Hook":
     """A hook that sends what the codec encoded, and averages before or after it is decoded."""
     group = model.process_group
 
-    def hook(state: Any, bucket: GradBucket) -> Future:
+    def hook(state: Any, bucket: "GradBucket") -> "Future":
         done, buffer = _recording(recorder, bucket), bucket.buffer()
         encoded = _together(group, "encode", lambda: _tensor(codec.encode(buffer.clone())))
         kinds = _gathered(group, f"{tuple(encoded.shape)} {encoded.dtype}")
@@ -225,7 +225,7 @@ def _average(exchanged: list[torch.Tensor], codec: Codec, like: torch.Tensor) ->
     return total
 
 
-def _recording(recorder: Recorder, bucket: GradBucket) -> Callable[..., torch.Tensor]:
+def _recording(recorder: Recorder, bucket: "GradBucket") -> Callable[..., torch.Tensor]:
     """A function that passes the finished bucket on, and notes what it took since now."""
     start, index, buffer = time.perf_counter(), bucket.index(), bucket.buffer()
     norm = torch.linalg.vector_norm(buffer, dtype=torch.float64).item()

@@ -3,8 +3,6 @@
 The report is written by the hooks of ``torch.package``, which tell what became of every module of code.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import linecache
@@ -35,7 +33,7 @@ if TYPE_CHECKING:
 
     Callback: TypeAlias = Callable[[PackageExporter, str], object]
 
-Patterns: TypeAlias = "str | Sequence[str]"
+Patterns: TypeAlias = str | Sequence[str]
 _OUTSIDE = ("torchvision.**", "numpy.**", "PIL.**")  # unless the user's patterns say otherwise
 HOME = "explain_archive"  # the package within the archive that holds all that is not code
 
@@ -76,8 +74,8 @@ class Packaged:
 
 def export_package(
     model: nn.Module, path: str | os.PathLike[str], *, categories: Sequence[str] | None = None,
-    intern: Patterns = (), extern: Patterns = (), mock: Patterns = (), on_intern: Callback | None = None,
-    on_extern: Callback | None = None, on_mock: Callback | None = None, overwrite: bool = False,
+    intern: Patterns = (), extern: Patterns = (), mock: Patterns = (), on_intern: "Callback | None" = None,
+    on_extern: "Callback | None" = None, on_mock: "Callback | None" = None, overwrite: bool = False,
 ) -> PackageReport:  # fmt: skip
     """Write a model with its weights, the source of its classes and its labels to one ``torch.package`` archive.
 
@@ -232,7 +230,7 @@ def _check_archive(path: str | os.PathLike[str]) -> None:
 # How it is written
 
 
-def _about_of(importer: PackageImporter) -> tuple[PackageReport, tuple[str, ...] | None]:
+def _about_of(importer: "PackageImporter") -> tuple[PackageReport, tuple[str, ...] | None]:
     """Return the report of an open archive, and its labels."""
     about = json.loads(importer.load_text(HOME, "about.json"))
     versions = about["report"].pop("versions")
@@ -245,7 +243,7 @@ def _row(title: str, text: str) -> str:
 
 
 def _written(
-    model: nn.Module, labels: list[str] | None, patterns: dict[str, Patterns], callbacks: dict[str, Callback | None]
+    model: nn.Module, labels: list[str] | None, patterns: dict[str, Patterns], callbacks: "dict[str, Callback | None]"
 ) -> io.BytesIO:
     """Return the archive; patterns and callbacks are for "mock", "extern" and "intern", in this order of precedence."""
     from torch.package.package_exporter import EmptyMatchError, PackageExporter, PackagingError
@@ -274,11 +272,11 @@ def _written(
     return file
 
 
-def _report(exporter: PackageExporter, labels: list[str] | None) -> None:
+def _report(exporter: "PackageExporter", labels: list[str] | None) -> None:
     """Let hooks note what becomes of each module, and write it down when the last has come."""
     found: dict[str, list[str]] = {"interned": [], "externed": [], "mocked": []}
 
-    def intern(exporter: PackageExporter, name: str) -> None:
+    def intern(exporter: "PackageExporter", name: str) -> None:
         if name == HOME:
             versions = {"explain": __version__, "torch": torch.__version__, "python": platform.python_version()}
             report = {**{kind: sorted(names) for kind, names in found.items()}, "versions": versions}
@@ -292,11 +290,11 @@ def _report(exporter: PackageExporter, labels: list[str] | None) -> None:
     exporter.register_mock_hook(lambda exporter, name: found["mocked"].append(name))
 
 
-def _told(kind: str, callback: Callback) -> Callable[[PackageExporter, str], None]:
+def _told(kind: str, callback: "Callback") -> "Callable[[PackageExporter, str], None]":
     """Return the user's own hook, named when it fails, and called for the model's modules only."""
     site = site_of(callback, "the modules of the archive", kind, ("exporter", "name"))
 
-    def told(exporter: PackageExporter, name: str) -> None:
+    def told(exporter: "PackageExporter", name: str) -> None:
         if name == HOME or name.startswith("<"):  # our own, and the pickled model
             return
         known = len(exporter.dependency_graph.nodes)
@@ -307,7 +305,7 @@ def _told(kind: str, callback: Callback) -> Callable[[PackageExporter, str], Non
     return told
 
 
-def _choose(exporter: PackageExporter, patterns: Mapping[str, Patterns]) -> None:
+def _choose(exporter: "PackageExporter", patterns: Mapping[str, Patterns]) -> None:
     exporter.deny("__main__")  # to import a script's code would be to run the script
     exporter.extern(["sys", "io"])  # what torch.package does by itself with torch and the rest of the standard library
     for kind, given in patterns.items():
@@ -320,14 +318,14 @@ def _choose(exporter: PackageExporter, patterns: Mapping[str, Patterns]) -> None
     exporter.intern("**")
 
 
-def _check_source(exporter: PackageExporter, name: str) -> None:
+def _check_source(exporter: "PackageExporter", name: str) -> None:
     """Refuse a module whose source file has gone: torch.package would take it for an empty one."""
     source = exporter.dependency_graph.nodes[name]["source"]
     if not source and not os.path.exists(file := str(exporter.importer.import_module(name).__file__)):
         raise HookError(_cannot(name, f"its source {file!r} is gone", "put the file back"))
 
 
-def _unpackageable(error: PackagingError) -> HookError:
+def _unpackageable(error: "PackagingError") -> HookError:
     broken = {name: node for name, node in error.dependency_graph.nodes.items() if "error" in node}
     name, node = next(iter(broken.items()))
     family = f"{name.partition('.')[0]}.**"

@@ -1,7 +1,5 @@
 """Several models on one photo: their maps side by side, and where each differs from the first."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """What a detector finds on a photo, and which box or region of it each target is."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any

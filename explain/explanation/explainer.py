@@ -1,7 +1,5 @@
 """`Explainer`: a photo and a model in, an `Explanation` out."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -45,7 +43,7 @@ from explain.targets.places import Place
 from explain.targets.resolve import TargetLike, as_targets, check_categories, one_per_image
 from explain.targets.texts import image_scorer, is_image_text
 
-Methods: TypeAlias = "MethodLike | Iterable[MethodLike]"
+Methods: TypeAlias = MethodLike | Iterable[MethodLike]
 _MADE_WITH = "model categories preprocess weights size crop channels mean std interpolation device activation"
 _OF_EXPLAINER = {name: f"explain.Explainer({name}=...) takes it, and then the photo" for name in _MADE_WITH.split()}
 _OF_EXPLAINER["style"] = "explain.Explainer(style=...), overlay(style=...) and save(style=...) take it"

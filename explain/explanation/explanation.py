@@ -1,7 +1,5 @@
 """`Explanation`: the attributions of one photo; `PhotoConcepts`: its concepts; as pictures, files and records."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -66,7 +64,7 @@ class Explanation(Reportable):
 
     style: StyleLike | None = None
     request: Any = None
-    verdicts: dict[int, Verdict] = field(default_factory=dict)
+    verdicts: "dict[int, Verdict]" = field(default_factory=dict)
     outputs: Outputs = field(default_factory=Outputs)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -189,7 +187,7 @@ class Explanation(Reportable):
     def check(
         self, methods: str | Sequence[str] | None = None, target: int | str = 0, *, seed: int = 0,
         batch_size: int | None = None, progress: Progress | None = None,
-    ) -> Verdict:  # fmt: skip
+    ) -> "Verdict":  # fmt: skip
         """Run sanity checks: do the maps depend on the model and the class, are they faithful and stable?
 
         From then on, the record, captions and sheets contain the results. At most 250 covered photos are run for each
@@ -217,7 +215,7 @@ class Explanation(Reportable):
         return check_explained(self, found, index, seed=seed, batch_size=batch_size, progress=progress)
 
     @keywords(StyleOptions)
-    def figure(self, **options: Unpack[StyleOptions]) -> Figure:
+    def figure(self, **options: Unpack[StyleOptions]) -> "Figure":
         """Return a matplotlib figure with the photo and all methods side by side; options as for `overlay`."""
         return sheets.figure(self.layout(**options), self.alternative)
 

@@ -1,7 +1,5 @@
 """What was saved, read back without a model: the values and the record; and computed again where nothing is missing."""
 
-from __future__ import annotations
-
 import json
 import os
 import zipfile
@@ -269,7 +267,7 @@ class SavedConcepts:
         return enlarge(self.maps[None], tuple(self.record["input_size"]))[0].clamp(0, 1)
 
     @classmethod
-    def read(cls, path: Path, record: Mapping[str, Any], maps: torch.Tensor, vectors: torch.Tensor) -> SavedConcepts:
+    def read(cls, path: Path, record: Mapping[str, Any], maps: torch.Tensor, vectors: torch.Tensor) -> "SavedConcepts":
         """Put a record and its arrays together.
 
         Raises:

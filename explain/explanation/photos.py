@@ -1,7 +1,5 @@
 """Several photos: read as needed, explained in batches, returned in order; each failure is reported for its photo."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -113,11 +111,11 @@ class PhotoRequest:
     alone: bool
     of_each: list[Target] | None = None
 
-    def of(self, photo: Photo) -> PhotoRequest:
+    def of(self, photo: "Photo") -> "PhotoRequest":
         """Return the request for one photo."""
         return self if self.of_each is None else self.with_targets([self.of_each[photo.place]])
 
-    def with_targets(self, targets: Sequence[Target]) -> PhotoRequest:
+    def with_targets(self, targets: Sequence[Target]) -> "PhotoRequest":
         """Return the request with the same targets for all photos."""
         recorded = replace(self.question, targets=tuple(map(encode_target, targets)))
         return replace(self, targets=list(targets), question=recorded, of_each=None)

@@ -1,7 +1,5 @@
 """Whether a finding is true: cover the evidence, the object or all else, and see how many answers change."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
@@ -76,7 +74,7 @@ class AblationResult:
         """For which photos the model gave the class, ``(N, 3)``."""
         return self.answers == self.wanted[:, None]
 
-    def of(self, wanted: Collection[tuple[str, str]]) -> AblationResult:
+    def of(self, wanted: Collection[tuple[str, str]]) -> "AblationResult":
         """The same for some of these photos only, by names and targets.
 
         Raises:

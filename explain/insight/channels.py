@@ -1,7 +1,5 @@
 """What a channel sees: the patches that excite it most, and what it does for a class."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field

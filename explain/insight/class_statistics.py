@@ -1,7 +1,5 @@
 """Where each class looks: its mean map, how much of it lies on the object, clusters of its maps, and mistakes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -37,7 +35,7 @@ class Mean:
     error: float
 
     @classmethod
-    def of(cls, values: torch.Tensor) -> Mean:
+    def of(cls, values: torch.Tensor) -> "Mean":
         """The mean of those that are not NaN.
 
         >>> Mean.of(torch.tensor([1.0, float("nan"), 3.0]))

@@ -1,8 +1,6 @@
 """Concepts that all photos share: feature maps factorised in mini-batches, for any number of photos; concept vectors
 from examples: whether a class is read from what photos have in common, and how surely."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The maps of a run, brought to one small size, with what is known about their photos."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -127,7 +125,7 @@ class RunMaps:
             found.setdefault(target, []).append(number)
         return {target: torch.tensor(numbers) for target, numbers in found.items()}
 
-    def __getitem__(self, which: torch.Tensor) -> RunMaps:
+    def __getitem__(self, which: torch.Tensor) -> "RunMaps":
         """Return the maps with these numbers."""
         numbers = which.tolist()
         parts: dict[str, Any] = {}

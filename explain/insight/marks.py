@@ -1,7 +1,5 @@
 """The mark of a finding: the region that photos of the finding have in common, which other photos can be given."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -39,7 +37,7 @@ class Photos:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, which: torch.Tensor | slice) -> Photos:
+    def __getitem__(self, which: torch.Tensor | slice) -> "Photos":
         """The photos with these numbers."""
         found = torch.arange(len(self))[which].tolist()
         return Photos([self.rows[i] for i in found], self.x[which], self.classes[which], self.regions[which])
@@ -65,7 +63,7 @@ class MarkedPhotos:
     def __len__(self) -> int:
         return len(self.hosts)
 
-    def parts(self, seed: int) -> Iterator[MarkedPhotos]:
+    def parts(self, seed: int) -> "Iterator[MarkedPhotos]":
         """Three parts without a photo in common: to fit, to choose, and to prove."""
         generator = torch.Generator().manual_seed(seed)
         kinds = {"carriers": self.carriers, "own": self.own, "hosts": self.hosts}

@@ -1,7 +1,5 @@
 """One more look at the model: the photos of a run as its inputs, in batches."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A model without a finding: its mark is projected out of a layer, or trained away, and the result is measured."""
 
-from __future__ import annotations
-
 import copy
 import time
 from collections.abc import Callable, Sequence

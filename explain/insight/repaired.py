@@ -1,7 +1,5 @@
 """What a repair did: answers before and after, and a page with the mark, the accuracies and the maps in pictures."""
 
-from __future__ import annotations
-
 import io
 import os
 from collections.abc import Mapping, Sequence

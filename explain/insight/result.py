@@ -1,7 +1,5 @@
 """`insight`: what the maps of a run say together, as tables, pictures and a page."""
 
-from __future__ import annotations
-
 import os
 import tomllib
 from collections.abc import Collection, Mapping, Sequence

@@ -1,8 +1,6 @@
 """What a map should be by itself: spread over little of the photo, and invariant; and ADCC, which explains the masked
 photo again."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import field
 from functools import partial

@@ -1,8 +1,6 @@
 """What a metric is, its input and its result; metrics that score perturbed photos, each distinct one run once; metrics
 by name."""
 
-from __future__ import annotations
-
 import fnmatch
 import hashlib
 import re
@@ -92,7 +90,7 @@ class MetricInput:
         largest = torch.maximum(original.abs(), scores.abs().amax(1, keepdim=True))
         return torch.where(loss.abs() <= ROUNDING * torch.finfo(scores.dtype).eps * largest, 0, loss)
 
-    def undefined(self, metric: Metric, value: torch.Tensor, wrong: torch.Tensor, why: str) -> torch.Tensor:
+    def undefined(self, metric: "Metric", value: torch.Tensor, wrong: torch.Tensor, why: str) -> torch.Tensor:
         """Put NaN where a figure is not defined, and warn of it."""
         if wrong.any():
             images = image_names(wrong)
@@ -167,7 +165,7 @@ def need_probability(probability: torch.Tensor | None, remedy: str = "choose sco
     return probability
 
 
-MetricLike: TypeAlias = "str | Metric"
+MetricLike: TypeAlias = str | Metric
 
 _known: dict[str, Metric] = {}
 

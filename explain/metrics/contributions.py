@@ -1,7 +1,5 @@
 """Do the values of a map add up? Correlations of sums with the loss of score, infidelity, completeness."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import field
 from typing import ClassVar

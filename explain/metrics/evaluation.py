@@ -1,7 +1,5 @@
 """`evaluate`: a model, photos, methods and metrics in, a `Table` out."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -142,7 +140,7 @@ def _shown(value: float) -> str:
     return "–" if math.isnan(value) else f"{value:.4g}" if abs(value) < 1e-3 and value else f"{value:.3f}"
 
 
-MapSource: TypeAlias = "MethodLike | MapsLike"
+MapSource: TypeAlias = MethodLike | MapsLike
 M = TypeVar("M", bound=Metric)
 
 

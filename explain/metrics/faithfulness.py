@@ -1,7 +1,5 @@
 """Faithfulness: curves of the score while pixels, squares or superpixels are covered; average drop."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal

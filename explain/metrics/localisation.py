@@ -1,7 +1,5 @@
 """Localisation: does the map lie where the object is, by its boxes or its mask? And how these are given."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, ClassVar, TypeAlias
@@ -15,7 +13,7 @@ from explain.metrics.base import ZERO, MapMetric, MetricInput, MetricResult, reg
 from explain.metrics.faithfulness import share_counts
 from explain.metrics.maps import Sign, as_tensor, mid_ranks, ranks_of, to_unit
 
-Boxes: TypeAlias = "torch.Tensor | np.ndarray[Any, Any] | Sequence[Any]"
+Boxes: TypeAlias = torch.Tensor | np.ndarray[Any, Any] | Sequence[Any]
 
 NOTHING = "its map has no positive value"
 SHARE = "share"

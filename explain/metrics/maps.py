@@ -1,7 +1,5 @@
 """The maps that are evaluated: an attribution, or any array; ranks of pixels and regions; similarity of two maps."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -21,7 +19,7 @@ Sign = Literal["own", "signed", "absolute"]
 """How values become one number for each pixel: "own" as the method means it (see `Maps.per_pixel`), "signed" the
 sum over the channels, "absolute" the magnitude of that sum."""
 
-MapsLike: TypeAlias = "Attribution | torch.Tensor | np.ndarray[Any, Any]"
+MapsLike: TypeAlias = Attribution | torch.Tensor | np.ndarray[Any, Any]
 
 
 def as_tensor(given: object) -> torch.Tensor | None:
@@ -49,7 +47,7 @@ class Maps:
     style: Style | None = None
 
     @classmethod
-    def of(cls, name: str, given: MapsLike, images: torch.Tensor) -> Maps:
+    def of(cls, name: str, given: MapsLike, images: torch.Tensor) -> "Maps":
         """Take an attribution or an array for these images ``(N, C, H, W)``.
 
         Raises:

@@ -1,7 +1,5 @@
 """Randomisation: does the map depend on the model's weights, and on the class?"""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial

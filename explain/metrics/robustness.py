@@ -1,7 +1,5 @@
 """Robustness: how much the map changes when the photo changes a little."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial

@@ -1,8 +1,6 @@
 """`ReattributionMetric`: metrics that run the method again, on each distinct variant once; copies of a model with
 reinitialised layers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import InitVar, dataclass, field

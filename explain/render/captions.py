@@ -1,7 +1,5 @@
 """What is written below a picture: texts that fit, captions, legends of colours, and marks of checks."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass

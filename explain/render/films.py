@@ -1,7 +1,5 @@
 """Films: the frames of a video, or the slices of a volume, with their maps; as a sheet, or as a moving picture."""
 
-from __future__ import annotations
-
 import io
 import os
 from collections.abc import Sequence

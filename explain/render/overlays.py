@@ -1,7 +1,5 @@
 """Maps drawn on the photo that they explain, at the photo's own resolution: one, or several concepts."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import cycle

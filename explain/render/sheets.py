@@ -1,7 +1,5 @@
 """Contact sheets: tiles in groups, how they are laid out, and the picture of them."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -319,7 +317,7 @@ DPI = 120  # of figures
 LONGEST_SIDE = 19  # inches of a figure
 
 
-def figure(layout: Layout, alternative: str = "") -> Figure:
+def figure(layout: Layout, alternative: str = "") -> "Figure":
     """Return a contact sheet as a figure, which belongs to no window, so that nothing has to be closed."""
     picture = sheet(layout, 340)
     dpi = max(DPI, max(picture.size) / LONGEST_SIDE)
@@ -331,7 +329,7 @@ def figure(layout: Layout, alternative: str = "") -> Figure:
     return drawn
 
 
-def empty(size: tuple[float, float], alternative: str, dpi: float = DPI) -> Figure:
+def empty(size: tuple[float, float], alternative: str, dpi: float = DPI) -> "Figure":
     """Return a figure without axes that shows itself in a notebook, with a text for those who cannot see it."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -360,7 +358,7 @@ def _figure_class() -> Any:
     return type("ShownFigure", (Figure,), members)
 
 
-def as_picture(drawn: Figure) -> Image.Image:
+def as_picture(drawn: "Figure") -> Image.Image:
     """Return the picture of a figure."""
     buffer = io.BytesIO()
     drawn.savefig(buffer, format="png")

@@ -12,8 +12,6 @@ of regions.
 To add one, write a class that satisfies `Style` and enter it in `STYLES`.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -233,7 +231,7 @@ class Style(Protocol):
         ...
 
 
-StyleLike: TypeAlias = "str | Style"
+StyleLike: TypeAlias = str | Style
 
 
 class _CheckedOptions:
@@ -297,7 +295,7 @@ class Contour(_CheckedOptions):
     def legend(self, photo: Image.Image) -> Legend:
         return Legend(tuple(self._colors), _percents(self.shares), "evidence inside", ramp=False)
 
-    def signed(self) -> SignedContour:
+    def signed(self) -> "SignedContour":
         """The same for contributions."""
         return SignedContour(self.shares, SIGNED if self.colormap == HEAT else self.colormap)
 

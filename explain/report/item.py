@@ -1,7 +1,5 @@
 """One photo that was explained, as the plain values that a page shows."""
 
-from __future__ import annotations
-
 import base64
 import io
 import math

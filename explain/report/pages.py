@@ -1,7 +1,5 @@
 """Pages: of one photo, as a text, a file or the frame of a notebook; and of many, to filter, sort and open."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import html
@@ -285,7 +283,7 @@ SHEET = Detail(side=640, quality=80, cells=128)
 
 def sheet(
     explanations: Iterable[Subject], path: str | os.PathLike[str], *, truth: Sequence[int | str | None] | None = None,
-    metrics: MetricLike | Iterable[MetricLike] = (), steps: int | None = 0, title: str | None = None,
+    metrics: "MetricLike | Iterable[MetricLike]" = (), steps: int | None = 0, title: str | None = None,
     overwrite: bool = False,
 ) -> Path:  # fmt: skip
     """Write a page with many photos, which filters, sorts and opens each.
@@ -350,13 +348,13 @@ def entry(
     return short, item(subject, replace(SHEET, steps=steps), figures=figures, made=made)
 
 
-def figures_in(table: Table) -> dict[str, dict[str, float | None]]:
+def figures_in(table: "Table") -> dict[str, dict[str, float | None]]:
     """Return the metrics of one photo's maps as ``{method: {metric: value}}``."""
     values = table.to_dict()["values"]
     return {name: {metric: each[0] for metric, each in row.items()} for name, row in values.items()}
 
 
-def figures_of(subject: Subject, metrics: Sequence[MetricLike]) -> list[dict[str, dict[str, float | None]]]:
+def figures_of(subject: Subject, metrics: "Sequence[MetricLike]") -> list[dict[str, dict[str, float | None]]]:
     """Compute metrics of the maps of each target: for each target, ``{method: {metric: value}}``.
 
     Raises:

@@ -1,7 +1,5 @@
 """The command and the Python code that repeat an explanation, from its record."""
 
-from __future__ import annotations
-
 import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence

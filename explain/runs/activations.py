@@ -4,8 +4,6 @@ A folder holds one file of plain numbers for each layer, to which each batch is 
 which says how many images are complete. After an interruption, what is behind them is cut off, and collecting goes on.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

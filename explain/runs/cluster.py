@@ -1,7 +1,5 @@
 """`run_on_ray`: a run on the machines of a Ray cluster."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import logging

@@ -1,8 +1,6 @@
 """A run in other files: one table (Parquet, CSV, JSON lines), or a folder of Parquet files that several machines
 write, and the SQLite file that it is read from."""
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import importlib

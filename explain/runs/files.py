@@ -1,7 +1,5 @@
 """Lists of photos in files, WebDataset shards, and `source_of`, which makes a source of a path or data set."""
 
-from __future__ import annotations
-
 import csv
 import glob
 import json

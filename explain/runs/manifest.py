@@ -4,8 +4,6 @@ A class and its weights do not say what a model does: it may have a temperature,
 the preprocessing also run on a picture that is always the same.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

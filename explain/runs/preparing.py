@@ -1,8 +1,6 @@
 """Preparing photos, here or ahead in worker processes: model inputs in batches, classes of labels, and which photos a
 run has already."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

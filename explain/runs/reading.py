@@ -1,7 +1,5 @@
 """Reading the SQLite file of a run: its rows, checked against their digests."""
 
-from __future__ import annotations
-
 import json
 import os
 import sqlite3

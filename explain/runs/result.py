@@ -1,7 +1,5 @@
 """`Run`: the file of a run, and all that can be made of it without a model: pictures, pages, tables."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator
@@ -234,7 +232,7 @@ class Run(StoredRun):
     def __init__(self, file: str | os.PathLike[str]) -> None:
         super().__init__(index_of(file) if "://" in os.fspath(file) or os.path.isdir(file) else file)
 
-    def insight(self, method: str | None = None, **options: Any) -> Insight:
+    def insight(self, method: str | None = None, **options: Any) -> "Insight":
         """Summarise the maps: statistics of classes, clusters, mistakes; options as for `explain.insight.insight`."""
         from explain.insight.result import insight  # a convenience: that room builds on this one
 

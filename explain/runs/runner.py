@@ -1,7 +1,5 @@
 """`run`: the photos of a source explained one batch after the other, and stored as they come."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -294,7 +292,7 @@ class Job:
     def of(
         cls, source: Any, explainer: Explainer | nn.Module | Classifier | str | None,
         methods: MethodLike | Iterable[MethodLike], target: TargetLike, metrics: Iterable[Metric | str], **options: Any,
-    ) -> Job:  # fmt: skip
+    ) -> "Job":  # fmt: skip
         """Check the arguments of `run`.
 
         Raises:

@@ -1,7 +1,5 @@
 """The tables of a run, a map as it is stored, and the digests of rows. See docs/runs.md."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import os

@@ -1,7 +1,5 @@
 """Sources of photos: their names come first, their pixels later. Folders, lists in Python, and data sets."""
 
-from __future__ import annotations
-
 import math
 import os
 from abc import ABC, abstractmethod
@@ -241,7 +239,7 @@ class Columns:
     classes: list[str] | None = None
 
     @classmethod
-    def of(cls, features: Mapping[str, Any]) -> Columns:
+    def of(cls, features: Mapping[str, Any]) -> "Columns":
         """Find the columns by their features, as data sets of Hugging Face have them.
 
         Raises:

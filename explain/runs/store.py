@@ -1,7 +1,5 @@
 """Writing a run: one SQLite file, one writer at a time, each photo with all its results or not at all."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -4,8 +4,6 @@ Such a model (LLaVA, PaliGemma, BLIP and their relatives) takes ``pixel_values``
 the next token ``(N, L, V)``. The answer is put behind the prompt, and one pass gives the probability of each token.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

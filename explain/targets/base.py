@@ -1,7 +1,5 @@
 """What a target is, how targets add up, and the class scores in a model's output."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
@@ -12,8 +10,8 @@ import torch
 from explain._utils import nested
 from explain._utils.errors import ModelError, TargetError
 
-Picked: TypeAlias = "tuple[torch.Tensor, torch.Tensor | None]"
-Labels: TypeAlias = "Sequence[str] | None"
+Picked: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]
+Labels: TypeAlias = Sequence[str] | None
 
 
 class Target:
@@ -35,19 +33,19 @@ class Target:
             raise NotImplementedError(f"{type(self).__name__} must have a method pick")
         return settled.pick(output, count)
 
-    def settled(self, output: Any, count: int) -> Target:
+    def settled(self, output: Any, count: int) -> "Target":
         """Return the target with its choices made, on the output ``model(images)`` for the images as they are."""
         return self
 
-    def rows(self, images: torch.Tensor) -> Target:
+    def rows(self, images: torch.Tensor) -> "Target":
         """Return the settled target for rows that are perturbed copies of the images ``(P,)``, counted from 0."""
         return self
 
-    def labelled(self, categories: Labels) -> Target:
+    def labelled(self, categories: Labels) -> "Target":
         """Return the target with labels replaced by class indices."""
         return self
 
-    def sized(self, size: tuple[int, ...]) -> Target:
+    def sized(self, size: tuple[int, ...]) -> "Target":
         """Return the target for a model whose input has this height and width."""
         return self
 
@@ -58,7 +56,7 @@ class Target:
         """
         return None
 
-    def of_classes(self, classes: tuple[int, ...]) -> Target:
+    def of_classes(self, classes: tuple[int, ...]) -> "Target":
         """Return the settled target for other classes ``(N,)`` in the same region or box."""
         raise NotImplementedError(f"{type(self).__name__} has no class_scores, and so no of_classes")
 
@@ -72,16 +70,16 @@ class Target:
         """Whether it has to prove that its scores follow their rows, as code of the caller's must without ``rows``."""
         return not type(self).__module__.startswith("explain.") and type(self).rows is Target.rows
 
-    def __add__(self, other: Target) -> Sum:
+    def __add__(self, other: "Target") -> "Sum":
         return Sum(_terms(self) + _terms(other))
 
-    def __sub__(self, other: Target) -> Sum:
+    def __sub__(self, other: "Target") -> "Sum":
         return self + -1.0 * Sum(_terms(other))
 
-    def __neg__(self) -> Sum:
+    def __neg__(self) -> "Sum":
         return -1.0 * self
 
-    def __mul__(self, factor: float) -> Sum:
+    def __mul__(self, factor: float) -> "Sum":
         if not isinstance(factor, Real):
             return NotImplemented
         return Sum(tuple((factor * weight, target) for weight, target in _terms(self)))
@@ -117,16 +115,16 @@ class Sum(Target):
         scores = [weight * target.pick(output, count)[0] for weight, target in self.terms]
         return torch.stack(scores).sum(0), None
 
-    def settled(self, output: Any, count: int) -> Sum:
+    def settled(self, output: Any, count: int) -> "Sum":
         return Sum(tuple((weight, target.settled(output, count)) for weight, target in self.terms))
 
-    def rows(self, images: torch.Tensor) -> Sum:
+    def rows(self, images: torch.Tensor) -> "Sum":
         return Sum(tuple((weight, target.rows(images)) for weight, target in self.terms))
 
-    def sized(self, size: tuple[int, ...]) -> Sum:
+    def sized(self, size: tuple[int, ...]) -> "Sum":
         return Sum(tuple((weight, target.sized(size)) for weight, target in self.terms))
 
-    def labelled(self, categories: Labels) -> Sum:
+    def labelled(self, categories: Labels) -> "Sum":
         return Sum(tuple((weight, target.labelled(categories)) for weight, target in self.terms))
 
 

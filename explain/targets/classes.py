@@ -1,7 +1,5 @@
 """One score for a whole image: a class, a yes or no, a likeness."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,7 +44,7 @@ class ClassTarget(Target):
     def settled(self, output: Any, count: int) -> Target:
         return _elsewhere(output, count, self.index, categories=self.categories) or self
 
-    def rows(self, images: torch.Tensor) -> ClassTarget:
+    def rows(self, images: torch.Tensor) -> "ClassTarget":
         index = self.index
         return self if isinstance(index, int) else ClassTarget(tuple(index[image] for image in images.tolist()))
 
@@ -152,6 +150,6 @@ class Similarity(Target):
             raise TargetError(f"embedding must have the shape {own} of the model's, or one row of it, got {got}")
         return F.cosine_similarity(found, other.expand_as(found), dim=1), None
 
-    def rows(self, images: torch.Tensor) -> Similarity:
+    def rows(self, images: torch.Tensor) -> "Similarity":
         single = self.embedding.ndim == 1
         return self if single else Similarity(self.embedding[images.to(self.embedding.device)])

@@ -1,7 +1,5 @@
 """A detected box as the target: which box it is, how it is found again in perturbed images, and what of it counts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, tee
@@ -104,7 +102,7 @@ class Detections(Target):
     def gives_probability(self) -> bool:
         return self.of in ("score", "existence")
 
-    def settled(self, output: Any, count: int) -> Detected:
+    def settled(self, output: Any, count: int) -> "Detected":
         found = read(output, count, self.size, self.decode, self.name)
         near = None if self.box is None else torch.as_tensor(self.box)
         wanted = list(near) if near is not None and near.ndim == 2 else [near] * count
@@ -118,11 +116,11 @@ class Detections(Target):
             boxes if near is None else torch.stack([each.to(boxes) for each in wanted if each is not None]), self.size,
         )  # fmt: skip
 
-    def labelled(self, categories: Labels) -> Detections:
+    def labelled(self, categories: Labels) -> "Detections":
         found = find_category(self.label, categories) if isinstance(self.label, str) else self.label
         return replace(self, label=found, categories=categories)
 
-    def sized(self, size: Size) -> Detections:
+    def sized(self, size: Size) -> "Detections":
         return self if self.size is not None else replace(self, size=size)
 
     def detected(self, output: Any, count: int, image: int) -> list[tuple[int, int]]:
@@ -202,7 +200,7 @@ class Detected(Target):
         scores = torch.stack([each[cell].detach() for each, cell in zip(found.scores, cells, strict=True)])
         return None if scores.isinf().any() else (scores, torch.tensor(self.labels, device=scores.device))
 
-    def of_classes(self, classes: tuple[int, ...]) -> Detected:
+    def of_classes(self, classes: tuple[int, ...]) -> "Detected":
         return replace(self, labels=classes)
 
     def likeness(self, output: Any, count: int) -> torch.Tensor:
@@ -219,7 +217,7 @@ class Detected(Target):
             best.append(alike.max() if len(alike) else self.boxes.new_zeros(()))
         return torch.stack(best)
 
-    def rows(self, images: torch.Tensor) -> Detected:
+    def rows(self, images: torch.Tensor) -> "Detected":
         own = images.to(self.boxes.device)
         labels = tuple(self.labels[image] for image in images.tolist())
         compared = None if self.compared is None else self.compared[own]

@@ -1,7 +1,5 @@
 """Scores by any function of the output, and other numbers to differentiate than the target's score."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from contextlib import suppress
@@ -73,7 +71,7 @@ class ScoreTarget(Target):
             raise TargetError(f"target {self.name} must return one score per image, a tensor ({count},), got {got}")
         return score, None
 
-    def rows(self, images: torch.Tensor) -> ScoreTarget:
+    def rows(self, images: torch.Tensor) -> "ScoreTarget":
         return replace(self, images=images_of_rows(self.images, images))
 
 

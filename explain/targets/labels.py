@@ -1,7 +1,5 @@
 """Labels of classes, and the class that a typed label stands for."""
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Iterable, Sequence
@@ -42,7 +40,7 @@ class Category(int):
 
     label: str
 
-    def __new__(cls, index: int, label: str) -> Category:
+    def __new__(cls, index: int, label: str) -> "Category":
         made = super().__new__(cls, index)
         made.label = label
         return made

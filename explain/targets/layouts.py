@@ -1,7 +1,5 @@
 """What detectors return, in one form: class scores and boxes of each image, before or after non-maximum suppression."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -16,8 +14,8 @@ from explain._utils import nested
 from explain._utils.errors import TargetError, shown
 from explain.targets.base import described, find_tensor
 
-Size: TypeAlias = "tuple[int, ...]"
-Decode: TypeAlias = "Callable[[Any], tuple[torch.Tensor, torch.Tensor]]"
+Size: TypeAlias = tuple[int, ...]
+Decode: TypeAlias = Callable[[Any], tuple[torch.Tensor, torch.Tensor]]
 STRIDES = (8, 16, 32, 64, 128)  # pixels between the cells of maps, from the finest on, where the input is not known
 BINS = 16  # of the distances of ultralytics' heads, in strides
 SOFTMAX = ("DetrObjectDetectionOutput", "YolosObjectDetectionOutput", "TableTransformerObjectDetectionOutput")

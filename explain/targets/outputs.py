@@ -1,7 +1,5 @@
 """How the outputs of a model become probabilities: decided here, and used by predictions, methods and metrics alike."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias, get_args

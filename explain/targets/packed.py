@@ -4,8 +4,6 @@ Such a model takes ``pixel_values`` ``(patches, values)`` of all photos, and ``i
 and columns of each. Maps are of photos ``(N, C, H, W)``: these are given to a copy of the model that packs them itself.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Mapping
 from functools import partial

@@ -1,7 +1,5 @@
 """A target of its own for each image, and single numbers of an output; whether scores follow the rows of an output."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -106,7 +104,7 @@ class Separate(Target):
         picked = torch.stack(classes).gather(0, row)[0] if len(classes) == len(found) else None
         return scores.gather(0, row)[0], picked
 
-    def settled(self, output: Any, count: int) -> Separate:
+    def settled(self, output: Any, count: int) -> "Separate":
         if self.images is not None:
             return self
         self._images(count)
@@ -119,13 +117,13 @@ class Separate(Target):
         must_follow_rows(made := replace(self, targets=tuple(chosen)), output, count)
         return made
 
-    def rows(self, images: torch.Tensor) -> Separate:
+    def rows(self, images: torch.Tensor) -> "Separate":
         return replace(self, images=images_of_rows(self.images, images))
 
-    def sized(self, size: tuple[int, ...]) -> Separate:
+    def sized(self, size: tuple[int, ...]) -> "Separate":
         return replace(self, targets=tuple(target.sized(size) for target in self.targets))
 
-    def labelled(self, categories: Labels) -> Separate:
+    def labelled(self, categories: Labels) -> "Separate":
         return replace(self, targets=tuple(target.labelled(categories) for target in self.targets))
 
     def _images(self, count: int) -> Sequence[int]:

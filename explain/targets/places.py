@@ -1,7 +1,5 @@
 """A place on the image as text: the second cup, the person at a point, what is in a box."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -66,13 +64,13 @@ class Place(Target):
         mask[max(top, 0) : max(bottom, 0), max(left, 0) : max(right, 0)] = True
         return Segmentation(self.label, mask).settled(output, count)
 
-    def labelled(self, categories: Labels) -> Place:
+    def labelled(self, categories: Labels) -> "Place":
         return replace(self, label=find_category(self.label, categories), categories=categories)
 
-    def sized(self, size: Size) -> Place:
+    def sized(self, size: Size) -> "Place":
         return replace(self, size=size)
 
-    def on_photo(self, seen: Box, size: Size) -> Place:
+    def on_photo(self, seen: Box, size: Size) -> "Place":
         """Return a place in pixels of a photo in those of an input of ``size``, which shows a part of it."""
         scales, starts = (size[-1] / seen.width, size[-2] / seen.height) * 2, (seen.left, seen.top) * 2
 

@@ -1,7 +1,5 @@
 """A class within a region of the image as the target, for models that give maps of classes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -124,7 +122,7 @@ class Segmentation(Target):
             return self.settled(output, count).pick(output, count)
         return self._means(of_class(self._read(output, count).maps, self.category)[:, None])[:, 0], None
 
-    def settled(self, output: Any, count: int) -> Segmentation:
+    def settled(self, output: Any, count: int) -> "Segmentation":
         """Return it with a class and a mask for each image, as the output has them."""
         if self.layout:
             return self
@@ -135,20 +133,20 @@ class Segmentation(Target):
         mask = known._predicted(found, categories) if known.mask is None else known.mask
         return replace(known, category=categories, mask=mask)
 
-    def rows(self, images: torch.Tensor) -> Segmentation:
+    def rows(self, images: torch.Tensor) -> "Segmentation":
         if self.mask is None or not isinstance(self.category, tuple):
             return self
         categories = tuple(self.category[image] for image in images.tolist())
         return replace(self, category=categories, mask=self.mask[images.to(self.mask.device)])
 
-    def labelled(self, categories: Labels) -> Segmentation:
+    def labelled(self, categories: Labels) -> "Segmentation":
         return replace(self, category=find_category(self.category, categories))
 
     def class_scores(self, output: Any, count: int) -> tuple[torch.Tensor, torch.Tensor] | None:
         scores = self._means(self._read(output, count).maps.detach())
         return None if self.layout == "prompts" else (scores, torch.tensor(self.category, device=scores.device))
 
-    def of_classes(self, classes: tuple[int, ...]) -> Segmentation:
+    def of_classes(self, classes: tuple[int, ...]) -> "Segmentation":
         return replace(self, category=classes)
 
     def _read(self, output: Any, count: int) -> ClassMaps:

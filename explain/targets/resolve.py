@@ -1,7 +1,5 @@
 """What a caller may give for a target, and the `Target` that it stands for."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -19,8 +17,8 @@ from explain.targets.outputs import label_of_no
 from explain.targets.per_image import Element, Separate, Tuple
 from explain.targets.places import as_place
 
-One: TypeAlias = "int | str | tuple[int, ...] | Callable[..., torch.Tensor] | Target | None"
-TargetLike: TypeAlias = "One | torch.Tensor | Sequence[One]"
+One: TypeAlias = int | str | tuple[int, ...] | Callable[..., torch.Tensor] | Target | None
+TargetLike: TypeAlias = One | torch.Tensor | Sequence[One]
 ARRAYS = (torch.Tensor, np.ndarray, np.generic)
 
 

@@ -5,8 +5,6 @@ Such a model is known by what it can do: ``get_image_features`` and ``get_text_f
 scores of some texts as its output: that is what is explained.
 """
 
-from __future__ import annotations
-
 import copy
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -62,7 +60,7 @@ class Text(Target):
     def name(self) -> str:
         return named_text(self.text)
 
-    def without_words(self) -> list[Text]:
+    def without_words(self) -> "list[Text]":
         """The text without its first word, without its second, and so on: what it loses is what a word brings.
 
         >>> text = Text("a red bus")
@@ -166,7 +164,7 @@ class _Scored:
 
     labels: torch.Tensor | None
     known: Mapping[str, torch.Tensor]
-    words: Mapping[str, _Words]
+    words: "Mapping[str, _Words]"
 
 
 class _Words:

@@ -1,7 +1,5 @@
 """`film`: how the map of a photo moved during training, from the file of a watched training."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -97,7 +95,7 @@ class Film:
         files.add_picture(f"{where.stem}.png", as_picture(self.figure()))
         return files.write()
 
-    def figure(self) -> Figure:
+    def figure(self) -> "Figure":
         """Return a figure: up to eight looks, evenly spread, and over all steps the probability and `similarity`."""
         tiles = [
             Tile(self._overlays[i], f"step {self.steps[i]:,}", self.rows[i].target + _probability(self.rows[i]))

@@ -1,7 +1,5 @@
 """Gradients during training: clipped as they flow, watched from layer to layer, and units that get none."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -46,7 +44,7 @@ def with_values(gradient: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     return torch.sparse_coo_tensor(places, values, gradient.shape, check_invariants=False, is_coalesced=True)
 
 
-Scaler: TypeAlias = "torch.amp.GradScaler"
+Scaler: TypeAlias = torch.amp.GradScaler
 
 
 def checked(scaler: Scaler | None) -> Scaler | None:
@@ -318,7 +316,7 @@ class GradientFlow(OnParameters):
     def _repr_html_(self) -> str:
         return picture_html(as_picture(self.plot()), f"gradients of every layer over the steps: {self!r}")
 
-    def plot(self) -> Figure:
+    def plot(self) -> "Figure":
         """Return a figure: each weight's gradient over the steps, and its mean from the first layer to the last.
 
         It shows itself in a notebook.

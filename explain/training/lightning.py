@@ -1,7 +1,5 @@
 """Callbacks for Lightning, which explain photos or add a prior. It is imported when a callback is made, not before."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import inspect

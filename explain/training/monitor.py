@@ -1,7 +1,5 @@
 """`Monitor`: during training, a fixed set of photos is explained every so many steps, and gradients are looked at."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterable, Iterator

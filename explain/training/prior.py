@@ -1,7 +1,5 @@
 """`AttributionPrior`: a penalty on explanations, to be added to the loss of a training."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args

@@ -1,7 +1,5 @@
 """What is kept of a training: the file of a run, with tables of the steps beside its own; a log for TensorBoard."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os
