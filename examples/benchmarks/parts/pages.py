@@ -1,0 +1,237 @@
+"""The tables and the figure of docs/parts.md, from what measure.py and in_domain.py stored."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+from dimensions import (
+    by_intervention,
+    complete,
+    completeness,
+    drops,
+    expected,
+    mean_of,
+    rank_correlation,
+    sensitivity,
+    shapley,
+)
+from PIL import Image
+from scenes import PARTS, draw, masks, render
+from train import background_of_class
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGE, FIGURE = ROOT / "docs" / "parts.md", ROOT / "assets" / "parts.png"
+COLOURS = ((0, 114, 178), (230, 159, 0), (0, 158, 115), (213, 94, 0), (204, 121, 167))
+BLIND = ("noise", "centre blob", "edges", "local contrast", "mean colour", "uniform")
+REFERENCES = ("each part removed", "Shapley values", "each part exchanged")
+COLUMNS = (
+    "completeness",
+    "sufficient set",
+    "kept",
+    "lost",
+    "not distracted",
+    "correctness",
+    "with Shapley",
+    "contrastivity",
+)
+
+
+def with_references(scene: Mapping[str, Any]) -> dict[str, Any]:
+    """The methods of a scene, and as further ones the importances that interventions give."""
+    fall, objects = drops(scene["scores"]), scene["scores"][-1] - np.asarray(scene["objects"])
+    truths = zip(REFERENCES, (fall, shapley(scene["scores"]), np.asarray(scene["exchanged"])), strict=True)
+    found = {}
+    for name, values in truths:
+        each = np.concatenate([values, objects])
+        rivals = by_intervention(scene) if name == REFERENCES[0] else []
+        found[name] = {"sums": each.tolist(), "positive": float(each.clip(0).sum()), "rivals": rivals}
+    return {**found, **scene["methods"]}
+
+
+def judged(scenes: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Every dimension for each method, over scenes of one network."""
+    each = [(scene, with_references(scene)) for scene in scenes]
+    found: dict[str, dict[str, Any]] = {}
+    for name in {name for _, methods in each for name in methods}:
+        mine = [(scene, methods[name]) for scene, methods in each if name in methods]
+        parts = [(scene, method["sums"][: len(PARTS)]) for scene, method in mine]
+        whole = complete([completeness(method["sums"], method["positive"], scene) for scene, method in mine])
+        told = [sensitivity(*method["rivals"]) for scene, method in mine if method["rivals"] and expected(scene)]
+        found[name] = {
+            "completeness": whole,
+            "correctness": mean_of([rank_correlation(drops(scene["scores"]), sums) for scene, sums in parts]),
+            "with Shapley": mean_of([rank_correlation(shapley(scene["scores"]), sums) for scene, sums in parts]),
+            "contrastivity": mean_of(told),
+        }
+    return found
+
+
+def cell(found: Mapping[str, float]) -> str:
+    if not found:
+        return "–"
+    return f"{found['mean']:.2f} [{found['low']:.2f}, {found['high']:.2f}]"
+
+
+def in_order(found: Mapping[str, Any]) -> list[str]:
+    """References first, blind maps last, methods by correctness in between."""
+    methods = [name for name in found if name not in (*REFERENCES, *BLIND)]
+    methods.sort(key=lambda name: -found[name]["correctness"]["mean"])
+    return [*REFERENCES, *methods, *(name for name in BLIND if name in found)]
+
+
+def above(found: Mapping[str, Any], dimension: str) -> list[str]:
+    """The methods whose interval lies above that of every blind map."""
+    floor = max((found[name][dimension].get("high", 0.0) for name in BLIND if name in found), default=0.0)
+    methods = [name for name in found if name not in (*REFERENCES, *BLIND) and found[name][dimension]]
+    kept = [name for name in methods if found[name][dimension]["low"] > floor]
+    return sorted(kept, key=lambda name: -found[name][dimension]["mean"])
+
+
+def styled(name: str) -> str:
+    if name in REFERENCES:
+        return f"**{name}**"
+    return f"*{name}*" if name in BLIND else f"`{name}`"
+
+
+def table(found: Mapping[str, Any]) -> str:
+    rows = [("map", "scenes", *COLUMNS), ("---",) * (len(COLUMNS) + 2)]
+    for name in in_order(found):
+        each = found[name]
+        whole = each["completeness"]
+        checks = [f"{whole[check]:.2f}" for check in ("sufficient", "preserved", "deleted", "not distracted")]
+        last = (cell(each["correctness"]), f"{each['with Shapley']['mean']:.2f}", cell(each["contrastivity"]))
+        rows.append((styled(name), str(whole["scenes"]), cell(whole), *checks, *last))
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def listed(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names) or "none"
+
+
+def said(scenes: Sequence[Mapping[str, Any]], found: Mapping[str, Any]) -> str:
+    """Which methods are above the floor, on how many scenes it was asked, and how steady the order is."""
+    asked = sum(expected(scene) for scene in scenes)
+    lines = [f"{len(scenes)} scenes that the network gets right; contrastivity is asked on {asked} of them."]
+    for dimension in ("correctness", "completeness", "contrastivity"):
+        floor = max((found[name][dimension].get("mean", 0.0) for name in BLIND), default=0.0)
+        kept = above(found, dimension)
+        lines.append(f"Above every blind map in **{dimension}** (the best has {floor:.2f}): {listed(kept)}.")
+    seeds = sorted({scene["seed"] for scene in scenes})
+    if len(seeds) > 1:
+        orders = []
+        for seed in seeds:
+            mine = [(scene, scene["methods"]) for scene in scenes if scene["seed"] == seed]
+            names = sorted(name for name in found if name not in (*REFERENCES, *BLIND))
+            orders.append({
+                name: float(np.mean([
+                    rank_correlation(drops(s["scores"]), m[name]["sums"][: len(PARTS)]) for s, m in mine if name in m
+                ]))
+                for name in names if any(name in m for _, m in mine)
+            })  # fmt: skip
+        alike = []
+        for one, other in combinations(orders, 2):
+            both = sorted(set(one) & set(other))
+            alike.append(rank_correlation([one[name] for name in both], [other[name] for name in both]))
+        lines.append(
+            f"The order of correctness on one seed's scenes correlates with another's by {min(alike):.2f} at least."
+        )
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def background(records: Sequence[Mapping[str, Any]]) -> str:
+    """Which maps see that one network decides by the background and the other does not: the same scenes."""
+    by = {name: {(r["seed"], r["scene"]): r for r in records if r["model"] == name} for name in ("resnet", "shortcut")}
+    both = sorted(set(by["resnet"]) & set(by["shortcut"]))
+    if not both:
+        return ""
+    pairs = [(by["resnet"][key], by["shortcut"][key]) for key in both]
+
+    def truth(scene: Mapping[str, Any]) -> float:
+        rest = float(
+            drops(scene["scores"]).clip(0).sum() + (scene["scores"][-1] - np.asarray(scene["objects"])).clip(0).sum()
+        )
+        own = max(0.0, scene["background"])
+        return own / (own + rest) if own + rest > 0 else 0.0
+
+    rows: dict[str, list[tuple[float, float]]] = {"each thing removed": [(truth(a), truth(b)) for a, b in pairs]}
+    for name in sorted(set(pairs[0][0]["methods"]) & set(pairs[0][1]["methods"])):
+        values = [
+            (a["methods"].get(name, {}).get("background"), b["methods"].get(name, {}).get("background"))
+            for a, b in pairs
+        ]
+        rows[name] = [(a, b) for a, b in values if a is not None and b is not None]
+    share = {name: mean_of([(b > a) + (b == a) / 2 for a, b in each]) for name, each in rows.items() if each}
+    order = sorted(share, key=lambda name: (name != "each thing removed", name in BLIND, -share[name]["mean"]))
+    area = float(np.mean([a["area"] for a, _ in pairs]))
+    out = ["| map | scenes | more on the background | share there: resnet | shortcut |\n|---|---|---|---|---|"]
+    for name in order:
+        first, second = (float(np.mean([pair[i] for pair in rows[name]])) for i in (0, 1))
+        shown = f"**{name}**" if name == "each thing removed" else styled(name)
+        out.append(f"| {shown} | {share[name]['scenes']} | {cell(share[name])} | {first:.0%} | {second:.0%} |")
+    return f"The background is {area:.0%} of a picture, parts and objects with their rims left out.\n\n" + "\n".join(
+        out
+    )
+
+
+def networks(folder: Path) -> str:
+    """What the networks reach on new scenes."""
+    rows = ["| network | whole creatures | one part missing | another background | minutes |\n|---|---|---|---|---|"]
+    for name in ("resnet", "transformer", "shortcut"):
+        file = folder / f"{name}.json"
+        if file.exists():
+            facts = json.loads(file.read_text("utf-8"))
+            shares = [f"{facts[key]:.1%}" for key in ("accuracy", "one part missing", "another background")]
+            rows.append(f"| {name} | {' | '.join(shares)} | {facts['minutes']:.0f} |")
+    return "\n".join(rows)
+
+
+def tables(records: Sequence[Mapping[str, Any]], folder: Path) -> dict[str, str]:
+    """The tables by the name of their place."""
+    found = {"parts-networks": networks(folder)}
+    for name in ("resnet", "transformer"):
+        mine = [each for each in records if each["model"] == name]
+        if mine:
+            result = judged(mine)
+            found[f"parts-{name}"] = f"{said(mine, result)}\n\n{table(result)}"
+    shown = background(records)
+    return {**found, "parts-shortcut": shown} if shown else found
+
+
+def updated(found: Mapping[str, str]) -> None:
+    """Write texts between their markers in the page."""
+    page = PAGE.read_text("utf-8")
+    for name, text in found.items():
+        place = re.compile(rf"(<!-- part: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
+        if not place.search(page):
+            raise SystemExit(
+                f"docs/parts.md must have a place for {name!r}, got none; add <!-- part: {name} --> and its end"
+            )
+        page = place.sub(lambda match, text=text: f"{match[1]}{text}\n{match[2]}", page)
+    PAGE.write_text(page, "utf-8")
+
+
+def figure(file: Path = FIGURE) -> Path:
+    """Two rows of scenes; then one scene, without each of four parts, with another tail, before another background; and
+    where its parts are to be seen."""
+    scene = draw(3, 7, background_of_class(3))
+    seen = masks(scene)
+    where = np.full((64, 64, 3), 255, np.uint8)
+    where[seen["body"]] = 190
+    for part, colour in zip(PARTS, COLOURS, strict=True):
+        where[seen[part]] = colour
+    changed = [scene, *(scene.without(part) for part in PARTS[:4]), scene.exchanged("tail", 3), scene.before((9, 5))]
+    samples = [draw(label, 40 + label, background_of_class(label)) for label in range(16)]
+    tiles = [*(render(each) for each in (*samples, *changed)), where]
+    large = [cv2.resize(tile, (128, 128), interpolation=cv2.INTER_CUBIC) for tile in tiles]
+    framed = [np.pad(tile, ((4, 4), (4, 4), (0, 0)), constant_values=255) for tile in large]
+    rows = [np.concatenate(framed[start : start + 8], 1) for start in range(0, len(framed), 8)]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.concatenate(rows)).quantize(256).save(file, optimize=True)
+    return file
