@@ -39,6 +39,7 @@ COLUMNS = (
     "not distracted",
     "correctness",
     "with Shapley",
+    "across scenes",
     "contrastivity",
 )
 
@@ -69,8 +70,19 @@ def judged(scenes: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
             "correctness": mean_of([rank_correlation(drops(scene["scores"]), sums) for scene, sums in parts]),
             "with Shapley": mean_of([rank_correlation(shapley(scene["scores"]), sums) for scene, sums in parts]),
             "contrastivity": mean_of(told),
+            "across scenes": across(mine),
         }
     return found
+
+
+def across(mine: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> float:
+    """The rank correlation of a part's share of the map and of the score over scenes, on average over the parts.
+
+    Here a part is compared with itself, so that a map gains nothing by giving more to parts that are always large.
+    """
+    shares = np.array([np.array(method["sums"][: len(PARTS)]) / max(method["positive"], 1e-9) for _, method in mine])
+    truth = np.array([drops(scene["scores"]) / abs(scene["scores"][-1]) for scene, _ in mine])
+    return float(np.mean([rank_correlation(shares[:, i], truth[:, i]) for i in range(len(PARTS))]))
 
 
 def cell(found: Mapping[str, float]) -> str:
@@ -106,7 +118,8 @@ def table(found: Mapping[str, Any]) -> str:
         each = found[name]
         whole = each["completeness"]
         checks = [f"{whole[check]:.2f}" for check in ("sufficient", "preserved", "deleted", "not distracted")]
-        last = (cell(each["correctness"]), f"{each['with Shapley']['mean']:.2f}", cell(each["contrastivity"]))
+        alone = (f"{each['with Shapley']['mean']:.2f}", f"{each['across scenes']:.2f}")
+        last = (cell(each["correctness"]), *alone, cell(each["contrastivity"]))
         rows.append((styled(name), str(whole["scenes"]), cell(whole), *checks, *last))
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 

@@ -41,7 +41,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 RATES = {"resnet": 4e-3, "transformer": 1.5e-3, "shortcut": 4e-3, "covered": 1.5e-4}
 EPOCHS = {"resnet": 7, "transformer": 5, "shortcut": 4}
 SCENES = {"resnet": 6000, "transformer": 6000, "shortcut": 2400}
-PHOTOS, BATCH, FIRST_NEW = 12000, 32, 1_000_000
+PHOTOS, BATCH, FIRST_NEW = 8000, 32, 1_000_000
 GRID = 4  # squares along each side of a photo
 
 
@@ -103,7 +103,7 @@ def train_on_scenes(name: str, count: int, epochs: int) -> tuple[nn.Module, dict
                 yield as_input(pictures[rows]), wanted[rows]
 
     fit(model.train(), batches(), epochs * (count // BATCH), RATES[name])
-    return model.eval(), reached(model, 20 if count < 1000 else 320, name == "shortcut")
+    return model.eval(), reached(model, 10 if count < 1000 else 320, name == "shortcut")
 
 
 @torch.inference_mode()
@@ -209,10 +209,10 @@ def main(arguments: list[str] | None = None) -> None:
         started = time.perf_counter()
         print(name, flush=True)
         if name == "covered":
-            model, facts = train_on_photos(options.photos, 64 if options.small else PHOTOS)
+            model, facts = train_on_photos(options.photos, BATCH if options.small else PHOTOS)
         else:
             model, facts = train_on_scenes(
-                name, 64 if options.small else SCENES[name], 1 if options.small else EPOCHS[name]
+                name, BATCH if options.small else SCENES[name], 1 if options.small else EPOCHS[name]
             )
         facts["minutes"] = (time.perf_counter() - started) / 60
         torch.save(model.state_dict(), options.folder / f"{name}.pt")
