@@ -70,22 +70,27 @@ def passes_run(cost: float, attribution: Attribution | None) -> float:
 
 CHECK_RERUNS, CHECK_COVERED = 12, 160
 """How often the checks of a map run its method again, and how many covered photos they run."""
+TIMED = 4
+"""Passes that are timed for an estimate; the first is often slow."""
 RERUN_PASSES = 40
 """Passes of a method that they run again, at most: those of more take fewer samples."""
 
 
 def cost_ahead(subject: Subject, *, check: bool, steps: int | None) -> tuple[int, float]:
-    """About how many passes, and how many seconds, the checks and curves of all maps will take; the model runs once."""
+    """About how many passes, and seconds, the checks and curves of all maps will take; the model runs a few times."""
     passes, targets = costs(subject), len(subject.results)
     count = steps_for(targets * len(subject.methods)) if steps is None else steps
     checks = sum(CHECK_RERUNS * min(passes.get(name, 0), RERUN_PASSES) + CHECK_COVERED for name in subject.methods)
     total = round(targets * ((checks if check else 0) + 2 * count * len(subject.methods)))
     if not total:
         return 0, 0.0
-    model, x, begun = subject.explainer.model, subject.explainer.as_input(subject.photo), time.perf_counter()
+    model, x, times = subject.explainer.model, subject.explainer.as_input(subject.photo), []
     with untouched(model), torch.no_grad():
-        model(x)
-    return total, total * (time.perf_counter() - begun)
+        for _ in range(TIMED):
+            begun = time.perf_counter()
+            model(x)
+            times.append(time.perf_counter() - begun)
+    return total, total * min(times)
 
 
 def has_model(subject: Subject) -> bool:
