@@ -37,11 +37,10 @@ from explain.layers.stitched import Stitched
 from explain.methods import Method, Source, list_methods
 from explain.methods.base import Fusion, MethodLike, can_be_stitched, get_method, options, uses_layer
 from explain.targets import Target, as_target
-from explain.targets.answers import with_answers
 from explain.targets.outputs import Activation, check_activation
 from explain.targets.packed import with_photos
 from explain.targets.resolve import TargetLike, as_targets
-from explain.targets.texts import with_texts
+from explain.targets.texts import with_answers, with_texts
 
 
 class CommonOptions(TypedDict, total=False):

@@ -1,20 +1,33 @@
-"""One forward pass: what was run, what was recorded on the way, what the targets picked of its output, and whether
-this output has been through a softmax or sigmoid already."""
+"""One forward pass, and the reruns of a network on perturbed rows.
 
-from collections.abc import Mapping, Sequence
+What was run and recorded on the way, what the targets picked of the output, and whether this has been through a softmax
+or sigmoid already; what perturbed rows are made of, checks that their scores do not depend on each other, and where
+results add up.
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NoReturn, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from explain._utils.errors import LayerError, ModelError, TargetError
-from explain.data.inputs import Inputs, Path
-from explain.engine.needs import Backward, NeedAtLayer, at_least_float32
+from explain._utils.errors import ExplainError, LayerError, ModelError, TargetError, note, raised
+from explain._utils.signals import came_by_signal
+from explain.data.inputs import Inputs, Path, dotted
+from explain.engine.incremental import IncrementalInference
+from explain.engine.needs import Backward, Evidence, EvidenceLookup, NeedAtLayer, at_least_float32
+from explain.engine.perturbations import Accumulator, Reducer
+from explain.engine.plan import Stream
+from explain.engine.replay import Tape
+from explain.engine.settings import MEMORY, BatchSizeTuner, Footprint, RuntimeSettings, agree, autocast, lacks_memory
+from explain.engine.validation import alone
 from explain.hooks import inspect
 from explain.hooks.attention import AttentionRecord
 from explain.hooks.capturing import Capture, Record, why_not_called
+from explain.hooks.interventions import rows_of
 from explain.hooks.preserve import detached, recording, untouched
 from explain.hooks.tracer import Tracer
 from explain.layers.calls import split_call
@@ -25,6 +38,7 @@ from explain.targets import ClassTarget, Target, TopClass
 from explain.targets.base import find_logits
 from explain.targets.detections import NotDetectedError
 from explain.targets.functions import Objective
+from explain.targets.layouts import reading_once
 from explain.targets.outputs import Activation, Outputs, outputs_like
 from explain.tracing.operations import Operations
 from explain.tracing.steps import Step
@@ -216,3 +230,269 @@ class _Watch(Tracer):
         if operation_name(func) in _KINDS and isinstance(result, Tensor):
             self.results.append(result)
         return result
+
+
+T = TypeVar("T")
+TargetScores: TypeAlias = Sequence[tuple[ResolvedTarget, Tensor]]
+
+
+@dataclass(eq=False)
+class RerunContext:
+    """What perturbed rows are made of, and how they are run."""
+
+    forward: Forward
+    targets: Sequence[ResolvedTarget]
+    evidence: Callable[..., Evidence]
+    """From a resolved, a layer or none, and a path or none."""
+    footprint: Footprint
+    settings: RuntimeSettings
+    gather: Callable[..., Sequence[EvidenceLookup]]
+    """The engine's `gather`, for perturbed rows."""
+    tapes: dict[str, Tape] = field(default_factory=dict)
+    """What lies before a layer, by its name, if the forward pass recorded it."""
+    channels_last: bool = True
+    """Whether the network takes inputs in this layout, which convolutions on a CPU are faster in."""
+    one_at_a_time: bool = False
+    fixed: bool = False
+    """Whether the network takes as many rows as there are images, and no other number."""
+    checked: set[str | None] = field(default_factory=set)
+    """Where perturbed rows, of the input or of a layer, were found to score the same alone as among others."""
+    again: bool = False
+    """Whether a method runs further rows, after some that were found not to depend on each other."""
+    longest: int = 0
+    """The number of rows of the longest stream, whose first row is also run alone for this check."""
+    known: list[IncrementalInference] = field(default_factory=list)
+    """What is known of the photos, for incremental inference; one, once it was needed."""
+    interrupted: list[BaseException] = field(default_factory=list)
+    """What has ended the work early, if partial results are wanted."""
+
+    @property
+    def model(self) -> nn.Module:
+        return self.forward.model
+
+    @property
+    def inputs(self) -> Inputs:
+        return self.forward.inputs
+
+    @contextmanager
+    def runs_model(self) -> Iterator[None]:
+        """Run the model outside `gather`, as it does: alone in its thread, left as found, in the same precision."""
+        with alone(), untouched(self.model), autocast(self.inputs.x, self.settings.precision):
+            yield
+
+    def run_alone(self, inputs: Inputs) -> Any:
+        """The network's output for one row; None if it takes only as many rows as there are images."""
+        try:
+            with self.runs_model():
+                return inputs.call(self.model)
+        except Exception as error:
+            if lacks_memory(error) or came_by_signal(error) or isinstance(error, ExplainError):
+                raise
+            self.fixed = True
+            return None
+
+    def in_fastest_layout(self, images: Tensor, perturbed: Mapping[Path, Tensor], run: Callable[[Inputs], T]) -> T:
+        """Run perturbed rows that belong to these images, channels last if the network takes them so."""
+        first, layout = perturbed[self.inputs.path], torch.channels_last
+        several = len(first) > 1  # one alone is faster by little, and see `Inputs.copied`
+        if self.channels_last and several and first.device.type == "cpu" and first.ndim == 4:
+            turned = {path: t.contiguous(memory_format=layout) if t.ndim == 4 else t for path, t in perturbed.items()}
+            try:
+                return run(self.inputs.rows(images, turned))
+            except RuntimeError as error:
+                if "view" not in str(error):  # what .view() says of a layout that it cannot take
+                    raise
+                note(f"inputs are laid out channels first, which is slower on a CPU: {raised(error)}")
+                self.channels_last = False
+        return run(self.inputs.rows(images, perturbed))
+
+    def incremental(self) -> IncrementalInference | None:
+        """What runs the rows of images incrementally; None where nothing does."""
+        x, needed = self.inputs.x, sum(size for _, size in self.footprint.outputs) * len(self.inputs)
+        if x.device.type != "cpu" or x.ndim < 3 or len(self.inputs.paths) > 1 or needed > MEMORY or self.one_at_a_time:
+            return None
+        self.known[:] = self.known or [IncrementalInference(self.model, x)]
+        return self.known[0]
+
+    def tuner(self, kind: Hashable, most: int, sizes: tuple[int, ...] | None = None) -> BatchSizeTuner:
+        """What chooses the batch sizes for this ``kind`` of work, of which ``most`` rows fit into memory."""
+        x, given = self.inputs.x, 1 if self.one_at_a_time else self.settings.batch_size
+        kind = (tuple(x.shape[1:]), x.dtype, self.settings.precision, kind)
+        return BatchSizeTuner(self.model, kind, most, x.device, given=given, sizes=sizes)
+
+    def same_scores(self, resolved: ResolvedTarget, one: Tensor, other: Tensor) -> bool:
+        """Whether two scores of perturbed rows are the same but for rounding."""
+        scale = self.forward.scale(resolved)
+        return agree(one.to(resolved.score), other.to(resolved.score), self.inputs.x, self.settings, scale, 1e-2)
+
+    @reading_once()
+    def are_known(self, images: Tensor, output: Any, targets: Sequence[ResolvedTarget]) -> bool:
+        """Whether an output for these unperturbed images has the scores that are known of them."""
+        return all(self.same_scores(each, each.scores_in(images, output), each.score[images]) for each in targets)
+
+    @reading_once()
+    def check_rows(
+        self, place: str | None, images: Tensor, scores: TargetScores, run_first: Callable[[], Any], last_is_image: bool
+    ) -> None:
+        """Check that the scores of perturbed rows, which belong to ``images``, do not depend on each other.
+
+        If the last row is an unperturbed image, its score must be the known one. The first row must have the same score
+        alone: ``run_first`` returns the output for it, or None where that cannot be had. That is done once for each
+        ``place`` where rows are perturbed: a layer, or None for the input.
+
+        Raises:
+            DependentRowsError: a row has another score among the others than alone.
+        """
+        known = [(target, score[-1:], target.score[images[-1:]]) for target, score in scores if last_is_image]
+        if not all(self.same_scores(*each) for each in known):
+            raise DependentRowsError
+        output = None if place in self.checked else run_first()
+        if output is not None:
+            alone = [(target, score[:1], target.scores_in(images[:1], output)) for target, score in scores]
+            if not all(self.same_scores(*each) for each in alone):
+                raise DependentRowsError
+            self.checked.add(place)
+
+    def check_images(self, *, if_possible: bool = False) -> None:
+        """Refuse a batch in which an image has another score than alone; perturbed rows could not be compared with it.
+
+        Quantised networks take one scale for all images, which makes a small difference: it is accepted.
+
+        Raises:
+            DependentImagesError: an image has another score, or (unless only ``if_possible``) cannot be run alone.
+        """
+        several = len(self.inputs) > 1
+        if not several and (if_possible or self.settings.precision != "full"):
+            return
+        quantised = any("quantized" in type(module).__module__ for module in self.model.modules())
+        for image in range(len(self.inputs)):
+            mine = torch.tensor([image], device=self.inputs.x.device)
+            with rows_of(mine):
+                output = self.run_alone(self.inputs.rows(mine))
+            if output is None and if_possible:
+                return
+            must = "score each image on its own to be run on perturbed images"
+            if output is None:
+                but = f"takes {len(self.inputs)} images only, which change each other's scores"
+                raise DependentImagesError(f"model must {must}, but {but}; export it for one image")
+            for resolved in self.targets:
+                alone, among = resolved.scores_in(mine, output), resolved.score[mine]
+                close = abs(alone - among) <= 0.05 * max(alone.abs().max(), among.abs().max())
+                if self.same_scores(resolved, alone, among) or (quantised and close):
+                    continue
+                but = f"image {image} scores {among.item():.4g} among the others and {alone.item():.4g} alone"
+                remedy = "(a normalisation over the batch?); explain one image at a time"
+                if not several:
+                    must = "give an image the same score whenever it is run"
+                    but = f"gave image {image} {among.item():.4g} and then {alone.item():.4g}"
+                    remedy = "(a counter, or random numbers that go on?); put back what it remembers, or use gradcam"
+                raise DependentImagesError(f"model must {must}, but {but} {remedy}")
+
+    def check_width(self, logits: Tensor | None) -> None:
+        """Refuse scores for other classes than those of the unperturbed images: some input says what they are."""
+        known = self.forward.logits
+        if self.inputs.others and known is not None and logits is not None and logits.shape[1] != known.shape[1]:
+            _refuse_shared(self.inputs.others)
+
+
+class DependentRowsError(Exception):
+    """A row has another score among others than alone."""
+
+
+class DependentImagesError(ModelError):
+    """An image has another score among the others than alone."""
+
+
+def check_other_inputs(forward: Forward, resolved: ResolvedTarget, settings: RuntimeSettings) -> None:
+    """Refuse an input that seems to have a row for each image, but belongs to all of them.
+
+    Perturbed images are given the rows of the images that they are made of; so the first image, with its rows alone,
+    has to have the score that it has among the others. If the network takes no other number of images, the image is
+    repeated to fill the batch.
+    """
+    inputs = forward.inputs
+    rows = [way for way in inputs.others if inputs.goes_with_images(way)]
+    if not rows or len(inputs) == 1:
+        return
+    for count in (1, len(inputs)):
+        first = torch.zeros(count, dtype=torch.long, device=inputs.x.device)
+        try:
+            score = resolved.scores_in(first, inputs.rows(first).call(forward.model))[:1]
+        except Exception as error:  # whatever it is, the image does not go with what it was given
+            if came_by_signal(error):
+                raise
+            continue
+        if agree(score, resolved.score[:1], inputs.x, settings, forward.scale(resolved)):
+            return
+        break
+    _refuse_shared(rows)
+
+
+def _refuse_shared(ways: Iterable[Path]) -> NoReturn:
+    remedy = f"name inputs of no single image (of {', '.join(map(dotted, ways))}) in explain.Inputs(..., shared=...)"
+    raise ModelError(f"model must score each image the same in any batch, but does not; {remedy}")
+
+
+Add = Callable[[], None]
+"""Adds the results of a batch to what there is, when all of its work has succeeded."""
+
+
+class TargetAccumulators:
+    """The accumulators of one target for a stream, by the needs that they answer."""
+
+    def __init__(
+        self, stream: Stream, context: RerunContext, resolved: ResolvedTarget, names: Mapping[Any, Sequence[str]]
+    ) -> None:
+        self.resolved, self._names, self._context = resolved, names, context
+        self._of: dict[NeedAtLayer, Accumulator] = {}
+        for need in stream.needs:
+            reducer: Reducer = need.kind.reducer  # type: ignore[attr-defined]
+            self._of[need] = reducer.begin(context.evidence(resolved, need.layer, need.input))
+
+    def read(self, images: Tensor, numbers: Tensor, evidence_of: EvidenceLookup) -> Add:
+        """Read what the unfinished accumulators need from the evidence on these rows."""
+        given = {need: evidence_of(need.layer, need.input) for need in self._unfinished}
+        values = {need: need.kind.method(evidence) for need, evidence in given.items()}  # type: ignore[attr-defined]
+
+        def add() -> None:
+            for need, found in values.items():
+                self._of[need].add(images, numbers, found[: len(numbers)])
+
+        return add
+
+    def read_output(self, images: Tensor, numbers: Tensor, output: Any) -> Add:
+        """The same from the output for rows of the first of ``images``; behind the rows with numbers may be others."""
+        forward, resolved, count = self._context.forward, self.resolved, len(images)
+        logits = None if forward.logits is None else at_least_float32(find_logits(output, count).detach())
+        classes = None if resolved.classes is None else resolved.classes[images]
+        x = self._context.inputs.x[images[:1]].expand(count, *self._context.inputs.x.shape[1:])
+        about = x, resolved.scores_in(images, output), classes, resolved.name, forward.grids, logits
+        evidence = Evidence(*about, find_outputs=self._context.evidence(resolved, None).find_outputs)
+        return self.read(images[: len(numbers)], numbers, lambda *place: evidence)
+
+    @property
+    def _unfinished(self) -> list[NeedAtLayer]:
+        """The needs that use more rows: those that share a stream get no more than they would alone."""
+        return [need for need, accumulator in self._of.items() if not accumulator.enough()]
+
+    def enough(self) -> bool:
+        return not self._unfinished
+
+    def results(self, *, partial: bool) -> dict[NeedAtLayer, Any]:
+        """The results; ``partial`` ones, of those that have one, where not all rows have come."""
+        found = {need: each.partial() if partial else each.result() for need, each in self._of.items()}
+        return {need: result for need, result in found.items() if result is not None or not partial}
+
+    def maps(self) -> dict[str, Tensor]:
+        """The maps that there are so far, by the methods that need them."""
+        found = [(self._names.get(need, ()), each.so_far()) for need, each in self._of.items()]
+        return {name: values for names, values in found if values is not None for name in names}
+
+    def needed(self, owners: Tensor) -> Tensor | None:
+        """Which rows, of images ``(P,)``, are still needed; None for all of them."""
+        done = [self._of[need].done() for need in self._unfinished]
+        known = [each for each in done if each is not None]
+        if not done or len(known) < len(done):
+            return None
+        finished = torch.stack(known).all(0)
+        return ~finished.to(owners.device)[owners] if bool(finished.any()) else None

@@ -27,13 +27,19 @@ from explain._utils.signals import came_by_signal
 from explain.data.inputs import Inputs, Path, dotted
 from explain.engine import settings as runtime
 from explain.engine.collectors import explained_blocks, with_first
-from explain.engine.forward import ResolvedTarget
+from explain.engine.forward import (
+    Add,
+    DependentImagesError,
+    DependentRowsError,
+    RerunContext,
+    ResolvedTarget,
+    TargetAccumulators,
+)
 from explain.engine.incremental import IncrementalInference
 from explain.engine.needs import EvidenceLookup, Need, NeedAtLayer, RowOrigin
 from explain.engine.perturbations import Attributor, Perturbation, PerturbedRows, Scores
 from explain.engine.plan import Plan, Stream
 from explain.engine.replay import Overwriting, PrefixRecorder, ReachedError, Replay, Tape
-from explain.engine.rerun_context import Add, DependentImagesError, DependentRowsError, RerunContext, TargetAccumulators
 from explain.engine.settings import BatchSizeTuner, Precision, RuntimeSettings
 from explain.hooks import HookGroup
 from explain.hooks.interventions import rows_of

@@ -14,7 +14,7 @@ from torch.autograd.graph import Node, register_multi_grad_hook
 
 from explain._utils.errors import HookError
 from explain.hooks.guard import call, guarded, site_of
-from explain.hooks.handles import Handle, Hook, Hooks
+from explain.hooks.module_hooks import Handle, Hook, Hooks
 
 
 class GraphHooks(Hooks):

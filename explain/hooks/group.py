@@ -3,8 +3,7 @@
 from explain._utils.errors import warn
 from explain._utils.signals import SignalSafe, at_fork, unsplit
 from explain.hooks.graph_hooks import GraphHooks
-from explain.hooks.handles import unfired_hooks_message
-from explain.hooks.module_hooks import ModuleHooks, StateHooks
+from explain.hooks.module_hooks import ModuleHooks, StateHooks, unfired_hooks_message
 from explain.hooks.preserve import is_under_way
 
 

@@ -10,8 +10,7 @@ sheets     contact sheets and tables of pictures, also as matplotlib figures
 from typing import TYPE_CHECKING
 
 from explain._utils.errors import getattr_of
-from explain.render.films import film
-from explain.render.overlays import overlay
+from explain.render.overlays import film, overlay
 from explain.render.styles import Contour, Heat, Mask, Spotlight
 
 __all__ = ["Contour", "Heat", "Mask", "Spotlight", "film", "overlay"]

@@ -36,14 +36,13 @@ torch.Size([1])
 from typing import TYPE_CHECKING
 
 from explain._utils.errors import getattr_of
-from explain.targets.answers import Answer
 from explain.targets.base import Target
 from explain.targets.classes import BinaryLogit, ClassTarget, Similarity, TopClass
 from explain.targets.detections import Detections
 from explain.targets.functions import ScoreTarget
 from explain.targets.regions import Segmentation
 from explain.targets.resolve import Difference, as_target
-from explain.targets.texts import Text
+from explain.targets.texts import Answer, Text
 
 __all__ = [
     "Answer", "BinaryLogit", "ClassTarget", "Detections", "Difference", "ScoreTarget", "Segmentation", "Similarity",

@@ -1,15 +1,18 @@
-"""A text as the target: how similar an image-text model (CLIP, SigLIP and their relatives) finds a photo and a text.
+"""Words as the target: a text that an image-text model compares with a photo, or an answer that a model gives to it.
 
-Such a model is known by what it can do: ``get_image_features`` and ``get_text_features`` as in transformers, or
-``encode_image`` and ``encode_text`` as in open_clip. `image_scorer` makes a model of photos alone of it, with the
-scores of some texts as its output: that is what is explained.
+The first kind (CLIP, SigLIP and their relatives) is known by what it can do: ``get_image_features`` and
+``get_text_features`` as in transformers, or ``encode_image`` and ``encode_text`` as in open_clip. `image_scorer` makes
+a model of photos alone of it, with the scores of some texts as its output: that is what is explained.
+
+The second kind (LLaVA, PaliGemma, BLIP and their relatives) takes ``pixel_values`` and ``input_ids``, and gives logits
+of the next token ``(N, L, V)``. The answer is put behind the prompt, and one pass gives the probability of each token.
 """
 
 import copy
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -21,7 +24,7 @@ from explain._utils.errors import ModelError, TargetError, quiet, shown
 from explain.data.inputs import Inputs
 from explain.hooks import HookGroup
 from explain.hooks.preserve import untouched
-from explain.targets.base import Picked, Target, described, unsuitable
+from explain.targets.base import Picked, Target, described, find_tensor, unsuitable
 
 _PAIRS = (("get_image_features", "get_text_features"), ("encode_image", "encode_text"))
 TokenIds = tuple[int, ...]
@@ -210,16 +213,16 @@ def _scores(scorer: nn.Module, scored: _Scored, x: torch.Tensor, /, **words: tor
     """The output of a scorer: logits of labels ``(N, K)``, and of each text ``(N, 1, 1)``, which is no class."""
     photos = F.normalize(_pooled(_functions(scorer)[0](x)), dim=-1)  # type: ignore[index]
     labels = scored.labels
-    output = {} if labels is None else {"logits": _logits(scorer, photos @ labels.to(photos).T)}
+    output = {} if labels is None else {"logits": _similarity(scorer, photos @ labels.to(photos).T)}
     for name, features in scored.known.items():
         texts = features.to(photos)
         if name in words:
             texts = F.normalize(scored.words[name].features(scorer, words[name]), dim=-1)
-        output[name] = _logits(scorer, (photos * texts).sum(-1))[:, None, None]
+        output[name] = _similarity(scorer, (photos * texts).sum(-1))[:, None, None]
     return output
 
 
-def _logits(model: nn.Module, cosine: torch.Tensor) -> torch.Tensor:
+def _similarity(model: nn.Module, cosine: torch.Tensor) -> torch.Tensor:
     """The model's logits of cosines, by the parameters that CLIP, SigLIP or ALIGN have for it."""
     scale, bias, temperature = (getattr(model, name, None) for name in ("logit_scale", "logit_bias", "temperature"))
     if isinstance(scale, torch.Tensor):
@@ -314,3 +317,186 @@ def words_of(tokens: Sequence[str]) -> list[list[int]]:
         if token:
             words[-1].append(place)
     return words
+
+
+LONGEST = 32  # tokens of a model's own answer
+
+
+@dataclass(frozen=True)
+class Answer(Target):
+    """The log-probability that an image-to-text model gives an answer, or one word of it, after photo and prompt.
+
+    The inputs are what the model's processor makes of both: a mapping with "pixel_values" ``(N, C, H, W)`` and
+    "input_ids" ``(N, L)``, the prompt. All targets of one call must be about the same answer.
+
+    Args:
+        text: the answer, or the ids of its tokens; None is the model's own to a single photo: the most probable tokens,
+            one after the other, to the end or at most 32.
+        word: explain the word with this number alone, counted from 0, after the words before it.
+        words: whether the words of the prompt, and of the answer before each word, are explained together with the
+            photo. The attribution then has them in ``words``, and ``shares`` says how much the photo has.
+
+    Raises:
+        TargetError: no text and no ids, or no such word.
+
+    >>> Answer("a cat on a sofa", word=1).name
+    'word 1 of a cat on a sofa'
+    """
+
+    text: str | TokenIds | None = None
+    word: int | None = None
+    words: bool = False
+
+    def __post_init__(self) -> None:
+        if self.text is not None:
+            object.__setattr__(self, "text", check_text(self.text))
+        if self.word is not None and (type(self.word) is not int or self.word < 0):
+            raise TargetError(f"word must be the number of a word from 0, got {shown(self.word)}; None is all of them")
+
+    @property
+    def name(self) -> str:
+        whole = "the model's answer" if self.text is None else named_text(self.text)
+        return whole if self.word is None else f"word {self.word} of {whole}"
+
+    def pick(self, output: Any, count: int) -> Picked:
+        found = output.get("answer") if isinstance(output, Mapping) else None
+        if found is None:
+            raise unsuitable(repr(self.name), "logits of the next token (N, L, V) for input_ids", output)
+        if self.word is not None and self.word >= found.shape[1]:
+            raise TargetError(f"word must be one of the answer's {found.shape[1]} words, got {self.word}; count from 0")
+        return (found.sum(1) if self.word is None else found[:, self.word]), None
+
+
+def with_answers(model: nn.Module, inputs: Inputs, targets: Sequence[Target]) -> Prepared:
+    """Prepare a model and its inputs for the answers in targets, and say what the tokens of explained words are.
+
+    Raises:
+        ModelError: the model reads its answer from both sides, or gives no logits of tokens.
+    """
+    answers = list(targets_in(tuple(targets), Answer))
+    if not answers:
+        return model, inputs, {}
+    if len({answer.text for answer in answers}) > 1:
+        raise TargetError(f"targets must be about one answer, got {answers[0].name!r} and others; make two calls")
+    prompt = inputs.kwargs.get("input_ids")
+    if not isinstance(prompt, torch.Tensor) or prompt.ndim != 2 or len(prompt) != len(inputs):
+        got = f'{inputs}; use explain.attribute(model, dict(processor(images=photo, text=prompt, return_tensors="pt")))'
+        raise TargetError(f'inputs must have the prompt of each photo as "input_ids" (N, L) for an answer, got {got}')
+    ids = _ids(model, inputs, answers[0])
+    longer = _behind(inputs, ids)
+    with torch.no_grad(), untouched(model):
+        alone, all_of_it = _logits(inputs.call(model), len(prompt)), _logits(longer.call(model), len(prompt))
+        layer, embedded = find_embedding(model, longer.kwargs["input_ids"], lambda: longer.call(model))
+    last = all_of_it[:, -len(ids) - 1]
+    if not torch.allclose(alone[:, -1], last, rtol=1e-3, atol=1e-3 * float(last.abs().max())):
+        remedy = "give the argument that marks the answer, such as token_type_ids"
+        raise ModelError(f"model must predict words from those before, {type(model).__name__} looks behind; {remedy}")
+    numbers, patches = longer.kwargs["input_ids"][0].tolist(), _image_ids(model)
+    names = token_names(tokenizer_of(model), numbers)
+    tokens = tuple("" if number in patches else name for number, name in zip(numbers, names, strict=True))
+    written = token_names(tokenizer_of(model), list(ids))
+    words = words_of(written) if any(written) else [[place] for place in range(len(ids))]
+    answered = copy.copy(model)  # its modules, parameters and hooks are those of the model
+    answered.forward = partial(_log_probabilities, answered, model.forward, layer, ids, words)
+    answered.joint_tokens = _joint_tokens(model, longer, len(ids))  # type: ignore[assignment]
+    if not any(answer.words for answer in answers):
+        return answered, longer, {}
+    given = {**longer.kwargs, "words": embedded.to(inputs.x)}
+    explained = Inputs(longer.args, given, [inputs.path, "words"], inputs.shared)
+    return answered, explained, {"words": tokens}
+
+
+def _log_probabilities(
+    model: nn.Module, run: Callable[..., Any], layer: str, ids: TokenIds, parts: list[list[int]], /, *args: Any,
+    words: torch.Tensor | None = None, **kwargs: Any,
+) -> dict[str, torch.Tensor]:  # fmt: skip
+    """The log-probability of each word of the answer, ``(N, W)``.
+
+    ``ids`` are its tokens, which ``parts`` puts together to words; ``words`` take the place of what ``layer`` embeds.
+    """
+    with HookGroup(model) as group:
+        if words is not None:
+            group.forward(layer, lambda module, given, output: words)
+        output = run(*args, **kwargs)
+    count = len(kwargs["input_ids"])
+    logits = _logits(output, count)[:, -len(ids) - 1 : -1]
+    tokens = torch.tensor(ids, device=logits.device).expand(count, -1)
+    found = logits.log_softmax(-1).gather(-1, tokens[..., None])[..., 0]
+    return {"answer": torch.stack([found[:, places].sum(1) for places in parts], 1)}
+
+
+def _joint_tokens(model: nn.Module, inputs: Inputs, answered: int) -> tuple[Any, ...] | None:
+    """What `Grids` says of a photo's tokens before those of an answer, if the prompt has a place for each of them.
+
+    It is the number of all tokens, where those of the photo are and those that the answer's are read from, and how the
+    photo's lie, where neighbouring patches make one token.
+    """
+    ids, packed = inputs.kwargs["input_ids"], inputs.kwargs.get("image_grid_thw")
+    of_photo = torch.isin(ids, torch.tensor(_image_ids(model), device=ids.device))
+    places, length, size = of_photo[0].nonzero()[:, 0].tolist(), ids.shape[1], None
+    if not places or not bool((of_photo == of_photo[0]).all()):
+        return None
+    if packed is not None:
+        _, rows, columns = packed[0].tolist()
+        merge = round((rows * columns / len(places)) ** 0.5)
+        size = rows // merge, columns // merge
+    return length, places, range(length - answered - 1, length - 1), size
+
+
+def _logits(output: Any, count: int) -> torch.Tensor:
+    found: torch.Tensor | None = find_tensor(output, count, (3,), ("logits",))
+    if found is None:
+        raise unsuitable("answer", "logits of the next token (N, L, V) for input_ids", output)
+    return found
+
+
+def _behind(inputs: Inputs, ids: TokenIds) -> Inputs:
+    """The inputs with tokens behind the prompt, in all that has a number for each of its tokens."""
+    prompt = inputs.kwargs["input_ids"]
+    more = torch.tensor(ids, dtype=prompt.dtype, device=prompt.device).expand(len(prompt), -1)
+    fill = {"input_ids": more, "attention_mask": torch.ones_like(more), "token_type_ids": torch.ones_like(more)}
+    longer = dict(inputs.kwargs)
+    for name, each in inputs.kwargs.items():
+        if isinstance(each, torch.Tensor) and each.shape == prompt.shape:
+            longer[name] = torch.cat([each, fill.get(name, torch.zeros_like(more)).to(each)], 1)
+    return replace(inputs, kwargs=longer, explained=list(inputs.paths))
+
+
+def _ids(model: nn.Module, inputs: Inputs, answer: Answer) -> TokenIds:
+    """The ids of an answer's tokens."""
+    if answer.text is None:
+        return _own_answer(model, inputs)
+    if not isinstance(answer.text, str):
+        return answer.text
+    tokenizer = need_tokenizer(model, f"the answer {answer.text!r}")
+    return tuple(tokenizer(answer.text, add_special_tokens=False)["input_ids"])
+
+
+def _own_answer(model: nn.Module, inputs: Inputs) -> TokenIds:
+    """The most probable tokens, one after the other, up to one that ends the answer."""
+    if len(inputs) > 1:
+        raise TargetError(f"x must hold one photo for the model's own answer, got {len(inputs)}; explain one at a time")
+    configs = [getattr(model, "generation_config", None), getattr(model, "config", None)]
+    configs.append(getattr(configs[1], "text_config", None))
+    ends = {end for c in configs for end in _as_list(getattr(c, "eos_token_id", None))}
+    ends |= set(_as_list(getattr(tokenizer_of(model), "eos_token_id", None)))
+    found: TokenIds = ()
+    with torch.no_grad(), untouched(model):
+        while len(found) < LONGEST:
+            scores = _logits((_behind(inputs, found) if found else inputs).call(model), 1)[0, -1].clone()
+            scores[_image_ids(model)] = -torch.inf  # these stand for patches
+            best = int(scores.argmax())
+            if best in ends and found:
+                break
+            found += (best,)
+    return found
+
+
+def _image_ids(model: nn.Module) -> list[int]:
+    """The ids of tokens that stand for patches."""
+    config = getattr(model, "config", None)
+    return [i for name in ("image_token_id", "image_token_index") for i in _as_list(getattr(config, name, None))]
+
+
+def _as_list(value: Any) -> list[int]:
+    return value if isinstance(value, list) else [] if value is None else [value]

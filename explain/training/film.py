@@ -18,7 +18,7 @@ from explain.attribution.pictures import Look, percent
 from explain.data.files import Files
 from explain.data.images import ImageLike, load_image
 from explain.render.captions import caption, enlargement
-from explain.render.films import moving
+from explain.render.overlays import moving
 from explain.render.sheets import Group, Layout, Tile, as_picture, empty, evenly_spread, sheet
 from explain.render.styles import StyleLike
 from explain.runs.reading import Row

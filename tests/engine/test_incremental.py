@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import explain
+from explain.engine.forward import RerunContext
 from explain.engine.incremental import IncrementalPass, changed_box
-from explain.engine.rerun_context import RerunContext
 from explain.hooks import Ablate
 from explain.methods import Occlusion
 
