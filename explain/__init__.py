@@ -108,29 +108,14 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
+    # isort: off
     from explain._utils.errors import (
-        AppError,
-        ArgumentError,
-        BaselineError,
-        ExplainError,
-        ExplainWarning,
-        FolderError,
-        HookError,
-        ImageError,
-        LabelsError,
-        LayerError,
-        MethodError,
-        MetricError,
-        ModelError,
-        NotRecordedError,
-        OutputError,
-        PhotoError,
-        PhotosError,
-        RecordError,
-        RunError,
-        TargetError,
-        UnusedLayerError,
+        AppError, ArgumentError, BaselineError, ExplainError, ExplainWarning, FolderError, HookError, ImageError,
+        LabelsError, LayerError, MethodError, MetricError, ModelError, NotRecordedError, OutputError, PhotoError,
+        PhotosError, RecordError, RunError, TargetError, UnusedLayerError,
     )  # fmt: skip
+
+    # isort: on
     from explain.attribution.api import applicable_methods, attribute, cite, plan
     from explain.attribution.concepts import Concepts, find_concepts
     from explain.attribution.result import Attribution

@@ -124,7 +124,7 @@ print(repaired)
 # torch. ``save`` writes it, with a page that has the table above and two pictures. The
 # first shows the mark:
 
-from explain.insight.repaired import maps, marks
+from explain.insight.repair import maps, marks
 
 print([path.name for path in repaired.save(folder / "repaired.pt")])
 print(repaired.model)

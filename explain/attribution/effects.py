@@ -25,8 +25,7 @@ from explain.engine.plan import Plan
 from explain.engine.settings import Progress, RuntimeSettings
 from explain.hooks import HookGroup, Intervention, capture
 from explain.hooks.attention_parts import head_count
-from explain.hooks.layer_names import Where, find_places, select_places
-from explain.hooks.layer_units import Layout
+from explain.hooks.layer_names import Layout, Where, find_places, select_places
 from explain.hooks.preserve import untouched
 from explain.hooks.unwrap import modules_of, submodule, unwrapped
 from explain.layers import default_layer

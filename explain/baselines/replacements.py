@@ -10,9 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from explain._utils.errors import ArgumentError, BaselineError, shown
-from explain._utils.options import register_reader
+from explain._utils.options import MethodSpec, SpecError, read_written, register_reader
 from explain._utils.random_numbers import normal, seeded
-from explain._utils.specs import MethodSpec, SpecError, read_written
 from explain._utils.spelling import did_you_mean
 from explain.baselines.base import Baseline, Cover, Preprocess, check_mask, known, register, scale_of
 

@@ -2,14 +2,11 @@
 
     commands    the commands and their options, as ``commands.toml`` describes them, and their parsers
     output      lines or one JSON document, errors, notes; exit codes; a bar with the time that is left
-    arguments   what options mean together: methods, metrics, baselines, budgets; options without effect
-    each        photos and models by the names that were typed; the same work for each of several photos
-    explaining  `explain PHOTO`
+    arguments   photos and models by the names that were typed, the same work for each of several photos; what options
+                mean together: methods, metrics, baselines, budgets; options without effect
+    explaining  `explain PHOTO`, `explain layers`, `inspect`, `concepts`, `trace`
     running     `explain run`, `export`, `insight`, `repair`, `film`, `serve`
-    viewing     `explain layers`, `inspect`, `concepts`, `trace`
-    listing     `explain methods`, `metrics`, `models`, `version`
-    listed      methods and metrics in plain values, without torch
-    completing  `explain completion`
+    listed      `explain methods`, `metrics`, `models`, `version`, without torch; `explain completion`
 
 To add a command, describe it in ``commands.toml``, and write its function. The module of a command is loaded when it
 runs, so that those that need no torch do not wait for it.

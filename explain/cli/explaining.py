@@ -1,4 +1,4 @@
-"""`explain PHOTO`: explanations, written as pictures, values, records and pages."""
+"""`explain PHOTO`, and what else is shown of photos and models: `explain layers`, `inspect`, `concepts`, `trace`."""
 
 import argparse
 import json
@@ -8,28 +8,28 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from PIL.Image import Image
+from PIL import Image
 
 import explain
+from explain import layers
 from explain._utils.errors import ExplainError, TargetError, naming, printable
 from explain._utils.progress import duration
+from explain.attribution import effects
 from explain.attribution.api import MANY, select
 from explain.attribution.pictures import percent, sentence
 from explain.attribution.records import digest
 from explain.baselines.replacements import get_baseline
 from explain.cli import arguments as args
-from explain.cli.arguments import with_baseline
 from explain.cli.commands import UsageError
-from explain.cli.each import PhotoResult, PhotoSource, blaming, for_all, load_explainer, photos_of, read_photo
 from explain.cli.output import DONE, Output, ProgressBar
 from explain.data.files import Files, slug
-from explain.explanation.comparing import compare
+from explain.explanation.explanation import compare
 from explain.methods import Method
 from explain.methods.base import get_method
 from explain.report import pages
@@ -62,7 +62,7 @@ def explain_photos(options: argparse.Namespace, answer: Output) -> int:
     for each in [first, *others]:
         each.sheet, each.alone = first.sheet, not others
     work = partial(_compare, [first, *others]) if others else first
-    code = for_all(first.photos, work, answer, "explained", options.output)
+    code = args.for_all(first.photos, work, answer, "explained", options.output)
     return first.write_sheet() or code
 
 
@@ -85,16 +85,16 @@ class _Work:
         self.group = max(groups, default=None)  # what the model chooses more methods by
         metrics = args.checked_metrics(options)
         baseline = args.checked_baseline(options, None if groups else [*named, *metrics])
-        self.photos = photos_of(options)
-        self.explainer = load_explainer(options, answer)
+        self.photos = args.photos_of(options)
+        self.explainer = args.load_explainer(options, answer)
         labels = self.explainer.categories
         self.baseline = None if baseline is None else get_baseline(baseline, self.explainer.preprocess)
-        self.named: list[Method] = [with_baseline(each, self.baseline) for each in named]
-        self.metrics: list[Metric] = [with_baseline(each, self.baseline) for each in metrics]
+        self.named: list[Method] = [args.with_baseline(each, self.baseline) for each in named]
+        self.metrics: list[Metric] = [args.with_baseline(each, self.baseline) for each in metrics]
         self.targets = [*(targets_of(options.target, labels) or ()), *map(Text, options.text or ())] or None
         self.of_one = len(self.targets or ()) == 1  # whether the names of files have it
         classes = self.targets and [e.name if isinstance(e, Text) else _class_of(e, labels) for e in self.targets]
-        with blaming(options.model):
+        with args.blaming(options.model):
             self.request = request_of(
                 self.explainer, self.named, self.group, options.top_k or classes, layer=options.layer,
                 fuse=options.fuse, bf16=options.bf16, composite=options.composite,
@@ -112,10 +112,10 @@ class _Work:
             told = f"the pages have no curves, as there are more than {FEW} photos; --curves computes them"
             self.answer.note(told, once=True)
 
-    def __call__(self, source: PhotoSource, stem: str, bar: ProgressBar) -> PhotoResult:
+    def __call__(self, source: args.PhotoSource, stem: str, bar: ProgressBar) -> args.PhotoResult:
 
         options = self.options
-        photo = read_photo(source, self.answer)
+        photo = args.read_photo(source, self.answer)
         stem += f"-{self.name}" if options.model else ""
         if options.skip_existing:
             count = options.top_k or len(self.targets or [None])
@@ -128,7 +128,7 @@ class _Work:
         methods: list[str | Method] = [*self.named, *self.chosen]
         tables: list[Table] = []
         verdicts: list[Verdict] = []
-        with blaming(options.model):
+        with args.blaming(options.model):
             explanation = self.explainer(
                 photo, methods, targets=self.targets, layer=options.layer, top_k=options.top_k, fuse=options.fuse,
                 batch_size=options.batch_size, precision="bf16" if options.bf16 else "full", progress=bar.runs,
@@ -152,10 +152,10 @@ class _Work:
         self.explanation = explanation
         return _result(source, explanation, list(map(str, written)), tables, verdicts)
 
-    def _of_group(self, group: str, photo: Image) -> list[Method]:
+    def _of_group(self, group: str, photo: Image.Image) -> list[Method]:
         """Choose methods for the model by a photo, and say which are left out."""
         options, explainer = self.options, self.explainer
-        with blaming(options.model):
+        with args.blaming(options.model):
             selection = select(
                 explainer.model, explainer.as_input(photo), group, layer=options.layer,
                 target=self.targets[0] if self.targets else None, categories=explainer.categories,
@@ -171,9 +171,11 @@ class _Work:
             self.answer.note(told)
         own = args.with_rules(map(get_method, selection.methods), options.composite)
         chosen = args.within_budget((each for each in dict.fromkeys(own) if each.name not in names), options)
-        return [with_baseline(each, self.baseline) for each in chosen]
+        return [args.with_baseline(each, self.baseline) for each in chosen]
 
-    def _evaluated(self, found: explain.Explanation, photo: Image, methods: Sequence[str | Method]) -> "list[Table]":
+    def _evaluated(
+        self, found: explain.Explanation, photo: Image.Image, methods: Sequence[str | Method]
+    ) -> "list[Table]":
         """Evaluate the maps of each target; the methods run again where a metric needs it."""
         from explain.metrics import ReattributionMetric
 
@@ -232,7 +234,7 @@ class _Work:
         return DONE
 
 
-def _compare(works: Sequence[_Work], source: PhotoSource, stem: str, bar: ProgressBar) -> PhotoResult:
+def _compare(works: Sequence[_Work], source: args.PhotoSource, stem: str, bar: ProgressBar) -> args.PhotoResult:
     """Explain a photo by several models: without a target, all of them for the best class of the first."""
     results, found = [], dict[str, explain.Explanation]()
     options = works[0].options
@@ -253,15 +255,15 @@ def _compare(works: Sequence[_Work], source: PhotoSource, stem: str, bar: Progre
     lines = [*(line for each in results for line in each.lines), *(f"  {line}" for line in comparison.lines)]
     document = {**comparison.summary, "image": str(source), "files": written, "by_model": [e.found for e in results]}
     every = [file for each in results for file in each.files]
-    return PhotoResult(
+    return args.PhotoResult(
         document, [*lines, *(f"  wrote {file}" for file in written)], [*every, *written],
         summary="; ".join(comparison.lines),
     )  # fmt: skip
 
 
 def _result(
-    source: PhotoSource, explanation: explain.Explanation, files: list[str], *about: "Sequence[Table | Verdict]"
-) -> PhotoResult:
+    source: args.PhotoSource, explanation: explain.Explanation, files: list[str], *about: "Sequence[Table | Verdict]"
+) -> args.PhotoResult:
     """What is printed of a photo, and its part of the document, with the tables and verdicts about each target."""
     lines, width = [], max((len(printable(label)) for label, _ in explanation.predictions), default=0)
     for (label, probability), each in zip(explanation.predictions, explanation.predicted, strict=True):
@@ -288,7 +290,7 @@ def _result(
                 lines += [f"  {target}"] if len(several) > 1 else []
                 lines += [f"  {line}" for line in str(one).splitlines()]
                 summary += _in_brief(key, one)
-    return PhotoResult(found, lines, files, summary=" · ".join(filter(None, summary)))
+    return args.PhotoResult(found, lines, files, summary=" · ".join(filter(None, summary)))
 
 
 def _in_brief(key: str, found: Any) -> list[str]:
@@ -343,9 +345,9 @@ def request_of(
 
 
 def finished(
-    folder: str, source: PhotoSource, stem: str, request: dict[str, Any], targets: int, photo: Image,
+    folder: str, source: args.PhotoSource, stem: str, request: dict[str, Any], targets: int, photo: Image.Image,
     formats: tuple[str, str] = ("png", "npy"),
-) -> PhotoResult | None:  # fmt: skip
+) -> args.PhotoResult | None:  # fmt: skip
     """Return what to say of a photo whose results are all in a folder, or None where some are missing.
 
     There must be a record of these very pixels and of this request, with its values and picture, for each method and as
@@ -372,7 +374,7 @@ def finished(
         return None
     about = {"image": str(source), "files": files, "records": list(found.values()), "skipped": True}
     told = "skipped: its results are there"
-    return PhotoResult(about, [f"  {told}"], skipped=True, summary=told)
+    return args.PhotoResult(about, [f"  {told}"], skipped=True, summary=told)
 
 
 def _place(path: str | Path | None) -> str | None:
@@ -385,3 +387,71 @@ def _answers(record: dict[str, Any], request: dict[str, Any]) -> bool:
     if request["group"] is None:
         before, request = ({**each, "methods": each["methods"].get(method)} for each in (before, request))
     return before.keys() == request.keys() and all(alike(key, before[key], value) for key, value in request.items())
+
+
+def draw_concepts(options: argparse.Namespace, answer: Output) -> int:
+    """Draw the concepts of each photo."""
+    photos, explainer = args.photos_of(options), args.load_explainer(options, answer)
+
+    def work(source: args.PhotoSource, stem: str, bar: ProgressBar) -> args.PhotoResult:
+        photo = args.read_photo(source, answer)
+        with args.blaming(options.model):
+            found = explainer.concepts(photo, options.count, layer=options.layer)
+        written = [str(path) for path in found.save(options.output, stem=stem, overwrite=options.force)]
+        document = {"image": str(source), "files": written, "layer": found.concepts.layer, "concepts": found.labels}
+        lines = [*(f"  {name}" for name in found.labels), *(f"  wrote {file}" for file in written)]
+        return args.PhotoResult(document, lines, written, summary=", ".join(found.labels))
+
+    return args.for_all(photos, work, answer, "drew", options.output)
+
+
+def inspect(options: argparse.Namespace, answer: Output) -> int:
+    """Print the outputs of all layers for each photo."""
+    photos, explainer = args.photos_of(options), args.load_explainer(options, answer)
+
+    def work(source: args.PhotoSource, stem: str, bar: ProgressBar) -> args.PhotoResult:
+        photo = args.read_photo(source, answer)
+        with args.blaming(options.model):
+            found = explainer.inspect(photo)
+        first = found.first_nonfinite
+        lines = [*str(found).split("\n"), *([] if first is None else [f"first NaN or infinity: {first.name}"])]
+        return args.PhotoResult({"image": str(source), "layers": [asdict(row) for row in found.rows]}, lines)
+
+    return args.for_all(photos, work, answer, "inspected")
+
+
+def trace(options: argparse.Namespace, answer: Output) -> None:
+    """Patch each part of a network from the first photo into the second, and print the effects."""
+    if len(options.images) != 2:
+        raise UsageError(f"two photos must be named, CLEAN and CORRUPTED, got {len(options.images)}")
+    explainer = args.load_explainer(options, answer)
+    clean, corrupted = (explainer.as_input(args.read_photo(args.source_of(name), answer)) for name in options.images)
+    with args.blaming(options.model):
+        found = effects.trace(
+            explainer.model, clean, corrupted, options.at, layers=options.layer, categories=explainer.categories,
+            target=target_of(options.target, explainer.categories), batch_size=options.batch_size,
+        )  # fmt: skip
+    document, wrote = found.to_dict(), []
+    if options.output is not None:
+        files = Files(options.output, overwrite=options.force)
+        files.add_picture("trace.png", found.picture())
+        document["files"] = list(map(str, files.write()))
+        wrote = [f"wrote {path}" for path in document["files"]]
+    answer.add(document)
+    answer.say(*str(found).split("\n"), *wrote)
+
+
+def list_layers(options: argparse.Namespace, answer: Output) -> None:
+    """List the layers of a model by the names of their calls for one photo."""
+    if len(options.images) > 1:
+        raise UsageError(f"layers are listed for one photo, got {len(options.images)}; name one, or none")
+    explainer = args.load_explainer(options, answer)
+    photos = [args.read_photo(args.source_of(name), answer) for name in options.images]
+    x = explainer.as_input(*photos or [Image.new("RGB", (256, 256), "gray")])
+    with args.blaming(explainer.name):
+        chosen, calls = layers.default_layer(explainer.model, x), layers.list_layers(explainer.model, x)
+    for call in calls:
+        grid, default = None if call.grid is None else str(call.grid), call.label == chosen
+        answer.add({"name": call.label, "kind": call.kind, "shape": list(call.shape), "map": grid, "default": default})
+        end = (f"{grid} map" if grid else "") + (" (default)" if default else "")
+        answer.say(f"{printable(call.label):<32} {call.kind:<20} {call.shape!s:<24} {end}".rstrip())

@@ -11,9 +11,8 @@ from typing import Any
 
 import explain
 from explain._utils.progress import duration
-from explain.cli.arguments import checked_methods, checked_metrics, given_budget, refuse_without_effect
+from explain.cli import arguments as args
 from explain.cli.commands import UsageError, as_usage
-from explain.cli.each import ASKED, SETTINGS, blaming, load_explainer
 from explain.cli.explaining import target_of, targets_of
 from explain.cli.output import DONE, FAILED, INTERRUPTED, Output, RunProgress, notes
 from explain.data.images import photos_in
@@ -28,16 +27,21 @@ LISTED = 20  # failures that are told; the rest is in the file
 
 def run(options: argparse.Namespace, answer: Output) -> int:
     """Explain all photos of a source, and store the maps."""
-    methods, metrics = _checked(options), checked_metrics(options, boxes=True)
+    methods, metrics = _checked(options), args.checked_metrics(options, boxes=True)
     source = source_of(options.source)
-    explainer = load_explainer(options, answer)
+    explainer = args.load_explainer(options, answer)
     runner: Any = partial(run_on_ray, address=options.ray or None, actors=options.actors, gpus=options.gpus or 0.0)
     if options.ray is None:
         runner = partial(explain.run, workers=options.workers)
     line, begun = RunProgress(), time.monotonic()
     line.hidden = answer.quiet
     try:
-        with as_usage(*ASKED), closing(line), notes(answer), blaming(options.model):  # they hold for every photo
+        with (
+            as_usage(*args.ASKED),
+            closing(line),
+            notes(answer),
+            args.blaming(options.model),
+        ):  # they hold for every photo
             found = runner(
                 source, explainer, methods, output=options.output,
                 targets=targets_of(options.target, explainer.categories), top_k=options.top_k, metrics=metrics,
@@ -59,7 +63,7 @@ def run(options: argparse.Namespace, answer: Output) -> int:
 def _checked(options: argparse.Namespace) -> str | list[Method]:
     """Return the methods, or the name of a group; refuse what cannot be meant."""
     on_ray, draws = options.ray is not None, options.pictures is not None
-    refuse_without_effect(
+    args.refuse_without_effect(
         options, ("style", draws, " without --pictures"), ("force", draws, " without --pictures"),
         ("actors", on_ray, " without --ray"), ("gpus", on_ray, " without --ray"),
         ("workers", not on_ray, " with --ray"),
@@ -68,7 +72,7 @@ def _checked(options: argparse.Namespace) -> str | list[Method]:
         raise UsageError("--ray writes into a folder that all machines share; name it with --output")
     if "://" in options.output and draws:
         raise UsageError("--pictures writes beside a folder, which --output must name, but it is an address")
-    groups, methods = checked_methods(options)
+    groups, methods = args.checked_methods(options)
     if draws:
         with as_usage(explain.ExplainError):
             choice(options.pictures)
@@ -78,7 +82,7 @@ def _checked(options: argparse.Namespace) -> str | list[Method]:
         raise UsageError(f"--method {groups[0]} takes the others too, in a run; leave them out")
     if on_ray:
         raise UsageError(f"--method {groups[0]} chooses by the first photo, which --ray cannot; name the methods")
-    for name in (*given_budget(options), "composite"):
+    for name in (*args.given_budget(options), "composite"):
         if name in options.given:
             raise UsageError(f"--{name.replace('_', '-')} must be given with named methods in a run; name them")
     return groups[0]
@@ -131,15 +135,15 @@ def export(options: argparse.Namespace, answer: Output) -> None:
 def tell_insight(options: argparse.Namespace, answer: Output) -> None:
     """Summarise the maps of a run; with a model, mistakes are explained, and more can be asked for."""
     of_model = options.model is not None
-    refuse_without_effect(
+    args.refuse_without_effect(
         options, ("force", options.output is not None, " without --output"),
-        *((name, of_model, " without --model") for name in ("labels", *SETTINGS) if name != "channels"),
+        *((name, of_model, " without --model") for name in ("labels", *args.SETTINGS) if name != "channels"),
     )  # fmt: skip
     with notes(answer):
         run = explain.open_run(options.run)
     own = argparse.Namespace(**{**vars(options), "channels": None})  # here, the option is about those of a layer
-    explainer = load_explainer(own, answer) if of_model else None
-    with notes(answer), blaming(options.model):
+    explainer = args.load_explainer(own, answer) if of_model else None
+    with notes(answer), args.blaming(options.model):
         found = run.insight(
             options.method, explainer=explainer, source=options.source, channels=options.channels or 0,
             concepts=options.concepts or 0, examples=options.examples,
@@ -158,11 +162,11 @@ def repair(options: argparse.Namespace, answer: Output) -> None:
     from explain.insight import RunPhotos
     from explain.insight.repair import repair as repaired
 
-    refuse_without_effect(options, ("layer", not options.train, " with --train"))
+    args.refuse_without_effect(options, ("layer", not options.train, " with --train"))
     with notes(answer):
         run = explain.open_run(options.run)
-    explainer = load_explainer(options, answer)
-    with notes(answer), blaming(options.model):
+    explainer = args.load_explainer(options, answer)
+    with notes(answer), args.blaming(options.model):
         finding = run.insight(options.method).finding(options.finding)
         how = "train" if options.train else "project"
         made = repaired(finding, RunPhotos(run, explainer, options.source), how=how, layer=options.layer)
@@ -198,9 +202,9 @@ def serve(options: argparse.Namespace, answer: Output) -> None:
         raise UsageError(f"--port must be at most {LAST_PORT}, got {options.port}; 0 takes a free one")
     examples = _examples(options.examples)
     access = access_for(options.host)
-    usual = {**dict.fromkeys((*SETTINGS, "labels")), "crop": "center", "device": options.device}
+    usual = {**dict.fromkeys((*args.SETTINGS, "labels")), "crop": "center", "device": options.device}
     beside = (argparse.Namespace(**usual, model=name) for name in options.beside or ())
-    explainers = [load_explainer(each, answer) for each in (options, *beside)]
+    explainers = [args.load_explainer(each, answer) for each in (options, *beside)]
     with closing(Service(explainers, examples=examples)) as service:
         made = application(service, access)
         with bound(options.host, options.port) as socket:

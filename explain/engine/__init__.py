@@ -5,11 +5,11 @@
     plan            which passes gather what is needed; prints itself
     validation      what is refused before anything runs
     settings        precision, batch sizes, progress
-    forward         one forward pass: what was recorded, what the targets picked, how scores become probabilities
+    forward         one forward pass: what was recorded, what the targets picked, how scores become probabilities; what
+                    perturbed rows are made of, and checks that their scores do not depend on each other
     collectors      one answer for each kind of evidence: what is watched, differentiated and computed; and transformer
                     blocks, each read out on its own
-    replay          the operations before a layer, recorded and replayed
-    rerun_context   what perturbed rows are made of, and checks that their scores do not depend on each other
+    incremental     the operations before a layer, recorded and replayed; of perturbed rows, what has to be computed
     reruns          all perturbed rows, in batches: inputs, feature maps, tokens of transformers
     execution       a plan, run
 

@@ -30,10 +30,10 @@ from explain.data.inputs import Inputs, InputsLike, Path, as_inputs
 from explain.engine import needs
 from explain.engine.collectors import ANSWERS, WATCHES, sources
 from explain.engine.forward import Forward, RerunContext, ResolvedTarget, check_other_inputs
+from explain.engine.incremental import PrefixRecorder, Tape
 from explain.engine.needs import Backward, Concept, Evidence, EvidenceLookup, NeedAtLayer, RowOrigin, at_least_float32
 from explain.engine.perturbations import PerturbationRuns
 from explain.engine.plan import Plan
-from explain.engine.replay import PrefixRecorder, Tape
 from explain.engine.reruns import PerturbationRunner, run_streams
 from explain.engine.settings import Footprint, Precision, RuntimeSettings, autocast, mixed_precision_now
 from explain.engine.validation import alone

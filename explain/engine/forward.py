@@ -17,11 +17,10 @@ from torch import Tensor, nn
 from explain._utils.errors import ExplainError, LayerError, ModelError, TargetError, note, raised
 from explain._utils.signals import came_by_signal
 from explain.data.inputs import Inputs, Path, dotted
-from explain.engine.incremental import IncrementalInference
+from explain.engine.incremental import IncrementalInference, Tape
 from explain.engine.needs import Backward, Evidence, EvidenceLookup, NeedAtLayer, at_least_float32
 from explain.engine.perturbations import Accumulator, Reducer
 from explain.engine.plan import Stream
-from explain.engine.replay import Tape
 from explain.engine.settings import MEMORY, BatchSizeTuner, Footprint, RuntimeSettings, agree, autocast, lacks_memory
 from explain.engine.validation import alone
 from explain.hooks import inspect
@@ -37,9 +36,9 @@ from explain.relevance.gradient_rules import Coverage, Rule
 from explain.targets import ClassTarget, Target, TopClass
 from explain.targets.base import find_logits
 from explain.targets.detections import NotDetectedError
-from explain.targets.functions import Objective
 from explain.targets.layouts import reading_once
 from explain.targets.outputs import Activation, Outputs, outputs_like
+from explain.targets.resolve import Objective
 from explain.tracing.operations import Operations
 from explain.tracing.steps import Step
 from explain.tracing.table import operation_name

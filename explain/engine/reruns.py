@@ -35,11 +35,10 @@ from explain.engine.forward import (
     ResolvedTarget,
     TargetAccumulators,
 )
-from explain.engine.incremental import IncrementalInference
+from explain.engine.incremental import IncrementalInference, Overwriting, PrefixRecorder, ReachedError, Replay, Tape
 from explain.engine.needs import EvidenceLookup, Need, NeedAtLayer, RowOrigin
 from explain.engine.perturbations import Attributor, Perturbation, PerturbedRows, Scores
 from explain.engine.plan import Plan, Stream
-from explain.engine.replay import Overwriting, PrefixRecorder, ReachedError, Replay, Tape
 from explain.engine.settings import BatchSizeTuner, Precision, RuntimeSettings
 from explain.hooks import HookGroup
 from explain.hooks.interventions import rows_of

@@ -1,8 +1,8 @@
-"""`Explainer`: a photo and a model in, an `Explanation` out."""
+"""`Explainer`: a photo and a model in, an `Explanation` out; which box or region of a photo each target is."""
 
 import io
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias, Unpack, overload
 
@@ -22,12 +22,12 @@ from explain.baselines.replacements import get_baseline
 from explain.data.images import Box, ImageLike, Preprocess, load_image, locate, source_of
 from explain.engine.validation import check_inputs
 from explain.explanation import photos as several
-from explain.explanation.detections import located
 from explain.explanation.explanation import Explanation, Explanations, PhotoConcepts
 from explain.explanation.photos import AT_ONCE, Photo, PhotoRequest
 from explain.hooks import Intervention, inspect, intervene
 from explain.hooks.inspection import Inspection
 from explain.hooks.layer_names import Where
+from explain.hooks.preserve import untouched
 from explain.hooks.unwrap import callers_hooks, unwrapped
 from explain.methods import Method, list_methods
 from explain.methods.base import MethodLike, get_method, options
@@ -36,12 +36,105 @@ from explain.models.classifier import check_labels, on_device, outputs_for
 from explain.models.custom import as_preprocess, resolve_preprocessing
 from explain.models.preprocessing import CropLike, Interpolation
 from explain.render.styles import StyleLike, get_style
-from explain.targets import ClassTarget, TopClass, as_target
+from explain.targets import ClassTarget, Detections, Segmentation, Target, TopClass, as_target
 from explain.targets.base import described
-from explain.targets.outputs import Activation, Outputs, check_activation
-from explain.targets.places import Place
+from explain.targets.detections import Detected, Place
+from explain.targets.labels import Category, class_label
+from explain.targets.layouts import find_layout, reading_once
+from explain.targets.outputs import Activation, Outputs, Prediction, check_activation
 from explain.targets.resolve import TargetLike, as_targets, check_categories, one_per_image
 from explain.targets.texts import image_scorer, is_image_text
+
+
+@dataclass(frozen=True)
+class Located:
+    """What was found on one photo; and for each target what it is called, the box that it is, and the box or region as
+    a target, which explains the same again."""
+
+    detections: tuple[Prediction, ...]
+    names: tuple[str, ...]
+    boxes: tuple[Prediction | None, ...]
+    targets: tuple[Target, ...]
+
+
+def located(
+    model: nn.Module, x: torch.Tensor, targets: Sequence[Target], seen: Sequence[Box], categories: Sequence[str] | None
+) -> list[Located]:
+    """Run a model that gives no class scores once more, and say of each input what its targets are in the photo.
+
+    ``seen`` is the part of each photo that its input shows.
+    """
+    size, count = tuple(x.shape[2:]), len(x)
+    with untouched(model), torch.no_grad(), reading_once():
+        output = model(x.clone())
+        every, found = find_layout(output, count, size), []
+        settled = [_settled(target, output, count, size) for target in targets]
+        scores = [replace(s, of="score").pick(output, count)[0] if isinstance(s, Detected) else None for s in settled]
+        hits = [Detections(size=size).detected(output, count, i) if every is not None else [] for i in range(count)]
+    for i, part in enumerate(seen):
+        detections, labels = list[Prediction](), list[str]()
+        for q, k in hits[i]:
+            assert every is not None
+            labels.append(class_label(categories, k))
+            box = _on_photo(every.boxes[i][q], part, size)
+            detections.append(Prediction(_numbered(labels), float(every.scores[i][q, k]), k, box))
+        chosen = [
+            _which(target, own, score, i, size, detections, part, categories)
+            for target, own, score in zip(targets, settled, scores, strict=True)
+        ]
+        names, places, concrete = zip(*chosen, strict=True)
+        found.append(Located(tuple(detections), names, places, concrete))
+    return found
+
+
+def _settled(target: Target, output: Any, count: int, size: tuple[int, ...]) -> Target:
+    """A target with its choices made; a class of a segmenter stays as it is."""
+    if isinstance(target, (ClassTarget, TopClass)):
+        if find_layout(output, count, size) is None:
+            return target
+        target = Detections(index=target.rank) if isinstance(target, TopClass) else Detections(target.index)
+    return target.sized(size).settled(output, count)
+
+
+def _which(
+    target: Target, settled: Target, score: torch.Tensor | None, i: int, size: tuple[int, ...],
+    detections: Sequence[Prediction], part: Box, categories: Sequence[str] | None,
+) -> tuple[str, Prediction | None, Target]:  # fmt: skip
+    """The name, the box, and the target again of what a target is on one photo."""
+    if isinstance(settled, (ClassTarget, TopClass)):
+        own = settled.index if isinstance(settled, ClassTarget) else None
+        label = (own[i] if isinstance(own, tuple) else own) or 0
+        concrete = Segmentation(Category(label, class_label(categories, label)))
+        return concrete.name, None, concrete
+    if not isinstance(settled, Detected) or score is None:
+        return target.name, None, settled if isinstance(target, Place) else target
+    label, near = settled.labels[i], settled.boxes[i]
+    word, box = class_label(categories, label), _on_photo(near, part, size)
+    same = [each.label for each in detections if each.category == label and each.box == box]
+    name = same[0] if same else f"{word} box {','.join(f'{edge:.0f}' for edge in box)}"
+    concrete_box = Detections(
+        Category(label, word), tuple(near.tolist()), decode=settled.decode or settled.layout, of=settled.of,
+        overlap=settled.overlap,
+    )  # fmt: skip
+    name = name if settled.of == "score" else f"{settled.of} of {name}"
+    return name, Prediction(name, float(score[i]), label, box), concrete_box
+
+
+def _numbered(labels: Sequence[str]) -> str:
+    """The last label as a target that means this detection: "cup", and "cup@2" for the second.
+
+    >>> _numbered(["cup"]), _numbered(["cup", "tie"]), _numbered(["cup", "tie", "cup"])
+    ('cup', 'tie', 'cup@2')
+    """
+    count = labels.count(labels[-1])
+    return labels[-1] if count == 1 else f"{labels[-1]}@{count}"
+
+
+def _on_photo(box: torch.Tensor, part: Box, size: tuple[int, ...]) -> tuple[float, float, float, float]:
+    """A box in pixels of the input in those of the photo."""
+    (left, top, right, bottom), across, down = box.tolist(), part.width / size[-1], part.height / size[-2]
+    return part.left + left * across, part.top + top * down, part.left + right * across, part.top + bottom * down
+
 
 Methods: TypeAlias = MethodLike | Iterable[MethodLike]
 _MADE_WITH = "model categories preprocess weights size crop channels mean std interpolation device activation"

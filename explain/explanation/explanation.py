@@ -1,4 +1,8 @@
-"""`Explanation`: the attributions of one photo; `PhotoConcepts`: its concepts; as pictures, files and records."""
+"""`Explanation`: the attributions of one photo; `PhotoConcepts`: its concepts; as pictures, files and records.
+
+`compare` has the explanations of several models for one photo: their maps side by side, and where each differs from the
+first.
+"""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -6,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
+import numpy as np
 import torch
 from PIL import Image
 
@@ -19,11 +24,11 @@ from explain.data.files import Files, distinct, halved, restored, slug
 from explain.data.images import Box
 from explain.engine.settings import Progress
 from explain.methods.base import get_method, title_of
-from explain.render import captions, overlays, sheets
+from explain.render import captions, overlays, sheets, styles
 from explain.render.captions import Mark
 from explain.render.sheets import Group, Layout, Tile
 from explain.render.styles import StyleLike
-from explain.report.pages import Reportable, widget
+from explain.report.pages import Reportable, Section, document, widget
 from explain.targets.labels import find_label
 from explain.targets.outputs import Outputs, Prediction, label_of_no
 
@@ -31,6 +36,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from explain.checks import Verdict
+
 
 SHOWN_PREDICTIONS = 5
 
@@ -466,3 +472,59 @@ class PhotoConcepts:
     def _repr_html_(self) -> str:
         lines = (f"{label} ({share:.0%})" for label, share in zip(self.labels, self.concepts.shares, strict=True))
         return picture_html(self.picture, f"{self.title}: {', '.join(lines)}")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What differs between models: ``summary`` in plain values, ``lines`` for people, a row of ``tiles`` for a map."""
+
+    summary: Mapping[str, Any]
+    lines: list[str]
+    tiles: list[list[Tile]] = field(repr=False)
+
+    def picture(self) -> Image.Image:
+        """The map of each model, and then the difference of each other from the first; targets and methods in rows."""
+        first, *others = self.summary["models"]
+        return sheets.table(self.tiles, [first, *others, *(f"{name} − {first}" for name in others)], tile=300)
+
+    def to_html(self) -> str:
+        """A page with the lines and the picture."""
+        title = " and ".join(self.summary["models"])
+        pictures = [(self.picture(), f"maps of {title}, and their differences")]
+        return document(title, "", [Section("Where they differ", "\n".join(self.lines), pictures=pictures)])
+
+
+def heat(models: Mapping[str, Explanation], target: int, method: str) -> list[np.ndarray[Any, Any]]:
+    """The heatmap of each model in pixels of the photo, zero where one of them did not see it."""
+    cells = np.ones((1, 1), np.float32)
+    seen = np.logical_and.reduce([styles.area(cells, 1, each.photo.size, each.box) for each in models.values()])
+    maps = [(array(each.results[target][method].heatmap[0]), each) for each in models.values()]
+    return [styles.place(values, each.photo.size, each.box) / np.float32(255) * seen for values, each in maps]
+
+
+def compare(models: Mapping[str, Explanation]) -> Comparison:
+    """Compare the explanations of one photo for the same targets, by the names of the models.
+
+    The share of a model's heat in other places than that of the first is half of |p - q| over all pixels, where p
+    and q are the heatmaps, each divided by its sum.
+    """
+    first = next(iter(models))
+    photo, targets = models[first].photo, models[first].targets
+    predictions = {name: each.predictions for name, each in models.items()}
+    lines = [f"{name}: {label} {percent(p)}" for name, best in predictions.items() for label, p in best[:1]]
+    whole, signed = Box(0, 0, *map(float, photo.size)), styles.get_style("signed")
+    maps, tiles = [], []
+    for number, results in enumerate(zip(*(each.results for each in models.values()), strict=True)):
+        for method in (name for name in results[0] if all(name in result for result in results)):
+            maps_of = heat(models, number, method)
+            shares = [values / (values.sum() or 1) for values in maps_of]
+            elsewhere = {n: float(np.abs(q - shares[0]).sum() / 2) for n, q in zip(models, shares, strict=True)}
+            maps.append({"target": targets[number], "method": method, "elsewhere": elsewhere})
+            row = [Tile(e.overlay(method, number), title_of(method), e.targets[number]) for e in models.values()]
+            for name, values in list(zip(models, maps_of, strict=True))[1:]:
+                drawn = overlays.drawn(photo, values - maps_of[0], signed, whole, [whole])
+                row.append(Tile(drawn, f"{elsewhere[name]:.0%} elsewhere", f"red: {name} has more heat"))
+                about = f"{title_of(method)} of {targets[number]}: {elsewhere[name]:.0%} of the heat of {name}"
+                lines.append(f"{about} is in other places than that of {first}")
+            tiles.append(row)
+    return Comparison({"models": list(models), "predictions": predictions, "maps": maps}, lines, tiles)

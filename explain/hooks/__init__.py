@@ -2,7 +2,6 @@
 
     group          `HookGroup`: every kind of hook, for as long as a block lasts
     interventions  `intervene`, `Patch`, `Ablate`, `Steer`, `Project`, `Replace`: what a layer gives instead
-    layer_units    channels, tokens, heads and places of a layer, and where they are in its values
     trace, lens    the effect of every patch, and the scores that each block would give (in attribution/)
     ActivationStore
                    activations over a data set, on disk (in runs/)
@@ -14,16 +13,17 @@
 The kinds of hooks, and what they are made of:
 
     module_hooks, graph_hooks
-                   on modules, state dicts and optimizers, on the graph
+                   on modules, state dicts and optimizers, on the graph; their handles, and warnings about hooks that
+                   never fired
     full_backward  full-backward hooks that survive in-place operations
-    handles        handles of hooks, and warnings about hooks that never fired
     guard          the checks around every hook: arity, shapes, in-place edits, errors with names; and hooks as PyTorch
                    stores them: for one thread and model, absent from copies
 
 Models and graphs:
 
     tracer         the one `TorchFunctionMode` that all who record or replace the calls of a thread extend
-    layer_names    names, patterns and modules to layers, their calls and inputs
+    layer_names    names, patterns and modules to layers, their calls and inputs; channels, tokens, heads and places of
+                   a layer, and where they are in its values
     unwrap         the module inside DataParallel and the like, its modules and their hooks
     preserve       a model, its caller and the settings of torch, left as they were; copies with modes of their own
     graph          Nodes, entrances where gradients are replaced, histories given to tensors
@@ -40,18 +40,13 @@ from explain.hooks.capturing import FeatureExtractor, capture
 from explain.hooks.graph import graph
 from explain.hooks.group import HookGroup
 from explain.hooks.inspection import inspect, timeline
+
+# isort: off
 from explain.hooks.interventions import (
-    Ablate,
-    Intervention,
-    Patch,
-    Project,
-    Replace,
-    Steer,
-    ablate,
-    intervene,
-    patch,
-    steer,
-)
+    Ablate, Intervention, Patch, Project, Replace, Steer, ablate, intervene, patch, steer,
+)  # fmt: skip
+
+# isort: on
 from explain.hooks.preserve import copied
 
 __all__ = [

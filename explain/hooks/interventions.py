@@ -23,8 +23,7 @@ from explain._utils.signals import came_by_signal, signal_safe
 from explain.hooks.attention_parts import NO_ATTENTION
 from explain.hooks.capturing import read_outputs
 from explain.hooks.group import HookGroup
-from explain.hooks.layer_names import find_places, name_of, place_of
-from explain.hooks.layer_units import Layout, Units
+from explain.hooks.layer_names import Layout, Units, find_places, name_of, place_of
 from explain.hooks.preserve import is_under_way, untouched
 from explain.hooks.unwrap import inserting, unwrapped
 

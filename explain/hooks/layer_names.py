@@ -1,12 +1,19 @@
-"""Which layers, calls, inputs and outputs a caller means: ``layer4@0``, ``layer4:input``, patterns, modules."""
+"""Which layers, calls, inputs and outputs a caller means: ``layer4@0``, ``layer4:input``, patterns, modules; and which
+units of a layer: channels, tokens, heads and places, and where they are in its values."""
 
 import fnmatch
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import KW_ONLY, dataclass
+from functools import reduce
+from numbers import Integral, Real
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
+import numpy as np
+import torch
 from torch import nn
 
-from explain._utils.errors import LayerError, either
+from explain._utils.errors import HookError, LayerError, either
 from explain._utils.spelling import close_to, did_you_mean
 from explain.hooks.unwrap import modules_of, submodule
 
@@ -153,3 +160,166 @@ def _is_module(name: str, model: nn.Module | None) -> bool:
     except AttributeError:
         return False
     return True
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Units:
+    """Which units of a layer are meant; several intersect, and none is all of it."""
+
+    _: KW_ONLY
+    channels: Sequence[int] | None = None
+    tokens: Sequence[int] | None = None
+    heads: Sequence[int] | None = None
+    positions: Sequence[tuple[int, int]] | None = None
+    region: Sequence[float] | None = None
+    channel_dim: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("channels", "tokens", "heads", "positions", "region"):
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, _as_tuple(name, value))
+
+    @property
+    def of_places(self) -> bool:
+        """Whether tokens or places of the photo are meant."""
+        return any(each is not None for each in (self.tokens, self.positions, self.region))
+
+    def chosen(self) -> list[str]:
+        """What is chosen, in words."""
+        found = []
+        for name in ("channels", "tokens", "heads", "positions"):
+            value = getattr(self, name) or ()
+            found += [f"{name} {', '.join(map(str, value[:6]))}{', …' if len(value) > 6 else ''}"] if value else []
+        return found if self.region is None else [*found, "region " + ",".join(f"{edge:g}" for edge in self.region)]
+
+
+def _as_tuple(name: str, value: Any) -> tuple[Any, ...]:
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        value = value.tolist()
+    found = list(value) if isinstance(value, Iterable) else [value]
+    if name == "region":
+        kind, fits = "numbers x0, y0, x1, y1 with x0 < x1 and y0 < y1", all(isinstance(each, Real) for each in found)
+        fits = fits and len(found) == 4 and found[0] < found[2] and found[1] < found[3]
+    elif name == "positions":
+        found = [tuple(each) if isinstance(each, (list, tuple)) else each for each in found]
+        kind, fits = "pairs (row, column)", all(isinstance(each, tuple) and len(each) == 2 for each in found)
+    else:
+        if all(isinstance(each, bool) for each in found):  # a mask
+            found = [index for index, chosen in enumerate(found) if chosen]
+        kind, fits = "whole numbers", all(isinstance(each, Integral) for each in found)
+        found = list(map(int, found)) if fits else found
+    if not found or not fits:
+        raise HookError(f"{name} must be a list of {kind}, got {value!r:.60}")
+    return tuple(found)
+
+
+class Layout:
+    """Where channels and positions are in the ``values`` that a place of a model gives.
+
+    ``channel_dim`` is the dimension of channels, and ``places`` has those of positions: rows and columns of a map, or
+    tokens. ``size`` is that of the photo, and ``what`` is named in errors.
+    """
+
+    def __init__(
+        self, values: torch.Tensor, place: LayerPlace, module: nn.Module, model: nn.Module, size: tuple[int, ...],
+        what: str, channel_dim: int | None = None,
+    ) -> None:  # fmt: skip
+        self._shape, self._device, self._size, self._what = tuple(values.shape), values.device, size, what
+        self._of_attention, last = place.of_attention, values.ndim - 1
+        self._of_tokens = self._of_attention or values.ndim == 3
+        if channel_dim is not None:
+            self.channel_dim = channel_dim % values.ndim
+        elif values.ndim < 4 and not self._of_tokens:
+            self.channel_dim = min(1, last)
+        else:
+            is_last = self._of_tokens or _is_channels_last(values, module, model, place.part == "input")
+            self.channel_dim = last if is_last else 1
+        maps = [dim for dim in range(1, values.ndim) if dim != self.channel_dim]
+        self.places = [last - 1] if self._of_attention else maps
+
+    def mask(self, units: Units) -> torch.Tensor | None:
+        """Return where the units are, as truth values that broadcast to the values; None for all of it."""
+        dims, must = len(self._shape), f"{self._what} must be on"
+        if units.heads is not None and not self._of_attention:
+            raise HookError(f"{self._what} must name a part of an attention, such as 'LAYER:heads', got a layer")
+        if units.heads is not None and dims != 4:
+            raise HookError(f"{must} an attention whose heads are told apart, got {self._shape}")
+        if units.tokens is not None and dims != (4 if self._of_attention else 3):
+            raise HookError(f"{must} a layer of tokens (N, T, C), got {self._shape}; use positions or region")
+        along = {"channels": self.channel_dim, "heads": 1, "tokens": dims - 2}
+        masks = [self._along(along[name], getattr(units, name), name) for name in along if getattr(units, name)]
+        if units.positions is not None or units.region is not None:
+            masks.append(self._on_grid(units))
+        return reduce(torch.logical_and, masks) if masks else None
+
+    def grid(self) -> tuple[int, int, int]:
+        """The rows and columns of a map or of tokens, and how many tokens come before these, such as a class token."""
+        if not self._of_tokens:
+            if len(self.places) < 2:
+                raise HookError(f"{self._what} must be on a layer with a map, got {self._shape}")
+            rows, columns = self.places[-2:]
+            return self._shape[rows], self._shape[columns], 0
+        count, (high, wide) = self._shape[-2], self._size or (1.0, 1.0)
+        for prefix in range(6):
+            height = math.sqrt((count - prefix) * high / wide)
+            if height >= 1 and height == int(height) and (count - prefix) % int(height) == 0:
+                return int(height), (count - prefix) // int(height), prefix
+        raise HookError(f"{self._what} must be on tokens that form a map, got {count}; name the tokens")
+
+    def _on_grid(self, units: Units) -> torch.Tensor:
+        """Where the positions and the region are."""
+        height, width, prefix = self.grid()
+        grid = torch.ones(height, width, dtype=torch.bool, device=self._device)
+        if units.positions is not None:
+            grid = torch.zeros_like(grid)
+            for at in units.positions:
+                if not (-height <= at[0] < height and -width <= at[1] < width):
+                    raise HookError(f"positions of {self._what} must be within {height} × {width}, got {at}")
+                grid[at] = True
+        if units.region is not None:
+            if not self._size:
+                raise HookError(f"region of {self._what} must be one of a photo, but the model is given none")
+            x0, y0, x1, y1 = units.region
+            ys = (torch.arange(height, device=self._device) + 0.5) * self._size[0] / height
+            xs = (torch.arange(width, device=self._device) + 0.5) * self._size[1] / width
+            inside = ((ys >= y0) & (ys < y1))[:, None] & ((xs >= x0) & (xs < x1))
+            if not inside.any():
+                raise HookError(f"region of {self._what} must hold the centre of a position, got none; make it larger")
+            grid &= inside
+        dims = range(len(self._shape))
+        if self._of_tokens:
+            flat = torch.cat([grid.new_zeros(prefix), grid.flatten()])
+            return flat.reshape([-1 if dim == len(dims) - 2 else 1 for dim in dims])
+        return grid.reshape([self._shape[dim] if dim in self.places[-2:] else 1 for dim in dims])
+
+    def _along(self, dim: int, chosen: Sequence[int], name: str) -> torch.Tensor:
+        """Truth values that are true for the chosen indices of a dimension."""
+        count = self._shape[dim]
+        wrong = [index for index in chosen if not (isinstance(index, int) and -count <= index < count)]
+        if wrong:
+            raise HookError(f"{name} of {self._what} must be from 0 to {count - 1}, got {wrong[0]}")
+        found = torch.zeros(count, dtype=torch.bool, device=self._device)
+        found[list(chosen)] = True
+        return found.reshape([-1 if each == dim else 1 for each in range(len(self._shape))])
+
+
+def _is_channels_last(values: torch.Tensor, module: nn.Module, model: nn.Module, of_input: bool) -> bool:
+    """Whether a map is ``(N, H, W, C)``: the nearest module that fixes the order of dimensions tells.
+
+    That is the last one inside the module, or the first for its input, and else the last before it.
+    """
+    inside, everything = list(module.modules()), list(model.modules())
+    place = next((i for i, each in enumerate(everything) if each is module), 0)
+    for each in [*(inside if of_input else reversed(inside)), *reversed(everything[:place])]:
+        dims = getattr(each, "dims", None)
+        if isinstance(dims, (list, tuple)) and len(dims) == values.ndim:  # a permutation
+            return bool((dims[1] if of_input else dims[-1]) == (values.ndim - 1 if of_input else 1))
+        if isinstance(each, nn.modules.conv._ConvNd) or "BatchNorm" in type(each).__name__:
+            return False
+        if isinstance(each, nn.Linear) and values.shape[-1] in (each.in_features, each.out_features):
+            return True
+        of_tokens = isinstance(each, nn.LayerNorm) and type(each).__name__ != "LayerNorm2d"
+        if of_tokens and values.shape[-1] == each.normalized_shape[-1]:
+            return True
+    return False

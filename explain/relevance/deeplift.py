@@ -28,8 +28,7 @@ from explain.hooks import HookGroup
 from explain.hooks.tracer import ModuleTracker, Tracer
 from explain.relevance.nonlinear_rules import attention_scores, epsilon_of, normalised_rows, parameter_of
 from explain.relevance.propagation import RelevanceFlow, consumers
-from explain.tracing.calls import Call
-from explain.tracing.linear_maps import linear_map
+from explain.tracing.calls import Call, linear_map
 from explain.tracing.steps import Step
 from explain.tracing.table import operation_name
 

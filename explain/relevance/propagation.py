@@ -20,7 +20,7 @@ from explain._utils.options import Options
 from explain.hooks import HookGroup, graph
 from explain.hooks.graph import Answer, Entrance, Reach
 from explain.tracing.batch_layout import fits, numbers_of, summed
-from explain.tracing.linear_maps import LinearMap
+from explain.tracing.calls import LinearMap
 from explain.tracing.steps import Snapshot, Step
 
 Gradients = tuple[Tensor | None, ...]

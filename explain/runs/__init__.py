@@ -2,11 +2,10 @@
 
     sources         what a source is: names first, pixels later; folders, lists in Python, data sets
     files           lists (CSV, tab-separated, JSON, JSON lines), WebDataset shards; a source for any argument
-    schema          the tables, maps as they are stored, digests of rows
     preparing       from an entry to the model's input, in batches of one shape, also ahead in processes; labels as
                     classes of the model; which photos a run has already
     manifest        what fixes a run; identification of a model with its preprocessing
-    store           writing the SQLite file
+    store           the SQLite file: its tables, maps as they are stored, digests of rows; writing it
     reading         reading it: rows, checked against their digests
     exporting       Parquet, CSV and JSON lines; a folder of Parquet files that several machines write, indexed as one
                     SQLite file

@@ -21,9 +21,8 @@ from explain._utils.errors import RunError, either, optional, raised, warn
 from explain.data.files import replacing
 from explain.methods import Method
 from explain.runs.reading import Row, StoredRun, row_of
-from explain.runs.schema import content_digest, pack
 from explain.runs.sources import text
-from explain.runs.store import MapRecord, PhotoRecord, Store, method_row
+from explain.runs.store import MapRecord, PhotoRecord, Store, content_digest, method_row, pack
 
 OF_ROW = {
     "name": "string", "method": "string", "target": "string", "target_class": "int64", "score": "float64",

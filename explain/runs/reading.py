@@ -22,7 +22,7 @@ from explain.attribution.result import Attribution
 from explain.data.images import Box, load_image
 from explain.methods.base import title_of
 from explain.render.styles import Style
-from explain.runs import schema
+from explain.runs import store
 from explain.runs.preparing import KnownPhoto
 from explain.runs.sources import Corners, stamp, text
 
@@ -73,7 +73,7 @@ class Row:
 
         Stored in half precision: no value is off by more than ``2**-11`` of itself, apart from very small ones.
         """
-        return schema.unpack(*self._stored)
+        return store.unpack(*self._stored)
 
     @property
     def correct(self) -> bool | None:
@@ -133,9 +133,9 @@ class StoredRun:
                 application, version = (db.execute(each).fetchone()[0] for each in ask)
         except (sqlite3.DatabaseError, UnicodeError) as error:  # also of a damaged name of a table
             raise RunError(f"run {text(file)!r} cannot be read ({error}); give a file that explain.run wrote") from None
-        if application != schema.APPLICATION:
+        if application != store.APPLICATION:
             raise RunError(f"run {text(file)!r} must be the file of a run, got another database; check the path")
-        schema.check_format(version, file)
+        store.check_format(version, file)
         self._checked: tuple[str | None, ...] = ()
 
     def __len__(self) -> int:
@@ -216,15 +216,15 @@ class StoredRun:
         self._check_digests()
         if method is not None and method not in self.methods:
             raise RunError(f"method {method!r} is not in this run; {did_you_mean(method, self.methods)}")
-        if order not in schema.ORDERS:
-            raise RunError(f"order must be one of {', '.join(schema.ORDERS)}, got {order!r}")
+        if order not in store.ORDERS:
+            raise RunError(f"order must be one of {', '.join(store.ORDERS)}, got {order!r}")
         columns = {"r.method": method, "p.label": label, "p.prediction": prediction}
         wanted = {column: value for column, value in columns.items() if value is not None}
         terms = [*(f"{column} = ?" for column in wanted)]
         if correct is not None:
             terms.append(f"p.label_class {'=' if correct else '<>'} p.prediction_class")
         where = f" WHERE {' AND '.join(terms)}" if terms else ""
-        return self._rows(f"{where} ORDER BY {schema.ORDERS[order]}, r.id", list(wanted.values()))
+        return self._rows(f"{where} ORDER BY {store.ORDERS[order]}, r.id", list(wanted.values()))
 
     def query(self, statement: str, values: Any = ()) -> Iterator[tuple[Any, ...]]:
         """Run a query in SQL; the documentation lists the tables. Only SELECT is allowed, which changes nothing.
@@ -258,20 +258,20 @@ class StoredRun:
             return
         with self._reading() as db:
             db.execute("BEGIN")  # so that all is read in one state
-            methods = {row[0] for row in self._verified(db, "methods", schema.METHOD)}
-            columns = ("id", *(name for name in schema.PHOTO if name != "stamp"))
+            methods = {row[0] for row in self._verified(db, "methods", store.METHOD)}
+            columns = ("id", *(name for name in store.PHOTO if name != "stamp"))
             photos = {row[0]: row[-1] for row in self._verified(db, "photos", columns, skip=1)}
             metrics: dict[int, list[Any]] = {}
             for result, *metric in db.execute("SELECT result, metric, value FROM metrics ORDER BY result, metric"):
                 metrics.setdefault(result, []).extend(metric)
-            names, results = schema.quoted(schema.RESULT), []
+            names, results = store.quoted(store.RESULT), []
             for number, photo, expected, *cells in db.execute(f"SELECT id, photo, digest, {names} FROM results"):
-                found = schema.digest(photos.get(photo), *cells, *metrics.get(number, ()))
+                found = store.digest(photos.get(photo), *cells, *metrics.get(number, ()))
                 if found != expected or photo not in photos or cells[0] not in methods:
                     raise self._damaged(f"row {number} of the results has changed since it was written")
                 results.append(expected)
             tally = {name: (count, digests) for name, count, digests in db.execute("SELECT * FROM tally")}
-            for table, digests in zip(schema.COUNTED, (photos.values(), results), strict=True):
+            for table, digests in zip(store.COUNTED, (photos.values(), results), strict=True):
                 if tally.get(table) != (len(digests), reduce(xor, digests, 0)):
                     raise self._damaged(f"rows of the {table} are missing, or are there twice")
         self._checked = state
@@ -280,8 +280,8 @@ class StoredRun:
         self, db: sqlite3.Connection, table: str, columns: Sequence[str], skip: int = 0
     ) -> Iterator[tuple[Any, ...]]:
         """The rows of a table, each checked against its digest, which comes last; it leaves out ``skip`` columns."""
-        for row in db.execute(f"SELECT {schema.quoted(columns)}, digest FROM {table} NOT INDEXED"):
-            if schema.digest(*row[skip:-1]) != row[-1]:
+        for row in db.execute(f"SELECT {store.quoted(columns)}, digest FROM {table} NOT INDEXED"):
+            if store.digest(*row[skip:-1]) != row[-1]:
                 raise self._damaged(f"a row of the {table} has changed since it was written")
             yield row
 
@@ -293,7 +293,7 @@ class StoredRun:
             chosen = "SELECT r.id FROM results r NOT INDEXED CROSS JOIN photos p ON p.id = r.photo"  # without an index:
             for (number,) in db.execute(chosen + clause, values).fetchall():  # it may be damaged
                 result = db.execute("SELECT * FROM results WHERE id = ?", (number,)).fetchone()
-                if result is None or schema.content_digest(result["map"]) != result["content"]:
+                if result is None or store.content_digest(result["map"]) != result["content"]:
                     raise self._damaged(f"the map of row {number} has changed since it was written")
                 photo = db.execute("SELECT * FROM photos WHERE id = ?", (result["photo"],)).fetchone()
                 metrics = db.execute("SELECT metric, value FROM metrics WHERE result = ?", (number,))

@@ -24,8 +24,8 @@ from explain.report.reproduce import Reproduction
 from explain.runs.exporting import export, index_of
 from explain.runs.files import source_of
 from explain.runs.reading import Row, StoredRun
-from explain.runs.schema import ORDERS
 from explain.runs.sources import Entry, Source, entries_of
+from explain.runs.store import ORDERS
 
 if TYPE_CHECKING:
     from explain.insight import Insight

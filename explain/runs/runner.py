@@ -31,9 +31,8 @@ from explain.runs.files import source_of
 from explain.runs.manifest import described_method, identity, named_layer
 from explain.runs.preparing import Failed, KnownPhoto, Labels, Prepared, Preparer, Ready
 from explain.runs.result import Run
-from explain.runs.schema import FORMAT, pack
 from explain.runs.sources import Corners, Entry, Label, Source, entries_of, text
-from explain.runs.store import MapRecord, PhotoRecord, Store, Writer, locked, method_row
+from explain.runs.store import FORMAT, MapRecord, PhotoRecord, Store, Writer, locked, method_row, pack
 from explain.targets.labels import class_label
 from explain.targets.resolve import TargetLike, one_per_image
 

@@ -1,7 +1,12 @@
-"""Writing a run: one SQLite file, one writer at a time, each photo with all its results or not at all."""
+"""The file of a run: its tables, a map as it is stored, the digests of rows (see docs/runs.md); and writing it.
+
+There is one writer at a time, and each photo is written with all its results or not at all.
+"""
 
 import contextlib
+import hashlib
 import json
+import math
 import os
 import sqlite3
 from collections import deque
@@ -9,17 +14,134 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib import resources
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
 from explain._utils.errors import RunError
 from explain.data import files
 from explain.methods import Method
-from explain.runs import schema
 from explain.runs.manifest import described_method, must_agree
 from explain.runs.preparing import Failed
 from explain.runs.sources import Entry, text
+
+FORMAT = 2
+"""The version of the tables."""
+APPLICATION = 0x4578706C  # by which a file is known as a run: "Expl"
+
+TABLES = (resources.files("explain.runs") / "tables.sql").read_text("utf-8").split(";\n")
+"""The statements that make them."""
+
+ORDERS = {
+    "source": "p.id",
+    "worst": "p.label_class IS NULL, p.label_probability, p.probability, p.id",
+    "best": "p.label_class IS NULL, p.label_probability DESC, p.probability DESC, p.id",
+}
+"""Orders of photos: of the source; by the probability of the label where it is known, else of the prediction, the
+lowest or the highest first."""
+
+PHOTO = (
+    "name", "path", "stamp", "sha256", "width", "height", "label", "label_class", "label_probability", "prediction",
+    "prediction_class", "probability", "left", "top", "right", "bottom", "input_height", "input_width", "boxes",
+)  # fmt: skip
+RESULT = (
+    "method", "target", "class", "score", "probability", "layer", "delta", "runs", "error", "shape", "scale", "content",
+)  # fmt: skip
+METHOD = ("name", "class", "options", "style", "paper")
+"""Columns in the order in which their digests are made."""
+
+
+def check_format(version: int, file: str | os.PathLike[str]) -> None:
+    """Refuse a run whose tables are those of another version.
+
+    Raises:
+        RunError: they are.
+    """
+    if version != FORMAT:
+        remedy = "update this package" if version > FORMAT else "explain its photos again into another file"
+        raise RunError(f"run {text(file)!r} must have format {FORMAT}, got {version}; {remedy}")
+
+
+def quoted(columns: Iterable[str]) -> str:
+    """Return columns as SQL has them; some of their names are words of SQL.
+
+    >>> quoted(["left", "top"])
+    '"left", "top"'
+    """
+    return ", ".join(f'"{name}"' for name in columns)
+
+
+COUNTED = ("photos", "results")
+"""Tables whose rows are counted in the tally."""
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A map of any shape as float16, little-endian, row after row; its values are these numbers times ``scale``.
+
+    The scale is the largest magnitude of the map, so that this value is kept to float32, and no other is off by more
+    than ``2**-11`` of itself; those below ``2**-14`` of the largest, by no more than ``2**-25`` of the largest.
+    """
+
+    content: bytes
+    shape: tuple[int, ...]
+    scale: float
+
+
+def pack(values: np.ndarray[Any, Any]) -> Packed:
+    """Store the values of one image.
+
+    >>> pack(np.array([[0.0, 3.0]], np.float32))
+    Packed(content=b'\\x00\\x00\\x00<', shape=(1, 2), scale=3.0)
+    """
+    plain = np.asarray(values, np.float32)
+    scale = float(np.abs(plain).max(initial=0.0))
+    parts = plain / np.float32(scale) if scale > 0 else plain
+    return Packed(parts.astype("<f2").tobytes(), tuple(plain.shape), scale)
+
+
+def unpack(content: bytes, shape: tuple[int, ...], scale: float) -> torch.Tensor:
+    """Read what `pack` has stored: float32.
+
+    >>> unpack(b"\\x00\\x00\\x00<", (1, 2), 3.0)
+    tensor([[0., 3.]])
+    """
+    return torch.from_numpy(np.frombuffer(content, "<f2").astype(np.float32).reshape(shape) * np.float32(scale))
+
+
+def digest(*cells: Any) -> int:
+    """Return a digest of some cells: the same before they are written and after they are read.
+
+    SQLite keeps no NaN, no negative zero, and a whole number in a column of floats as a float.
+
+    >>> digest("a", 1, -0.0, float("nan")) == digest("a", 1.0, 0.0, None), digest("a", 1) == digest("a1")
+    (True, False)
+    """
+    return content_digest(repr([_cell(cell) for cell in cells]).encode("utf-8", "surrogatepass"))
+
+
+def content_digest(content: bytes) -> int:
+    """Return a digest of bytes as an integer of SQLite.
+
+    >>> content_digest(b"a map")
+    2074911400714055296
+    """
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big", signed=True)
+
+
+def _cell(value: Any) -> Any:
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, bytes):
+        return content_digest(value)
+    if isinstance(value, int):
+        return int(value) if abs(value) > 2**53 else float(value)  # digests and the like, which no float holds
+    return None if math.isnan(value) else float(value) + 0.0
+
 
 PATIENCE = 30.0  # seconds to wait for a program that has locked the file
 
@@ -34,7 +156,7 @@ class MapRecord:
     score: float
     probability: float | None
     layer: str | None
-    map: schema.Packed = field(repr=False)
+    map: Packed = field(repr=False)
     delta: float | None = None
     runs: int | None = None
     error: float | None = None
@@ -44,7 +166,7 @@ class MapRecord:
     def columns(self) -> dict[str, Any]:
         """The columns of ``results``, among others."""
         stored = {"shape": json.dumps(self.map.shape), "scale": self.map.scale, "map": self.map.content}
-        return {**vars(self), **stored, "class": self.index, "content": schema.content_digest(self.map.content)}
+        return {**vars(self), **stored, "class": self.index, "content": content_digest(self.map.content)}
 
 
 @dataclass(frozen=True)
@@ -60,7 +182,7 @@ class PhotoRecord:
     @property
     def columns(self) -> dict[str, Any]:
         """The columns of ``photos`` by name."""
-        return dict(zip(schema.PHOTO, self.photo, strict=True))
+        return dict(zip(PHOTO, self.photo, strict=True))
 
 
 def method_row(method: Method) -> tuple[Any, ...]:
@@ -97,12 +219,12 @@ class Store:
         exists = self._is_run()
         if not exists or not self._db.execute("SELECT count(*) FROM photos").fetchone()[0]:
             with self._transaction():  # a run that has tables, but no photo yet, begins once more
-                for statement in [] if exists else schema.TABLES:
+                for statement in [] if exists else TABLES:
                     self._db.execute(statement)
                 for table in ("manifest", "methods", "failures", "notes"):
                     self._db.execute(f"DELETE FROM {table}")
-                self._db.execute(f"PRAGMA application_id = {schema.APPLICATION}")
-                self._db.execute(f"PRAGMA user_version = {schema.FORMAT}")
+                self._db.execute(f"PRAGMA application_id = {APPLICATION}")
+                self._db.execute(f"PRAGMA user_version = {FORMAT}")
                 for key, value in manifest.items():
                     self._enter_in_manifest(key, value)
         elif compare:
@@ -125,10 +247,10 @@ class Store:
             raise
         except sqlite3.DatabaseError:
             tables, application, version = 1, 0, 0
-        if tables and application != schema.APPLICATION:
+        if tables and application != APPLICATION:
             raise RunError(f"output {text(self.file)!r} must be a run or a new file; choose another")
         if tables:
-            schema.check_format(version, self.file)
+            check_format(version, self.file)
         return bool(tables)
 
     def enter_methods(self, rows: Iterable[tuple[Any, ...]], manifest: Mapping[str, Any] | None = None) -> None:
@@ -140,8 +262,8 @@ class Store:
             for key in {"methods", "metrics"} & (manifest or {}).keys():
                 self._enter_in_manifest(key, (manifest or {})[key])
             for row in rows:
-                columns = dict(zip(schema.METHOD, row, strict=True))
-                self._insert("methods", {**columns, "digest": schema.digest(*row)}, "OR IGNORE")
+                columns = dict(zip(METHOD, row, strict=True))
+                self._insert("methods", {**columns, "digest": digest(*row)}, "OR IGNORE")
 
     def write(self, found: Sequence[PhotoRecord | Failed]) -> None:
         """Write photos with all their results at once: all of them are there afterwards, or none.
@@ -167,12 +289,12 @@ class Store:
             again = {(number, result.method) for result in record.results}  # those that lacked a metric
             self._db.executemany("DELETE FROM results WHERE photo = ? AND method = ?", again)
         else:
-            of_photo = schema.digest(*(value for column, value in record.columns.items() if column != "stamp"))
+            of_photo = digest(*(value for column, value in record.columns.items() if column != "stamp"))
             number = self._insert("photos", {**record.columns, "digest": of_photo})
         for result in record.results:
-            columns = {name: value for name, value in result.columns.items() if name in (*schema.RESULT, "map")}
+            columns = {name: value for name, value in result.columns.items() if name in (*RESULT, "map")}
             metrics = sorted(result.metrics.items())
-            of_result = schema.digest(of_photo, *(columns[name] for name in schema.RESULT), *chain(*metrics))
+            of_result = digest(of_photo, *(columns[name] for name in RESULT), *chain(*metrics))
             row = self._insert("results", {**columns, "photo": number, "digest": of_result})
             self._db.executemany("INSERT INTO metrics VALUES (?, ?, ?)", [(row, *metric) for metric in metrics])
         self._db.executemany("INSERT OR IGNORE INTO notes VALUES (?)", [(note,) for note in record.notes])
@@ -201,11 +323,11 @@ class Store:
 
     def _enter_in_manifest(self, key: str, value: Any) -> None:
         row = key, json.dumps(value, ensure_ascii=False)
-        self._insert("manifest", {"key": key, "value": row[1], "digest": schema.digest(*row)}, "OR REPLACE")
+        self._insert("manifest", {"key": key, "value": row[1], "digest": digest(*row)}, "OR REPLACE")
 
     def _insert(self, table: str, row: Mapping[str, Any], conflict: str = "") -> int:
         """Enter a row; return its number."""
-        statement = f"INSERT {conflict} INTO {table} ({schema.quoted(row)}) VALUES ({', '.join('?' * len(row))})"
+        statement = f"INSERT {conflict} INTO {table} ({quoted(row)}) VALUES ({', '.join('?' * len(row))})"
         return int(self._db.execute(statement, tuple(row.values())).lastrowid or 0)
 
     @contextmanager

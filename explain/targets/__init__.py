@@ -3,14 +3,12 @@
     base       what a target is; sums of targets; class scores in an output
     classes    one score for a whole image: a class, a yes or no, a similarity
     regions    a class within a region
-    detections a detected box, found again in perturbed images
+    detections a detected box, found again in perturbed images; as text: "cup@2", "person@320,200", "box 120,40,300,380"
     layouts    what detectors return, in one form
-    places     a place on the photo as text: "cup@2", "person@320,200", "box 120,40,300,380"
-    functions  any function of the output; other numbers to differentiate than the target's score
     per_image  a target of its own for each image; single numbers of an output; whether scores follow their rows
-    texts      the similarity of a photo and a text
-    answers    the log-probability of an answer in words
-    resolve    what a caller may pass as a target: an index, a label, a callable, a difference
+    texts      the similarity of a photo and a text; the log-probability of an answer in words
+    resolve    what a caller may pass as a target: an index, a label, a difference, any function of the output; other
+               numbers to differentiate than the target's score
     labels     labels of classes, their synonyms, and the class that a label stands for
     outputs    how a model's outputs become probabilities
 
@@ -39,9 +37,8 @@ from explain._utils.errors import getattr_of
 from explain.targets.base import Target
 from explain.targets.classes import BinaryLogit, ClassTarget, Similarity, TopClass
 from explain.targets.detections import Detections
-from explain.targets.functions import ScoreTarget
 from explain.targets.regions import Segmentation
-from explain.targets.resolve import Difference, as_target
+from explain.targets.resolve import Difference, ScoreTarget, as_target
 from explain.targets.texts import Answer, Text
 
 __all__ = [

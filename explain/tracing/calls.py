@@ -1,8 +1,9 @@
-"""Calls of functions: their arguments by name, made again with others."""
+"""Calls of functions: their arguments by name, made again with others; and the linear maps among them: what is mapped,
+by which weights, and what is added."""
 
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from explain._utils.errors import MethodError
+from explain.hooks.preserve import detached
 from explain.tracing.table import OperationInfo, info
 
 _BY_OPERATOR = frozenset(["__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__", "__setitem__"])
@@ -141,3 +143,174 @@ def is_watched(call: Call) -> bool:
         return False
     written = getattr(call.function, "__module__", None) in _WRITTEN or call.name in _OPERATORS
     return written or isinstance(call.function, _PLAIN)
+
+
+Run = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+Back = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class LinearMap:
+    """``size * run(x, weight, bias)``; ``place`` is that of x among the call's arguments.
+
+    ``size`` is positive, one number for each channel, in the shape that meets the result; None is 1. The result's
+    channels run along dimension ``channels``. ``back(gradient, x, weight)`` is the gradient in x, without a forward
+    pass before it; None lets autograd find it. ``signed`` gives the weights times a number for each output channel,
+    ``(K,)``; None where it is not known which these are. ``alike`` says that every input and output channel of a
+    convolution sees the others in the same way. ``whole`` is what PyTorch has for all of it in one.
+    """
+
+    place: int
+    run: Run
+    weight: Tensor
+    bias: Tensor | None
+    channels: int
+    back: Back | None = None
+    signed: Callable[[Tensor], Tensor] | None = None
+    size: Tensor | None = None
+    alike: bool = False
+    whole: Callable[[Tensor], Tensor] | None = None
+
+    def then(self, factor: Tensor, shift: Tensor | None) -> "LinearMap | None":
+        """This map, and behind it a normalisation that multiplies each channel and adds to it: one map.
+
+        ``factor`` and ``shift`` have the shape that meets the result. The weights stay as they are, but for channels
+        that are turned around or left out: how large a channel is makes no difference to how it is shared out.
+        """
+        if self.signed is None:
+            return None
+        weight, bias, size = self.weight, self.bias, factor
+        if not bool(factor.min() > 0):
+            sign, size = factor.sign(), torch.where(factor == 0, 1, factor.abs())
+            weight, bias = self.signed(sign.flatten()), None if bias is None else bias * sign
+        if shift is not None:
+            bias = shift / size if bias is None else bias + shift / size
+        return replace(self, weight=weight, bias=bias, size=size, whole=None)
+
+    @property
+    def added(self) -> Tensor | None:
+        """What the whole map adds."""
+        return self.bias if self.bias is None or self.size is None else self.bias * self.size
+
+    def backward(self, gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        """The gradient in x of the sum of ``gradient * run(x, weight)``."""
+        if self.back is not None and gradient.dtype == weight.dtype == x.dtype:
+            return self.back(gradient, x, weight)
+        create_graph = torch.is_grad_enabled()
+        with torch.enable_grad():
+            x = x.clone() if x.requires_grad else x.detach().requires_grad_()
+            return torch.autograd.grad(self.run(x, weight, None), x, gradient, create_graph=create_graph)[0]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.whole is not None:
+            return self.whole(x)
+        found = self.run(x, self.weight, self.bias)
+        return found if self.size is None else found * self.size
+
+
+def linear_map(call: Call, places: Sequence[int]) -> LinearMap | None:
+    """The linear map that a call is, in the one argument that a gradient leads to; None where it is none."""
+    if len(places) != 1:
+        return None
+    place, name = places[0], call.name
+    if name == "batch_norm":
+        return _batch_norm(call, place)
+    if name.startswith("conv"):
+        return _convolution(call, place)
+    if name == "linear" and place == 0:
+        given = call.named
+        weight, bias = detached(given["weight"]), detach(given.get("bias"))
+        return LinearMap(0, F.linear, weight, bias, -1, lambda g, x, w: g @ w, lambda s: weight * s[:, None])
+    if name == "addmm" and place == 1:
+        given = call.named
+        scale, weight = given.get("alpha", 1), detached(given["mat2"])
+        bias = detached(given["input"]) * given.get("beta", 1)
+        return LinearMap(1, lambda x, w, b: scale * (x @ w) + (0 if b is None else b), weight, bias, -1)
+    if name in ("matmul", "rmatmul", "mm", "bmm", "mv", "einsum"):
+        return _product(call, place)
+    return None
+
+
+def detach(value: Any) -> Any:
+    """A tensor without its graph; anything else as it is."""
+    return detached(value) if isinstance(value, Tensor) else value
+
+
+def _convolution(call: Call, place: int) -> LinearMap | None:
+    given = call.named
+    if place != 0 or "weight" not in given:
+        return None
+    weight, bias = detached(given["weight"]), detach(given.get("bias"))
+    rest = {name: value for name, value in given.items() if name not in ("input", "weight", "bias")}
+    transposed, spatial, groups = "transpose" in call.name, weight.ndim - 2, rest.get("groups", 1)
+    function: Callable[..., Tensor] = call.function
+
+    def run(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+        return function(x, w, None if b is None else b.flatten(), **rest)
+
+    def signed(factor: Tensor) -> Tensor:
+        parts = weight.reshape(groups, -1, *weight.shape[1:]) if transposed else weight
+        shape = (groups, 1, -1, *[1] * spatial) if transposed else (-1, *[1] * (spatial + 1))
+        return (parts * factor.reshape(shape)).reshape(weight.shape)
+
+    shaped = None if bias is None else bias.reshape(-1, *[1] * spatial)
+    batched = given["input"].ndim == weight.ndim
+    back = _convolution_back(rest, spatial, transposed=transposed) if batched else None
+    return LinearMap(0, run, weight, shaped, -spatial - 1, back, signed, alike=groups == 1 and batched)
+
+
+def _convolution_back(rest: Mapping[str, Any], spatial: int, *, transposed: bool) -> Back | None:
+    """The gradient in what a convolution is given; None where its padding is a word."""
+    padding = rest.get("padding", 0)
+    if isinstance(padding, str):
+        return None
+
+    def each(value: int | Sequence[int]) -> list[int]:
+        """One number for each dimension, where one for all may be given."""
+        return [value] * spatial if isinstance(value, int) else list(value) * (spatial if len(value) == 1 else 1)
+
+    stride, dilation, more = rest.get("stride", 1), rest.get("dilation", 1), rest.get("output_padding", 0)
+    options = each(stride), each(padding), each(dilation), transposed, each(more), rest.get("groups", 1)
+
+    def back(gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        found = torch.ops.aten.convolution_backward(gradient, x, weight, None, *options, (True, False, False))
+        return found[0]  # type: ignore[no-any-return]
+
+    return back
+
+
+def _batch_norm(call: Call, place: int) -> LinearMap | None:
+    given = call.named
+    mean, variance = given.get("running_mean"), given.get("running_var")
+    if given.get("training", False) or mean is None or variance is None or place != 0:
+        return None
+    shape = (-1, *[1] * (given["input"].ndim - 2))
+    weight, bias, epsilon = detach(given.get("weight")), detach(given.get("bias")), given.get("eps", 1e-5)
+    factor = (variance + epsilon).rsqrt_()
+    factor = factor if weight is None else factor * weight
+    shift = -mean * factor if bias is None else torch.addcmul(bias, mean, factor, value=-1)
+
+    def whole(x: Tensor) -> Tensor:
+        return F.batch_norm(x, mean, variance, weight, bias, False, 0.0, epsilon)
+
+    def scale(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return x * weight if bias is None else (x * weight).add_(bias)
+
+    each, shift, channels = factor.reshape(shape), shift.reshape(shape), -len(shape)
+
+    def signed(factor: Tensor) -> Tensor:
+        return factor.reshape(shape).mul(each)
+
+    return LinearMap(0, scale, each, shift, channels, lambda g, x, w: g * w, signed, whole=whole)
+
+
+def _product(call: Call, place: int) -> LinearMap | None:
+    others = [i for i, value in enumerate(call.flat) if isinstance(value, Tensor) and i != place]
+    if len(others) != 1:
+        return None
+
+    def run(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+        found: Tensor = call.made({place: x, others[0]: w})
+        return found if b is None else found + b
+
+    return LinearMap(place, run, detached(call.flat[others[0]]), None, -1)

@@ -17,9 +17,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 from explain.hooks.graph import Entrance, entrance
 from explain.hooks.preserve import detached, is_transforming
 from explain.hooks.tracer import ModuleTracker, Tracer
+from explain.tracing import calls
 from explain.tracing.batch_layout import BatchLayout
-from explain.tracing.calls import Call, inside_transform, is_watched, places, plain, storage_of
-from explain.tracing.linear_maps import LinearMap, detach, linear_map
+from explain.tracing.calls import Call, LinearMap
 from explain.tracing.operations import Dependence
 from explain.tracing.table import LAYOUT_NODES, LINEAR, SCALE_NODES, info, operation_name
 
@@ -59,17 +59,17 @@ class Snapshots:
 
     def keep(self, tensor: Tensor, **more: Any) -> Snapshot:
         kept = Snapshot(detached(tensor), **more)
-        self._kept.setdefault(storage_of(tensor), []).append(kept)
+        self._kept.setdefault(calls.storage_of(tensor), []).append(kept)
         return kept
 
     def use(self, tensors: Sequence[Tensor]) -> None:
         for tensor in tensors:
-            for kept in self._kept.get(storage_of(tensor), ()):
+            for kept in self._kept.get(calls.storage_of(tensor), ()):
                 kept.used = True
 
     def overwriting(self, tensor: Tensor, kind: str) -> None:
         """Take copies of what is about to be overwritten; a result that is rectified at once is left alone."""
-        where = storage_of(tensor)
+        where = calls.storage_of(tensor)
         for each in self._kept.pop(where, ()):
             if each.kept is None:
                 continue
@@ -153,20 +153,20 @@ class StepRecorder(Tracer):
             if name == "get" and isinstance(found, Tensor) and found.requires_grad:
                 self._layout.see(Call(func, func.__self__.__name__, args, {}), [0], found)
             return found
-        call = plain(Call(func, name, args, kwargs))
+        call = calls.plain(Call(func, name, args, kwargs))
         if call.in_place:
             self._keeper.overwriting(call.flat[0], name)
-        dependent = places(call, self._dependence.of)
+        dependent = calls.places(call, self._dependence.of)
         if is_transforming() and call.info.kind is not None and any(map(self._dependence.of, call.tensors)):
             # Tensors are proxies of those that the gradient leads to.
             must, module = "relevance must be propagated", self._running()[0]
-            raise inside_transform(must, f"{name}()", module, "use integratedgradients")
+            raise calls.inside_transform(must, f"{name}()", module, "use integratedgradients")
         if not dependent or not torch.is_grad_enabled():
             result = call.made()
         elif self._has_rule(call, dependent):
             result = self._record(call, dependent)
         else:
-            other = is_watched(call) and not self._values
+            other = calls.is_watched(call) and not self._values
             result = self._record_other(call, dependent) if other else self._made(call, dependent)
         self._keeper.use(call.tensors)
         return result
@@ -187,10 +187,10 @@ class StepRecorder(Tracer):
         entered = {i: entrance(tensor) for i, tensor in given.items()}
         entrances = {i: tensor.grad_fn for i, tensor in entered.items()}
         made = self._made(run, dependent, entered)
-        own = {storage_of(tensor) for tensor in call.tensors}
+        own = {calls.storage_of(tensor) for tensor in call.tensors}
         several = isinstance(made, (list, tuple))
         results = [t for t in (made if several else (made,)) if isinstance(t, Tensor)]
-        if any(storage_of(result) in own for result in results):
+        if any(calls.storage_of(result) in own for result in results):
             return call.made()  # what is written into a view has to be seen in what it is a view of
         if sum(result.grad_fn is not None for result in results) > 1:
             # One may be made of another, as an LSTM's output of its state: apart, each gets its own relevance.
@@ -246,7 +246,7 @@ class StepRecorder(Tracer):
         if self._values and kind in _WITH_VALUES and not (kind == "matrixproduct" and len(dependent) < 2):
             return {"values": self._given(call), "options": call.named}
         if kind in LINEAR:
-            linear = linear_map(call, dependent)
+            linear = calls.linear_map(call, dependent)
             if linear is not None:
                 x, preceding = call.flat[linear.place], None
                 if kind == "batchnorm":  # what gave x, unless something has been done to it in place
@@ -267,10 +267,10 @@ class StepRecorder(Tracer):
         if kind in ("sum", "join", "choice"):
             named = {name: call.named[name] for name in ("dim", "alpha", "condition", "mask") if name in call.named}
             # All arguments that may be added: constants as they are, and the shapes of what a gradient leads to.
-            shapes = [value.shape if i in dependent else detach(value) for i, value in enumerate(call.flat)]
+            shapes = [value.shape if i in dependent else calls.detach(value) for i, value in enumerate(call.flat)]
             if call.in_place and 0 not in dependent:
                 shapes[0] = shapes[0].clone()  # the result will be in its place
-            kept = {"options": {name: detach(value) for name, value in named.items()}, "shapes": shapes}
+            kept = {"options": {name: calls.detach(value) for name, value in named.items()}, "shapes": shapes}
             return {**kept, **self._summed(call, dependent)} if kind == "sum" else kept
         if kind == "softmax":
             return {"options": {"dim": call.named.get("dim", -1)}, **self._summed(call, dependent)}

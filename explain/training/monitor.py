@@ -32,9 +32,8 @@ from explain.render.styles import get_style
 from explain.runs.files import source_of
 from explain.runs.preparing import Failed, Labels, Prepared, Preparer
 from explain.runs.runner import RunRequest, check_count
-from explain.runs.schema import unpack
 from explain.runs.sources import Source, entries_of, text
-from explain.runs.store import PhotoRecord, Store, locked, method_row
+from explain.runs.store import PhotoRecord, Store, locked, method_row, unpack
 from explain.targets.resolve import TargetLike, as_targets
 from explain.training.gradients import DeadUnits, Flow, GradientFlow, Scaler
 

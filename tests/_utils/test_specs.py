@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import explain
 from explain import BaselineError, MethodError
-from explain._utils.specs import MethodSpec, read_written
+from explain._utils.options import MethodSpec, read_written
 from explain.baselines import Blur
 from explain.baselines.base import Baseline
 from explain.baselines.replacements import get_baseline

@@ -14,7 +14,7 @@ from PIL import Image
 import explain
 from explain.attribution.pictures import sentence
 from explain.cli import main
-from explain.cli.each import find_photos
+from explain.cli.arguments import find_photos
 from explain.cli.output import ProgressBar
 from tests.cli.conftest import Typed
 

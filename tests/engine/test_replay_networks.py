@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import explain
 from explain import ModelError
-from explain.engine.replay import Replay, ReplayError, Tape
+from explain.engine.incremental import Replay, ReplayError, Tape
 from explain.methods import AblationCAM
 from tests.conftest import settled
 

@@ -15,7 +15,7 @@ import explain
 from explain import TargetError
 from explain.methods import GradCAM, IntegratedGradients, Occlusion, Saliency
 from explain.targets import Segmentation
-from explain.targets.places import as_place
+from explain.targets.detections import as_place
 from explain.targets.regions import read_class_maps
 from tests.conftest import settled
 

@@ -29,9 +29,9 @@ from explain.targets import (
     as_target,
 )
 from explain.targets.base import Sum
-from explain.targets.functions import Contrast
 from explain.targets.labels import find_label
 from explain.targets.per_image import Element, Separate, must_follow_rows, take
+from explain.targets.resolve import Contrast
 
 LOGITS = torch.tensor([[0.1, 3.0, 2.0], [5.0, 1.0, 4.0]])
 LABELS = ["tabby cat", "Egyptian cat", "red panda", "crane", "crane"]
