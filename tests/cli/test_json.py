@@ -119,7 +119,7 @@ def test_a_fault_of_our_own_leaves_a_document_behind_and_is_shown(
     def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError("ours")
 
-    monkeypatch.setattr("explain.cli.explaining.photos_of", fail)
+    monkeypatch.setattr("explain.cli.arguments.photos_of", fail)
     with pytest.raises(ZeroDivisionError):
         main(["a.png", "--json"])
     assert json.loads(capsys.readouterr().out) == {"results": [], "errors": ["raised ZeroDivisionError: ours"]}
