@@ -175,7 +175,8 @@ class Forward:
             raise LayerError(why_not_called(self.model, layer, calls))
         shape = tuple(record.activation.shape)
         if self.count not in shape[:1] and self.grids.grid(shape) is None:
-            raise LayerError(f"layer {layer!r} must give one map for each of {self.count} images, got {shape}")
+            must = f"layer {layer!r} must give one map for each of {self.count} images, got {shape}"
+            raise LayerError(f"{must}; name another, or use a method without layers, such as saliency or attnlrp")
         return record
 
     def spatial(self, tensor: Tensor, layer: str) -> Tensor:

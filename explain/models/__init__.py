@@ -2,10 +2,8 @@
 
 preprocessing   how a photo becomes an input: which part of it, at which size, in which colours
 classifier      `Classifier`: a model with its preprocessing, labels and temperature; how its outputs are meant
-custom          a module of the user's, package.module:factory, or a file's path:factory; models of torchvision and
-                timm; TorchScript, exported programs and ONNX, of which the scores alone are known
-bundled         the models that come along: the default for ImageNet, small ones, a detector, a segmenter; a small
-                image-text model, with texts as targets and labels as zero-shot classes
+custom          a module of the user's, package.module:factory or a file's path:factory; models of other packages; model files
+bundled         the models that come along: for ImageNet, small ones, a detector, a segmenter, an image-text model
 small_networks, nanodet, person_segmenter     their networks
 huggingface     labels and image processors of transformers
 `Stitched`      a segmenter on windows of a photo or volume; it is at home in explain.layers

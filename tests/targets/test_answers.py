@@ -216,6 +216,18 @@ def test_the_models_own_answer_is_its_most_probable_words(given: Any) -> None:
     assert_close(own.score, same.score)
 
 
+def test_cams_explain_a_layer_that_keeps_images_apart_and_else_say_what_to_use(given: Any) -> None:
+    model, inputs = given
+    if "image_grid_thw" not in inputs:
+        found = explain.attribute(model, inputs, "gradcam(relu=False)", target=Answer(ANSWER))
+        assert found.values.shape == (1, 2, 2)
+        assert bool(found.values.any())
+        return
+    for layer in (None, "model.visual.blocks.1", "model.visual.merger"):  # all patches are one batch: (patches, values)
+        with pytest.raises(explain.LayerError, match="saliency"):
+            explain.attribute(model, inputs, "gradcam", target=Answer(ANSWER), layer=layer)
+
+
 def test_what_does_not_fit_is_refused(given: Any) -> None:
     model, inputs = given
     with pytest.raises(explain.TargetError, match="3 words"):
