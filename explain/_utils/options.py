@@ -147,9 +147,11 @@ def enter(known: dict[str, Any], it: Any, what: str, **options: Any) -> Any:
 @lru_cache(maxsize=256)
 def _kinds(of: type) -> dict[str, Any]:
     """The types of the fields; without those that are known nowhere."""
+    with suppress(NameError, TypeError):  # of a class within a function, say
+        return typing.get_type_hints(of, include_extras=True)
     found: dict[str, Any] = {}
     for each in reversed(of.__mro__):
-        with suppress(NameError, TypeError):  # of a class within a function, say
+        with suppress(NameError, TypeError):
             found.update(typing.get_type_hints(each))
     return found
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
@@ -30,8 +30,10 @@ from explain.hooks.interventions import Ablate
 from explain.methods import LRP, Method
 from explain.methods.base import get_method, uses_layer
 from explain.methods.base import options as options_of
-from explain.metrics import Metric, get_metric
 from explain.render.styles import get_style
+
+if TYPE_CHECKING:
+    from explain.metrics import Metric
 
 BUDGET = ("samples", "tolerance", "max_seconds")
 
@@ -55,13 +57,15 @@ def within_budget(methods: Iterable[str | Method], options: argparse.Namespace) 
     return found
 
 
-def checked_metrics(options: argparse.Namespace, *, boxes: bool = False) -> list[Metric]:
+def checked_metrics(options: argparse.Namespace, *, boxes: bool = False) -> "list[Metric]":
     """Return the metrics that were named, and refuse what cannot be meant; ``boxes`` may come with the photos."""
     asked = [name for name in ("metric", "check") if getattr(options, name, None)]
     if asked and options.crop == "five":
         raise UsageError(f"--{asked[0]} judges maps of one crop, and --crop five makes one map of five; leave one out")
     if not options.metric:
         return []
+    from explain.metrics import get_metric  # slow to load
+
     with as_usage(ExplainError):
         chosen = {metric.name: metric for metric in map(get_metric, options.metric)}
     for name, metric in chosen.items():

@@ -93,7 +93,7 @@ def _content(value: Any) -> Any:
 def _of_model(explainer: Explainer, x: torch.Tensor | None) -> dict[str, Any]:
     """The scores of a model for a picture, and its attributes, but for those that change with each call.
 
-    The first call is for attributes that are set only once.
+    Attributes may be set by the first call alone; where it set any, a second one tells these from those that change.
     """
     model = explainer.model
     x = torch.zeros(1, 3, 224, 224) if x is None else explainer._placed(x[None])
@@ -103,8 +103,8 @@ def _of_model(explainer: Explainer, x: torch.Tensor | None) -> dict[str, Any]:
             output = _returned(model, x)
         return [_summary(tensor) for _, tensor in nested.paths(output)] if not isinstance(output, str) else output
 
-    scores()
-    before, found, after = _attributes(model), scores(), _attributes(model)
+    new, found, before = _attributes(model), scores(), _attributes(model)
+    found, after = (found, before) if new == before else (scores(), _attributes(model))
     stable = [f"{name} {value}\n" for name, value in before.items() if after.get(name) == value]
     return {"attributes": hashlib.sha256("".join(stable).encode()).hexdigest(), "test_scores": found}
 
