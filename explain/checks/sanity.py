@@ -2,29 +2,33 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import combinations, product
+from itertools import combinations
 from typing import Any, ClassVar, Self
 
 import torch
-import torch.nn.functional as F
 
 from explain._utils.errors import MetricError
-from explain._utils.random_numbers import normal, permutation, seeded
-from explain.baselines import Mean
-from explain.baselines.base import Baseline
+from explain._utils.random_numbers import normal, seeded
 from explain.methods.base import over_all
-from explain.metrics.base import Metric, MetricInput, MetricResult, Score, ScoreMetric, ScoreRequest, cover_ranks
-from explain.metrics.faithfulness import share_counts
-from explain.metrics.maps import Maps, Sign, Similarity, correlation, similarity
-from explain.metrics.randomisation import zero_everywhere
+from explain.metrics.base import Metric, MetricInput, MetricResult, ScoreMetric, ScoreRequest
+from explain.metrics.maps import Sign, Similarity, similarity
+from explain.metrics.masked_scores import MaskedScores, RandomMasks
 from explain.metrics.variants import ModelContext, ReattributionMetric, Variant, VariantResult
 
 MARKS = {True: "✓", False: "✗", None: "–"}
 
 SIMILAR = 0.5**0.5
 """The correlation from which on two maps share half of their variation, or more."""
+
+LEVEL = 0.05
+"""The largest p-value that passes."""
+
+UNLIKE_MODEL = "; take a method that follows the upper layers, such as gradcam"
+UNLIKE_CLASS = "; take a method that asks for one class, such as gradcam or lrp"
+UNFAITHFUL = "; try another layer or method, or ask for the smallest evidence (sufficient), which needs no map"
+UNSTABLE = "; take the mean over noise, such as smooth(saliency)"
 
 
 @dataclass(frozen=True)
@@ -92,17 +96,82 @@ class Check(Metric):
 
 
 @dataclass(frozen=True)
-class DependsOnClass(Check, ReattributionMetric):
-    """How similar the map is to those of classes far down the ranking.
+class Difference(Check, ReattributionMetric):
+    """A check that compares the map with the method's maps in other settings, and their difference with the scores.
+
+    The figure is the mean similarity to the other maps (``parts`` has "alike", for each of them). Less is better. A map
+    to which a pattern was added that differs from class to class, or from model to model, is not similar either; so
+    what differs must also predict the scores. The difference of the map and the other one, each divided by its length,
+    is compared with what random masks take from the scores, among its placements, as `Faithful` does. ``parts`` has the
+    p-value as "p", NaN where masks were not run, as in `explain.evaluate`.
+
+    Args:
+        most: the similarity from which on the map fails; at 0.71, half of a map's variation is that of the other.
+        level: the largest p-value that passes.
+        similarity, sign: as for `MPRT`.
+    """
+
+    most: float = SIMILAR
+    level: float = LEVEL
+    similarity: Similarity = "spearman"
+    sign: Sign = "own"
+
+    units = "similarity"
+    better = "less"
+    others: ClassVar[tuple[str, str]] = ("the map of another", "the maps of {} others")
+    remedy: ClassVar[str] = ""
+
+    def drops(self, masked: MaskedScores, count: int) -> torch.Tensor:
+        """What masks take from the score, or from the difference of two scores: ``(K,)`` or ``(count, K)``."""
+        return masked.drops
+
+    def compare(self, data: MetricInput, found: VariantResult) -> torch.Tensor:
+        """The similarity, and the other map with its signs: ``(N, 1 + H * W)``."""
+        alike = similarity(self.similarity, data.maps.per_pixel(self.sign), found.maps.per_pixel(self.sign))
+        return torch.cat([alike[:, None].double(), found.maps.contributions.flatten(1)], 1)
+
+    def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
+        alike, others = numbers[..., 0], numbers[..., 1:].reshape(*numbers.shape[:2], *data.size)
+        p_value = torch.full_like(alike[:, 0], torch.nan)
+        if data.masked is not None:
+            differences = _of_length_one(data.maps.contributions) - _of_length_one(others[0])
+            drops = self.drops(data.masked, alike.shape[1])
+            p_value[0] = data.masked.test(differences, drops, data.masked.by_area)[1]
+        pairs = [similarity(self.similarity, one, other) for one, other in combinations(others.unbind(1), 2)]
+        among = torch.stack(pairs, 1).mean(1) if pairs else torch.full_like(p_value, torch.nan)
+        zeros = (numbers[..., 1:] == 0).all(2)
+        return MetricResult(alike.mean(1), parts={"alike": alike, "zeros": zeros, "among": among, "p": p_value})
+
+    def decide(self, result: MetricResult) -> CheckResult:
+        figure, p_value, count = float(result.value[0]), float(result.parts["p"][0]), result.parts["alike"].shape[1]
+        zeros = int(result.parts["zeros"][0].sum())
+        reason = f"similarity {figure:.2f} to {self.others[count > 1].format(count)}"
+        reason += f", {zeros} of which are zero everywhere" if zeros else ""
+        reason += f" (must be below {self.most:.2g})"
+        predicts = math.isnan(p_value) or p_value <= self.level
+        if figure < self.most and not math.isnan(p_value):
+            words = "predicts the scores" if predicts else "does not predict the scores"
+            reason += f"; the difference {words} (p = {p_value:.2g}, at most {self.level:g})"
+        passed = figure < self.most and predicts
+        return self.result(figure, passed, reason + ("" if passed else self.remedy))
+
+
+def _of_length_one(maps: torch.Tensor) -> torch.Tensor:
+    length = maps.flatten(1).norm(dim=1).clamp(min=torch.finfo(maps.dtype).tiny)
+    return maps / over_all(length, maps)
+
+
+@dataclass(frozen=True)
+class DependsOnClass(Difference):
+    """How similar the map is to those of classes far down the ranking, and whether what differs predicts the scores.
 
     They are taken at equal distances from its lower half, and not from its top: the maps of a tabby and of an Egyptian
-    cat should be similar. Of a region or a box, they are other classes in the same place. The figure is the mean
-    similarity. Less is better.
+    cat should be similar. Of a region or a box, they are other classes in the same place. The difference of two maps
+    is compared with the difference of the two classes' scores.
 
     Args:
         classes: how many.
-        most: the similarity from which on the map fails; at 0.71, half of a map's variation is that of the other.
-        similarity, sign: as for `MPRT`.
+        most, level, similarity, sign: as for `Difference`.
 
     Sixt et al., "When Explanations Lie", ICML 2020, for comparing the maps of classes.
 
@@ -111,16 +180,13 @@ class DependsOnClass(Check, ReattributionMetric):
     """
 
     classes: int = 3
-    most: float = SIMILAR
-    similarity: Similarity = "spearman"
-    sign: Sign = "own"
 
     name = "depends_on_class"
     word = "class"
-    units = "similarity"
-    better = "less"
     minimums: ClassVar = {"classes": 1}
     fewest: ClassVar = {"classes": 1}
+    others = ("the map of a class far down the ranking", "the maps of {} classes far down the ranking")
+    remedy = UNLIKE_CLASS
 
     def not_applicable(self, context: ModelContext, data: MetricInput) -> str:
         if context.ranking is None:
@@ -128,26 +194,20 @@ class DependsOnClass(Check, ReattributionMetric):
         return "" if context.ranking[0].shape[1] > 1 else "the model has one class only"
 
     def variants(self, context: ModelContext, data: MetricInput) -> Iterator[Variant]:
+        for classes in self.other_classes(context):
+            yield Variant(("class", *classes.tolist()), classes=classes)
+
+    def other_classes(self, context: ModelContext) -> list[torch.Tensor]:
+        """The other classes, each ``(N,)``."""
         if context.ranking is None or context.ranking[0].shape[1] < 2:
             raise MetricError(f"target must be one of several classes for {self.name}; leave that check out")
         scores, classes = context.ranking
         scores = scores.scatter(1, classes[:, None], torch.inf)
-        others = scores.sort(dim=1, descending=True, stable=True).indices
-        for rank in far_down(others.shape[1] - 1, self.classes):
-            yield Variant(("ranked", rank), classes=others[:, rank])
+        ranked = scores.sort(dim=1, descending=True, stable=True).indices
+        return [ranked[:, rank] for rank in far_down(ranked.shape[1] - 1, self.classes)]
 
-    def compare(self, data: MetricInput, found: VariantResult) -> torch.Tensor:
-        similar = similarity(self.similarity, data.maps.per_pixel(self.sign), found.maps.per_pixel(self.sign))
-        return torch.stack([similar.double(), zero_everywhere(found).double()], 1)
-
-    def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
-        return MetricResult(numbers[..., 0].mean(1), parts={"alike": numbers[..., 0], "zeros": numbers[..., 1]})
-
-    def decide(self, result: MetricResult) -> CheckResult:
-        figure, count = float(result.value[0]), result.parts["alike"].shape[1]
-        others = f"the maps of {count} classes" if count > 1 else "the map of a class"
-        reason = f"similarity {figure:.2f} to {others} far down the ranking{_zeros(result)}"
-        return self.result(figure, figure < self.most, f"{reason} (must be below {self.most:.2g})")
+    def drops(self, masked: MaskedScores, count: int) -> torch.Tensor:
+        return masked.drops - masked.other_drops[count]
 
 
 def far_down(others: int, count: int) -> list[int]:
@@ -160,49 +220,36 @@ def far_down(others: int, count: int) -> list[int]:
     return sorted({min(others, 1 + int(first + (number + 0.5) / count * first)) for number in range(count)})
 
 
-LEAST = 0.05
-"""Details are compared where both maps are, on average around, at least this share as strong as at their strongest."""
-
-
 @dataclass(frozen=True)
-class DependsOnModel(Check, ReattributionMetric):
-    """How similar the map is to those of copies of the model whose upper layers are randomised.
+class DependsOnModel(Difference):
+    """How similar the map is to those of models with random upper layers, and whether what differs predicts the scores.
 
     We reinitialise the upper half of the layers with weights, in the order in which a forward pass uses them, each as
     its class does it, normalisations with their statistics; the model's prediction is lost then. Maps that show what
     the first layers detect, such as edges, do not change. (If all layers were reinitialised, the first filters would
-    detect something else, and such a map would seem to depend on the model.)
-
-    Two things are compared, and the figure is the larger one. **Places**: the mean similarity over the copies. For maps
-    with a value for each pixel, also **details**: the absolute correlation of values divided by the mean magnitude
-    around them, where both maps are strong, at its largest over the copies. Multiplied by a coarse map, or by minus
-    one, a map has the same details. The mean similarity among the copies' maps is in ``parts`` ("among"). A map that is
-    zero everywhere is similar to no other. Less is better.
+    detect something else, and such a map would seem to depend on the model.) The mean similarity among the maps of the
+    copies is in ``parts`` ("among"). A map that is zero everywhere is similar to no other.
 
     Args:
         copies: how many.
-        most: the figure from which on the map fails; at 0.71, half of a map's variation is that of the other.
-        similarity, sign: of places, as for `MPRT`.
         seed: of the weights.
+        most, level, similarity, sign: as for `Difference`.
 
     Adebayo et al., "Sanity Checks for Saliency Maps", NeurIPS 2018, whose cascade from the output this is halfway.
 
     >>> DependsOnModel().copies
-    3
+    2
     """
 
-    copies: int = 3
-    most: float = SIMILAR
-    similarity: Similarity = "spearman"
-    sign: Sign = "own"
+    copies: int = 2
     seed: int = 0
 
     name = "depends_on_model"
     word = "model"
-    units = "similarity"
-    better = "less"
     minimums: ClassVar = {"copies": 1}
     fewest: ClassVar = {"copies": 1}
+    others = ("the map of a copy with random upper layers", "the maps of {} copies with random upper layers")
+    remedy = UNLIKE_MODEL
 
     def not_applicable(self, context: ModelContext, data: MetricInput) -> str:
         return "" if context.randomised.layers else "the model has no weights that could be others"
@@ -213,188 +260,73 @@ class DependsOnModel(Check, ReattributionMetric):
         for seed in range(self.seed * 1009, self.seed * 1009 + self.copies):
             yield Variant(("model", frozenset(upper), seed, ()), model=partial(context.randomised.of, upper, seed))
 
-    def compare(self, data: MetricInput, found: VariantResult) -> torch.Tensor:
-        """The similarity of details, and the map of the copy: ``(N, 1 + H * W)``."""
-        details = same_details(data.maps, found.maps, self.sign)
-        return torch.cat([details[:, None], found.maps.per_pixel(self.sign).flatten(1).double()], 1)
-
-    def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
-        details = numbers[..., 0].amax(1)
-        others = numbers[..., 1:].reshape(*numbers.shape[:2], *data.size).unbind(1)
-        own = data.maps.per_pixel(self.sign).double()
-        places = torch.stack([similarity(self.similarity, own, other) for other in others], 1).mean(1)
-        pairs = [similarity(self.similarity, one, other) for one, other in combinations(others, 2)]
-        among = torch.stack(pairs, 1).mean(1) if pairs else torch.full_like(places, torch.nan)
-        parts = {"places": places, "details": details, "among": among, "zeros": (numbers[..., 1:] == 0).all(2)}
-        return MetricResult(torch.where(details > places, details, places), parts=parts)
-
-    def decide(self, result: MetricResult) -> CheckResult:
-        figure, among = float(result.value[0]), float(result.parts["among"][0])
-        kind = " in details" if result.parts["details"][0] > result.parts["places"][0] else ""
-        copies = result.parts["zeros"].shape[1]
-        others = f"the maps of {copies} copies" if copies > 1 else "the map of a copy"
-        threshold = f"must be below {self.most:.2g}" + ("" if math.isnan(among) else f"; these are {among:.2f} alike")
-        reason = f"similarity {figure:.2f}{kind} to {others} with random upper layers{_zeros(result)} ({threshold})"
-        return self.result(figure, figure < self.most, reason)
-
-
-def _zeros(result: MetricResult) -> str:
-    """How many of the other maps are zero everywhere, which count as not similar."""
-    zeros = int(result.parts["zeros"][0].sum())
-    return f", {zeros} of which are zero everywhere" if zeros else ""
-
-
-def same_details(one: Maps, other: Maps, sign: Sign) -> torch.Tensor:
-    """The similarity of the details of two maps, where both are strong: ``(N,)``, NaN for maps of a layer.
-
-    >>> values = torch.randn(1, 1, 40, 40, dtype=torch.float64)
-    >>> ramp = torch.linspace(1, 3, 40, dtype=torch.float64)
-    >>> same_details(Maps("a", values, (40, 40)), Maps("b", -values * ramp, (40, 40)), "own") > 0.99
-    tensor([True])
-    """
-    maps = [each.per_pixel(sign).double() for each in (one, other)]
-    if one.values.ndim == 3 or other.values.ndim == 3:
-        return torch.full_like(maps[0][:, 0, 0], torch.nan)
-    around = [_around(each.abs()) for each in maps]
-    both = torch.stack([each > LEAST * each.flatten(1).amax(1)[:, None, None] for each in around]).all(0)
-    ratios = [each / torch.where(mean > 0, mean, 1) for each, mean in zip(maps, around, strict=True)]
-    pairs = ([each[where][None] for each in (a, b)] for a, b, where in zip(*ratios, both, strict=True))
-    found = [correlation(*pair) if pair[0].numel() else maps[0].new_zeros(1) for pair in pairs]
-    return torch.cat(found).nan_to_num(0).abs()
-
-
-def _around(maps: torch.Tensor) -> torch.Tensor:
-    """The mean around each pixel, in a square of a twentieth of the shorter side."""
-    side = max(3, round(min(maps.shape[1:]) / 20) // 2 * 2 + 1)
-    return F.avg_pool2d(maps[:, None], side, stride=1, padding=side // 2, count_include_pad=False)[:, 0]
-
 
 @dataclass(frozen=True)
 class Faithful(Check, ScoreMetric):
-    r"""p-value of insertion less deletion among those of the same map laid elsewhere.
+    """p-value: the map predicts what masks take from the score, better than the same map in other places.
 
-    Does the map find the evidence better than copies of it that are rolled, flipped and turned?
+    The photo is masked at random, with several baselines in turn: the mean colour, a strong blur, noise, and the photo
+    itself rolled by half. The statistic is the partial correlation between what a mask covers of the map and what the
+    score loses, given what the covered area, the baseline, and maps of the photo alone explain (contrast, edges, the
+    distance from the mean colour, blobs in the middle, and products of these): see
+    `explain.metrics.masked_scores.photo_maps`. A map that such a map of the photo explains fails.
 
-    What counts is insertion minus deletion,
-    :math:`\frac{1}{|Q|}\sum_q f(\mathrm{top}_q) - f(x \setminus \mathrm{top}_q)`: the score with nothing but the share
-    q of the photo that the map ranks highest, less that without it. A copy has the same values, as sparse and as
-    blurred, in other places. The figure is the p-value of a permutation test, :math:`p = (1 + k) / (1 + n)`, where k of
-    the n copies are at least as good. Less is better.
-
-    Copies in the same place, such as the flips of a blob in the middle, count as well: ``parts`` has the "overlap" of
-    each with the map, from 0 to 1. Without them, a map with a random location could pass.
-
-    The copies are drawn from the group of all rolls by thirds of the height and width, with all flips and, of square
-    photos, turns, so that a map with a uniformly random location passes with a probability of at most ``level``.
+    The null hypothesis is that the map's place has nothing to do with the model's evidence. The figure is the share of
+    the placements of the map (turned, flipped, rolled by sixths; its own among them) whose correlation is at least as
+    large, so that a map with a random place passes with a probability of at most ``level``. Less is better. ``parts``
+    has the "correlation".
 
     Args:
-        copies: n, at most how many there are.
-        percentiles: Q, in per cent.
-        baseline: what replaces the pixels that are not shown.
-        score: the target's own "logit", or "probability".
+        samples: the number of masks.
         level: the largest p-value that passes.
-        sign: how values become one number for each pixel.
-        seed: of the draw, and of the order of equal values.
+        seed: of the masks, which differ from photo to photo.
 
-    Phipson and Smyth, "Permutation P-values Should Never Be Zero", 2010, for the test; insertion and deletion as in
-    Petsiuk et al., BMVC 2018.
+    Phipson and Smyth, "Permutation P-values Should Never Be Zero", 2010, for the test; random masks as in Petsiuk et
+    al., BMVC 2018.
 
     >>> Faithful().better
     'less'
     """
 
-    copies: int = 39
-    percentiles: tuple[float, ...] = (25, 50)
-    baseline: Baseline = field(default_factory=Mean)
-    score: Score = "logit"
-    level: float = 0.05
-    sign: Sign = "own"
+    samples: int = 60
+    level: float = LEVEL
     seed: int = 0
 
     name = "faithful"
     word = "faithful"
     units = "p-value"
     better = "less"
-    minimums: ClassVar = {"copies": 1, "level": 0}
-    below = {"percentiles": 100, "level": 1}
+    minimums: ClassVar = {"samples": 40, "level": 0.01}
+    below = {"level": 1}
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.level * (1 + self.copies) < 1:
-            got = f"{self.level:g} with {self.copies} copies"
-            raise MetricError(f"level of faithful must be at least 1 / (1 + copies), got {got}; give more, at most 71")
+    def masks(self, images: torch.Tensor) -> RandomMasks:
+        """The masks of these photos."""
+        return RandomMasks(images, self.samples, self.seed)
 
     def requests(self, data: MetricInput) -> Sequence[ScoreRequest]:
-        counts, own = share_counts(data, self.percentiles), data.ranks(self.sign, self.seed)
-        start, end = counts + [0] * len(counts), [data.pixels] * len(counts) + counts  # shown alone, and covered
-        copies = [own, *(placed(own, placement) for placement in self.placements(data.size))]
-        return [cover_ranks(ranks, start, end, self.baseline, self.score) for ranks in copies]
+        return self.masks(data.images).requests()
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
-        half = len(self.percentiles)
-        each = torch.stack([found[:, :half].mean(1) - found[:, half:].mean(1) for found in scores], 1)
-        better = (each[:, 1:] >= each[:, :1]).sum(1)
-        copies = each.shape[1] - 1
-        unchanged = (data.loss(self.score, torch.cat(list(scores), 1)) == 0).all(1)
-        value = data.undefined(self, (1 + better.double()) / (1 + copies), unchanged, UNCHANGED)
-        own = data.ranks(self.sign, self.seed)
-        tops = torch.stack([own < count for count in share_counts(data, self.percentiles)])  # (Q, N, H, W)
-        others = (placed(tops.flatten(0, 1), each).reshape(tops.shape) for each in self.placements(data.size))
-        overlap = [((other & tops).flatten(2).sum(2) / tops.flatten(2).sum(2)).mean(0) for other in others]
-        parts = {"better": better, "own": each[:, 0], "copies": each[:, 1:]}
-        return MetricResult(value, parts={**parts, "overlap": torch.stack(overlap, 1)})
+        masks, maps = self.masks(data.images), data.maps.per_pixel("signed")
+        drops = data.loss("logit", masks.in_order(scores)).cpu().double()
+        tests = [MaskedScores(masks, own, image=image) for image, own in enumerate(drops)]
+        found = [each.test(maps[i : i + 1], drops[i], each.by_photo) for i, each in enumerate(tests)]
+        correlation, value = torch.tensor(found, dtype=torch.float64).unbind(1)
+        value = data.undefined(self, value, (drops == 0).all(1), UNCHANGED)
+        return MetricResult(value, parts={"correlation": correlation})
 
     def decide(self, result: MetricResult) -> CheckResult:
-        figure, better, parts = float(result.value[0]), int(result.parts["better"][0]), result.parts
-        copies = parts["copies"].shape[1]
+        figure, correlation = float(result.value[0]), float(result.parts["correlation"][0])
         if math.isnan(figure):
             return self.result(figure, None, UNCHANGED)
-        most = int(self.level * (1 + copies) + 1e-9) - 1
-        if most < 0:  # a photo that is no square has fewer placements
-            return self.result(figure, None, f"{copies} places are too few for a p-value of {self.level:g}")
-        near = int(((parts["copies"] >= parts["own"][:, None]) & (parts["overlap"] > 0.5))[0].sum())
-        overlap = f"; {near} of these share more than half of the map's place" if near else ""
-        reason = f"{better} of {copies} copies of the map in other places explain the score at least as well"
-        return self.result(figure, better <= most, f"{reason} (at most {most} may){overlap}")
-
-    def placements(self, size: tuple[int, int]) -> "list[Placement]":
-        """A draw from all placements but the map's own."""
-        known = all_placements(size)
-        return [known[number] for number in permutation(len(known), self.seed)[: self.copies].tolist()]
+        reason = f"its correlation with what {self.samples} masks take from the score is {correlation:.2f}"
+        if correlation <= -1:
+            reason = "contrast, edges, colours and the middle of the photo explain the map"
+        reason += f"; {figure:.0%} of its placements do as well (at most {self.level:.0%} may)"
+        return self.result(figure, figure <= self.level, reason + ("" if figure <= self.level else UNFAITHFUL))
 
 
-UNCHANGED = "to cover the photo, or parts of it, does not change the score"
-
-Placement = tuple[int, bool, float, float]
-"""How a copy is placed: quarter turns, whether it is flipped, and how far it is rolled down and to the right, in shares
-of the height and the width."""
-
-ORIGINAL: Placement = (0, False, 0.0, 0.0)
-
-
-def all_placements(size: tuple[int, int]) -> list[Placement]:
-    """All placements but the map's own: rolls by thirds, flips, and turns, by quarters if the photo is square.
-
-    With the map's own, they are a group if 3 divides the sides: two placements in sequence are another one of them. For
-    other sides they are a group to within a pixel.
-
-    >>> len(all_placements((224, 224))), len(all_placements((224, 300)))
-    (71, 35)
-    """
-    turns, thirds = range(4) if size[0] == size[1] else (0, 2), (0.0, 1 / 3, 2 / 3)
-    return list(product(turns, (False, True), thirds, thirds))[1:]
-
-
-def placed(maps: torch.Tensor, placement: Placement) -> torch.Tensor:
-    """Place maps ``(N, H, W)``.
-
-    >>> placed(torch.tensor([[[1, 2, 3]]]), (0, False, 0.0, 1 / 3))
-    tensor([[[3, 1, 2]]])
-    """
-    turns, flipped, down, across = placement
-    found = torch.rot90(maps, turns, (1, 2))
-    found = found.flip(2) if flipped else found
-    return found.roll((round(down * found.shape[1]), round(across * found.shape[2])), (1, 2))
+UNCHANGED = "to mask the photo does not change the score"
 
 
 def with_noise(images: torch.Tensor, sigma: float, seed: int) -> torch.Tensor:
@@ -493,13 +425,14 @@ class Stable(Check, ReattributionMetric):
         if not counted:
             return self.result(figure, None, "every small change of the photo moved the scores")
         words = f"similarity {figure:.2f} over {counted} of {of} small changes that left the scores alone"
-        return self.result(figure, figure >= self.least, f"{words} (must be at least {self.least:.2g})")
+        remedy = "" if figure >= self.least else UNSTABLE
+        return self.result(figure, figure >= self.least, f"{words} (must be at least {self.least:.2g}){remedy}")
 
 
-def default_checks(seed: int = 0) -> tuple[Check, ...]:
-    """The checks of every map, in this order.
+def default_checks(seed: int = 0, samples: int = 60) -> tuple[Check, ...]:
+    """The checks of every map, in this order; ``samples`` masks, which all maps of a photo share.
 
     >>> [check.word for check in default_checks()]
     ['model', 'class', 'faithful', 'stable']
     """
-    return DependsOnModel(seed=seed), DependsOnClass(), Faithful(seed=seed), Stable(seed=seed)
+    return DependsOnModel(seed=seed), DependsOnClass(), Faithful(samples, seed=seed), Stable(seed=seed)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from itertools import product
+from itertools import chain, product
 from math import isqrt, prod
 from typing import Any
 
@@ -16,8 +16,12 @@ from explain._utils.errors import ExplainError, MethodError, MetricError, did_yo
 from explain._utils.html import lines_html, table_html
 from explain.attribution.api import Settings, attribute, plan
 from explain.attribution.result import Attribution
-from explain.checks.sanity import Check, CheckResult, default_checks
+from explain.checks.sanity import LEVEL, Check, CheckResult, DependsOnClass, Faithful, default_checks
 from explain.data.inputs import Inputs
+from explain.engine.execution import gather
+from explain.engine.needs import needs_at
+from explain.engine.perturbations import Scores, Unperturbed
+from explain.engine.plan import Plan
 from explain.engine.validation import check_inputs
 from explain.hooks.interventions import intervene
 from explain.hooks.preserve import untouched
@@ -25,7 +29,9 @@ from explain.hooks.unwrap import unwrapped
 from explain.layers.calls import cost_after
 from explain.methods.base import Method, get_method, options, title_of
 from explain.metrics import MetricInput, ScoreMetric, evaluate
+from explain.metrics.base import PerturbedPhotoPool
 from explain.metrics.evaluation import NotEvaluatedError
+from explain.metrics.masked_scores import MaskedScores
 from explain.metrics.variants import EvaluatedMethod, ModelContext, ReattributionMetric, Results, reattribute
 from explain.targets import ClassTarget, Target
 from explain.targets.texts import with_texts
@@ -102,6 +108,24 @@ class Verdict(Mapping[str, CheckResults]):
         """Whether each method's map passed all applicable checks."""
         return {method: results.passed for method, results in self.results.items()}
 
+    @property
+    def faithful_after_holm(self) -> list[str]:
+        """The methods whose map is faithful after Holm's correction for the number of maps that were tested.
+
+        Of twenty maps that know nothing, one passes the check by chance; after the correction, with a probability of
+        at most the level, none of them does.
+
+        Holm, "A Simple Sequentially Rejective Multiple Test Procedure", 1979.
+        """
+        checks = ((method, each) for method, results in self.results.items() for each in results)
+        tested = {method: each.figure for method, each in checks if each.check == "faithful" and each.figure <= 1}
+        kept: list[str] = []
+        for left, method in zip(range(len(tested), 0, -1), sorted(tested, key=tested.__getitem__), strict=True):
+            if not tested[method] * left <= LEVEL:
+                break
+            kept.append(method)
+        return kept
+
     def updated(self, other: "Verdict") -> "Verdict":
         """The same with the results of another verdict on the same photo, which replace those of the same methods."""
         return replace(self, results={**self.results, **other.results}, seed=other.seed)
@@ -131,6 +155,11 @@ class Verdict(Mapping[str, CheckResults]):
         for method, results in self.results.items():
             lines += [f"  {method} {each.mark} {each.word}: {each.reason}" for each in results if not each.passed]
             lines += [f"  {method}: {note}" for note in results.notes]
+        every = ((method, each) for method, found in self.results.items() for each in found if each.check == "faithful")
+        kept, alone = self.faithful_after_holm, {method for method, each in every if each.passed}
+        if alone > set(kept):
+            names = ", ".join(kept) or "none"
+            lines.append(f"  faithful after Holm's correction for {len(self.results)} maps: {names}")
         return lines
 
     def __str__(self) -> str:
@@ -198,8 +227,8 @@ def check_maps(
         maps: methods with their attributions for this photo and target.
         target: what was explained.
         label: the name of the target in the verdict.
-        seed: of random weights, copies and noise.
-        checks: other ones than `default_checks`.
+        seed: of random weights, masks and noise.
+        checks: other ones than `default_checks`, such as ``default_checks(samples=240)``.
         options: ``batch_size``, ``progress`` and ``precision`` as for `explain.attribute`.
 
     Raises:
@@ -236,6 +265,7 @@ class _Checks:
         if first.logits is not None:
             self.options = {**self.options, "activation": self.context.outputs.activation}
         self.notes: dict[str, list[str]] = {name: [] for name in self.maps}
+        self.masked: MaskedScores | None = None
         self.why_not: dict[tuple[str, str], str] = {}  # by map and check: why it is not applicable, or has failed
 
     def _ranking(self) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -254,7 +284,10 @@ class _Checks:
             except ExplainError as error:
                 self.why_not[name, check.name] = str(error)
         if varied:
-            found = self._each(self._by_scores, [check for check in checks if isinstance(check, ScoreMetric)], varied)
+            scored = [check for check in checks if isinstance(check, ScoreMetric)]
+            found = self._each(partial(self._by_masks, checks), [c for c in scored if isinstance(c, Faithful)], varied)
+            found |= self._each(self._by_scores, [c for c in scored if not isinstance(c, Faithful)], varied)
+            varied = {name: replace(each, masked=self.masked) for name, each in varied.items()}
             found |= self._by_reattribution(checks, varied)
         results = {}
         for name, each in data.items():
@@ -269,6 +302,38 @@ class _Checks:
                     own.append(check.result(math.nan, None, self.why_not[name, check.name]))
             results[name] = CheckResults(name, tuple(own), tuple(self.notes[name]))
         return Verdict(label, results, seed)
+
+    def _by_masks(
+        self, checks: Sequence[Check], faithful: Sequence[Faithful], data: Mapping[str, MetricInput]
+    ) -> Results:
+        """The results of `Faithful`; masked photos run once, for all maps and all classes that are compared."""
+        context, target = self.context, self.target
+        with untouched(self.model), torch.no_grad():
+            output = self.inputs.detached().call(self.model)
+            target = target.settled(output, 1) if context.classes is None else ClassTarget((int(context.classes),))
+        asked = [each for check in checks if isinstance(check, DependsOnClass) for each in (check, check.reduced)]
+        known = context.ranking is not None and context.ranking[0].shape[1] > 1
+        groups = [[int(other) for other in each.other_classes(context)] for each in asked] if known else []
+        of_classes = target.of_classes if context.classes is None else ClassTarget
+        classes = list(dict.fromkeys(chain(*groups)))
+        targets = [target, *(of_classes((each,)) for each in classes)]
+        found: Results = {}
+        for check in faithful:
+            masks, pool = check.masks(context.images), PerturbedPhotoPool(context.images)
+            rows = [pool.add(request) for request in masks.requests()]
+            original, perturbed = Scores(Unperturbed()), Scores(pool)
+            planned = Plan({"checks": needs_at([original, perturbed], [])}, len(targets), 1)
+            evidence = [of(None) for of in gather(self.model, self.inputs, planned, targets, Settings(**self.options))]
+            scores = [[each[perturbed][own] for own in rows] for each in evidence]
+            drops = [each[original] - masks.in_order(own)[0] for each, own in zip(evidence, scores, strict=True)]
+            own, *others = (each.cpu().double() for each in drops)
+            lost = dict(zip(classes, others, strict=True))
+            self.masked = MaskedScores(
+                masks, own, {len(group): torch.stack([lost[n] for n in group]) for group in groups}
+            )
+            exact = {name: replace(each, target_score=evidence[0][original]) for name, each in data.items()}
+            found |= {(name, check.name): check(each, scores[0]) for name, each in exact.items()}
+        return found
 
     def _by_scores(self, metrics: Sequence[Any], maps: Iterable[str]) -> Results:
         """The results of score metrics; the perturbed photos of all maps run together."""
@@ -326,7 +391,9 @@ class _Checks:
         return evaluated, True
 
 
-def check_explained(explanation: Any, found: Sequence[Attribution], index: int, **options: Any) -> Verdict:
+def check_explained(
+    explanation: Any, found: Sequence[Attribution], index: int, seed: int = 0, samples: int = 60, **options: Any
+) -> Verdict:
     """Check maps of the target at a position of an `explain.Explanation`, and add the verdict to the explanation.
 
     Raises:
@@ -344,6 +411,7 @@ def check_explained(explanation: Any, found: Sequence[Attribution], index: int, 
     options["interventions"] = found[0].interventions
     with naming([explanation.source]):
         x = explainer.as_input(explanation.photo)
+        options |= {"seed": seed, "checks": default_checks(seed, samples)}
         verdict = check_maps(explainer.model, x, maps, target, explanation.targets[index], **options)
     known = explanation.verdicts.get(index)
     explanation.verdicts[index] = verdict if known is None else known.updated(verdict)

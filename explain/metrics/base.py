@@ -46,7 +46,8 @@ class MetricInput:
     ``images`` ``(N, C, H, W)`` are the model's inputs, ``target_score`` ``(N,)`` is the score that was explained and
     ``probability`` ``(N,)`` that of the class, where the target is one of ``classes`` ``(N,)``; ``outputs`` says how
     the model's outputs become probabilities. Where the object is: ``boxes`` are lists of boxes ``(k, 4)``, one for each
-    photo, and ``regions`` truth values ``(N, H, W)``.
+    photo, and ``regions`` truth values ``(N, H, W)``. ``masked`` are the
+    `explain.metrics.masked_scores.MaskedScores` of one photo, where they were run.
     """
 
     maps: Maps
@@ -57,6 +58,7 @@ class MetricInput:
     boxes: Sequence[torch.Tensor] | None = None
     regions: torch.Tensor | None = None
     outputs: Outputs = field(default_factory=Outputs)
+    masked: Any = None
     _ranks: dict[tuple[Sign, int], torch.Tensor] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:

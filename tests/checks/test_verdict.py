@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -13,15 +14,11 @@ import explain
 from explain import MetricError
 from explain.checks import Faithful, Verdict
 from explain.checks.sanity import (
-    ORIGINAL,
     CheckResult,
     DependsOnClass,
     DependsOnModel,
     Stable,
-    all_placements,
     far_down,
-    placed,
-    same_details,
     with_noise,
 )
 from explain.checks.verdict import CheckResults, check_maps, with_fewer_samples
@@ -29,9 +26,9 @@ from explain.data.inputs import as_inputs
 from explain.engine import Evidence, InputGradients, Need
 from explain.methods import GradCAM, Method, RandomCAM, Saliency
 from explain.methods.base import Style, get_method
-from explain.metrics import MetricInput, MetricResult
-from explain.metrics.base import PerturbedPhotoPool
-from explain.metrics.maps import Maps, spearman
+from explain.metrics.base import digest_of
+from explain.metrics.maps import spearman
+from explain.metrics.masked_scores import photo_maps
 from explain.metrics.variants import Randomised
 from explain.targets import ClassTarget, Target
 from explain.targets.resolve import TargetLike
@@ -78,112 +75,169 @@ class Shattered(Method):
 # Is it faithful?
 
 
-def test_the_places_of_copies_are_a_group() -> None:
-    for size in ((3, 3), (3, 6)):
-        own = torch.arange(size[0] * size[1]).reshape(1, *size)
-        elements = [ORIGINAL, *all_placements(size)]
-        lie = {tuple(placed(own, place).flatten().tolist()) for place in elements}
-        assert len(lie) == len(elements)
-        for first in elements:
-            for then in elements:
-                assert tuple(placed(placed(own, first), then).flatten().tolist()) in lie
+def places(values: Any) -> list[Any]:
+    """A map ``(H, W)`` in all places, by numpy: turned, flipped, rolled by sixths; its own first."""
+    height, width = values.shape
+    turned = [np.rot90(values, turn) for turn in (range(4) if height == width else (0, 2))]
+    flipped = [each for one in turned for each in (one, one[:, ::-1])]
+    steps = [(round(i * height / 6), round(j * width / 6)) for i in range(6) for j in range(6)]
+    return [np.roll(each, step, (0, 1)) for each in flipped for step in steps]
 
 
-def test_faithful_equals_a_plain_permutation_test(model: nn.Module, photos: torch.Tensor) -> None:
-    x = photos[:1, :, :, :9]
-    a = explain.attribute(model, x, "inputxgradient", target=2)
-    check = Faithful(percentiles=(20, 50))
-    table = explain.evaluate(model, x, {"it": a}, check, target=2)
-    values, mean = a.values.sum(1)[0], x.mean((2, 3), keepdim=True)
-    pixels = values.numel()
-
-    def quality(place: Any) -> float:
-        rank = placed(torch.argsort(torch.argsort(values.flatten(), descending=True)).reshape(1, *values.shape), place)
-        total = 0.0
-        for share in (20, 50):
-            top = (rank < round(pixels * share / 100)).double()[:, None]
-            shown, hidden = x * top + mean * (1 - top), x * (1 - top) + mean * top
-            total += float((model(shown)[0, 2] - model(hidden)[0, 2]).detach())
-        return total / 2
-
-    drawn = check.placements((12, 9))
-    assert len(set(drawn)) == len(drawn) == 35  # all that there are, as the photo is no square
-    copies = [quality(place) for place in drawn]
-    better = sum(each >= quality(ORIGINAL) for each in copies)
-    assert table["it"]["faithful"].item() == pytest.approx((1 + better) / 36)
-    assert table.parts("it", "faithful")["own"].item() == pytest.approx(quality(ORIGINAL), rel=1e-9)
-    assert sorted(table.parts("it", "faithful")["copies"][0].tolist()) == pytest.approx(sorted(copies), rel=1e-9)
+def residual(values: Any, columns: Any) -> Any:
+    """What is left of values ``(K,)`` after a regression on columns ``(K, c)``."""
+    return values - columns @ np.linalg.lstsq(columns, values, rcond=None)[0]
 
 
-def test_maps_that_lie_anywhere_pass_no_more_often_than_the_level_says() -> None:
-    """Blobs in random places, and a score that adds up another blob: one in twenty may pass."""
-    count, side = 200, 12
-    generator = torch.Generator().manual_seed(0)
-    yx = torch.stack(torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")).double()
-
-    def blobs() -> torch.Tensor:
-        middle = torch.rand(count, 2, 1, 1, generator=generator, dtype=torch.float64) * side
-        away = (yx[None] - middle + side / 2) % side - side / 2
-        return torch.exp(-away.square().sum(1) / 8)
-
-    maps, weights = blobs(), blobs()
-    check = Faithful(baseline="zero")  # type: ignore[arg-type]
-
-    def passed(maps: torch.Tensor) -> float:
-        images = torch.ones(count, 1, side, side, dtype=torch.float64)
-        case, pool = MetricInput(Maps("it", maps, (side, side)), images, torch.zeros(count)), PerturbedPhotoPool(images)
-        numbers = [pool.add(request) for request in check.requests(case)]
-        rows: Any = pool.rows(None)  # type: ignore[arg-type]
-        photos = rows.make(torch.arange(len(pool)))[:, 0]
-        found = (photos * weights[rows.owners]).sum((1, 2))
-        scores = [found[each] for each in numbers]
-        return float((check(case, scores).value <= check.level).double().mean())
-
-    assert passed(maps) <= 0.05 + 3 * (0.05 * 0.95 / count) ** 0.5
-    assert passed(weights) > 0.95
+def photo_columns(x: torch.Tensor) -> list[Any]:
+    return [each.numpy() for each in photo_maps(x[0].double())]
 
 
-def test_a_map_of_the_right_place_is_faithful_and_one_of_another_is_not() -> None:
-    model = nn.Sequential(nn.Flatten(), nn.Linear(12 * 12, 2, bias=False)).double()
+def plain_p(maps: list[Any], drops: list[Any], covered: Any, which: Any, photo: list[Any]) -> float:
+    """The p-value of `MaskedScores.test` by one regression for each placement of each map."""
+    area = covered.mean((1, 2))
+    columns = [(which == b).astype(float) for b in range(4)]
+    columns = [*columns, *(each * area for each in columns), area**2]
+    columns += [(covered * each).sum((1, 2)) for each in photo]
+    design, found = np.stack(columns, 1), []
+    for together in zip(*(places(each) for each in maps), strict=True):
+        correlations = []
+        for each, drop in zip(together, drops, strict=True):
+            left, lost = residual((covered * each).sum((1, 2)), design), residual(drop, design)
+            correlations.append(float(left @ lost / np.sqrt((left @ left) * (lost @ lost))))
+        found.append(np.mean(correlations))
+    return float(np.mean(np.array(found) >= found[0] - 1e-9))
+
+
+@pytest.mark.parametrize("width", [9, 12])
+def test_faithful_equals_a_plain_permutation_test(model: nn.Module, photos: torch.Tensor, width: int) -> None:
+    x = torch.randn(1, 3, 12, width, generator=torch.Generator().manual_seed(width), dtype=torch.float64)
+    a, check = explain.attribute(model, x, "inputxgradient", target=2), Faithful(48)
+    found = explain.evaluate(model, x, {"it": a}, check, target=2)
+    masks = check.masks(x)
+    which = np.arange(48) // 2 % 4
     with torch.no_grad():
-        weight = torch.zeros(2, 12, 12, dtype=torch.float64)
-        weight[1, 1:4, 7:11] = 1
-        model[1].weight.copy_(weight.flatten(1))
-    x = torch.rand(1, 1, 12, 12, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    x[0, 0, 1:4, 7:11] += 1
-    right, wrong = weight[1][None], weight[1][None].flip(1)
-    table = explain.evaluate(model, x, {"right": right, "wrong": wrong}, Faithful(), target=1)
-    assert table["right"]["faithful"].item() == 1 / 40
-    assert table["wrong"]["faithful"].item() > 0.05
+        photo = [masks.baselines[b].replacement(x) for b in range(4)]
+        masked = [torch.where(mask, photo[which[k]], x) for k, mask in enumerate(masks.masks[0])]
+        drops = (model(x) - model(torch.cat(masked)))[:, 2].numpy()
+    values, covered = a.values.sum(1)[0].numpy(), masks.masks[0].double().numpy()
+    expected = plain_p([values], [drops], covered, which, photo_columns(x))
+    assert found["it"]["faithful"].item() == pytest.approx(expected)
 
 
-def test_copies_that_lie_where_the_map_lies_are_counted(model: nn.Module, photos: torch.Tensor) -> None:
-    """A blob in the middle stays there when it is flipped or turned, so that some copies are no other place."""
-    yx = torch.stack(torch.meshgrid(torch.arange(12), torch.arange(12), indexing="ij")).double() - 5.5
-    blob = torch.exp(-(yx[0] ** 2 + 1.1 * yx[1] ** 2) / 20)[None] + 1e-6 * torch.arange(144).reshape(1, 12, 12)
-    check = Faithful(copies=71, percentiles=(25, 50))
-    x = torch.randn(1, 3, 12, 12, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
-    judged = explain.evaluate(model, x, {"it": blob}, check, target=1)
-    overlap = judged.parts("it", "faithful")["overlap"][0]
-    top = [set(blob.flatten().argsort(descending=True)[:count].tolist()) for count in (36, 72)]
-    for place, found in zip(check.placements((12, 12)), overlap.tolist(), strict=True):
-        numbers = placed(torch.arange(144).reshape(1, 12, 12), place).flatten().tolist()
-        shared = [sum(numbers[pixel] in each for pixel in each) / len(each) for each in top]
-        assert found == pytest.approx(sum(shared) / 2)
-    assert (overlap > 0.8).sum() == 7
-    parts = {"better": torch.tensor([3]), "copies": torch.tensor([[1.0, 2, 3, 0, 0]]), "own": torch.tensor([1.0]),
-             "overlap": torch.tensor([[0.9, 0.2, 0.51, 0.9, 0.1]])}  # fmt: skip
-    answer = Faithful(copies=5, level=0.2).decide(MetricResult(torch.tensor([4 / 6]), parts=parts))
-    assert "3 of 5 copies of the map in other places explain the score at least as well" in answer.reason
-    assert answer.reason.endswith("2 of these share more than half of the map's place")
+def test_the_maps_of_a_photo_are_what_their_names_say() -> None:
+    x = torch.rand(3, 24, 18, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    distance, _, edges, _, middle, wide, _, product = photo_maps(x)
+    channel_means = [x[c].mean() for c in range(3)]
+    plain = sum((x[c, 5, 7] - channel_means[c]) ** 2 for c in range(3)) ** 0.5
+    assert distance[5, 7] == pytest.approx(float(plain))
+    grey = x.mean(0)
+    assert edges[5, 7] == pytest.approx(float((grey[6, 7] - grey[5, 7]).abs() + (grey[5, 8] - grey[5, 7]).abs()))
+    assert int(middle.argmax()) in {place * 18 + column for place in (11, 12) for column in (8, 9)}
+    assert bool((wide >= middle).all())
+    assert product[5, 7] == pytest.approx(float(distance[5, 7] * middle[5, 7]))
 
 
-def test_a_level_that_no_copies_reach_is_refused_or_not_asked(model: nn.Module, photos: torch.Tensor) -> None:
-    with pytest.raises(MetricError, match="level of faithful must"):
-        Faithful(level=0.01)
-    answers = checked(model, photos[:1], ["gradcam"], checks=(Faithful(copies=71, level=0.02),))["gradcam"]
-    assert answers.faithful.passed is None
-    assert "35 places are too few" in answers.faithful.reason
+def linear(weight: torch.Tensor) -> nn.Module:
+    """A model of two classes whose second score adds up the photo's pixels by a weight ``(C, H, W)``."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(weight.numel(), 2, bias=False)).double()
+    with torch.no_grad():
+        model[1].weight.copy_(torch.stack([torch.zeros_like(weight), weight]).flatten(1))
+    return model
+
+
+def blob(generator: torch.Generator, side: int = 24) -> torch.Tensor:
+    """A blob at a random place, on a torus."""
+    yx = torch.stack(torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")).double()
+    middle = torch.rand(2, 1, 1, generator=generator, dtype=torch.float64) * side
+    away = (yx - middle + side / 2) % side - side / 2
+    return torch.exp(-away.square().sum(0) / 18)
+
+
+def test_maps_that_know_nothing_pass_no_more_often_than_the_level_says() -> None:
+    """Random blobs, and maps of the photo alone; the score adds up the photo's values in another random blob."""
+    generator, count = torch.Generator().manual_seed(0), 60
+    passed: dict[str, list[bool]] = {"right": [], "blob": [], "noise": [], "photo": []}
+    for _ in range(count):
+        weight = blob(generator).expand(3, -1, -1)
+        x = torch.rand(1, 3, 24, 24, generator=generator, dtype=torch.float64) + 1
+        away = x - x.mean((2, 3), keepdim=True)
+        maps = {
+            "right": weight * away, "blob": blob(generator)[None], "photo": away.norm(dim=1),
+            "noise": torch.rand(1, 24, 24, generator=generator, dtype=torch.float64),
+        }  # fmt: skip
+        found = explain.evaluate(linear(weight), x, maps, Faithful(), target=1)
+        for name in maps:
+            passed[name].append(bool(found[name]["faithful"] <= 0.05))
+    shares = {name: sum(each) / count for name, each in passed.items()}
+    most = 0.05 + 3 * (0.05 * 0.95 / count) ** 0.5
+    assert max(shares["blob"], shares["noise"], shares["photo"]) <= most, shares
+    assert shares["right"] >= 0.95, shares
+
+
+def test_a_map_and_its_sum_over_the_channels_have_the_same_answer(model: nn.Module, photos: torch.Tensor) -> None:
+    a = explain.attribute(model, photos[:1], "inputxgradient", target=2)
+    maps = {"channels": a, "sum": a.values.sum(1)}
+    found = explain.evaluate(model, photos[:1], maps, Faithful(), target=2)
+    assert found["channels"]["faithful"] == found["sum"]["faithful"]
+
+
+def test_masks_differ_from_photo_to_photo_and_with_the_seed(photos: torch.Tensor) -> None:
+    masks = Faithful(40).masks(photos).masks
+    assert masks.shape == (len(photos), 40, *photos.shape[2:])
+    assert not torch.equal(masks[0], masks[1])
+    assert torch.equal(masks, Faithful(40).masks(photos).masks)
+    assert not torch.equal(masks, Faithful(40, seed=1).masks(photos).masks)
+
+
+def test_too_few_masks_are_refused_and_a_score_that_masks_do_not_change_is_not_judged() -> None:
+    with pytest.raises(MetricError, match="samples of faithful must"):
+        Faithful(10)
+    flat = linear(torch.zeros(3, 24, 24, dtype=torch.float64))
+    x = torch.rand(1, 3, 24, 24, dtype=torch.float64)
+    maps = explain.attribute(linear(torch.ones(3, 24, 24, dtype=torch.float64)), x, "saliency", target=1)
+    drawn = replace(maps, values=torch.rand_like(maps.values))
+    verdict = check_maps(flat, x, [(Saliency(), drawn)], ClassTarget((1,)), "it", checks=(Faithful(),))
+    assert verdict["saliency"].faithful.passed is None
+
+
+@dataclass(frozen=True)
+class Hashed(Method):
+    """The photo's own channels, and a pattern that differs from class to class and from model to model."""
+
+    name: ClassVar[str] = "hashed"
+    about: ClassVar[str] = "the photo and a pattern"
+    style: ClassVar[Style] = "signed"
+    needs: ClassVar[frozenset[Need[Any]]] = frozenset({InputGradients()})
+
+    def __call__(self, evidence: Evidence) -> torch.Tensor:
+        seed = int.from_bytes(digest_of(evidence[InputGradients()].double())[:4], "big")
+        drawn = torch.randn(evidence.inputs.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        return evidence.inputs.abs() + 3 * drawn
+
+
+def test_a_pattern_of_class_and_weights_does_not_fool_the_checks(model: nn.Module) -> None:
+    """Its maps differ as much as those of a true method; but the difference predicts no score."""
+    generator, passed = torch.Generator().manual_seed(2), {"hashed": 0, "inputxgradient": 0}
+    checks = (DependsOnModel(), DependsOnClass(), Faithful())
+    for _ in range(12):
+        x = torch.randn(1, 3, 12, 12, generator=generator, dtype=torch.float64)
+        verdict = checked(model, x, [Hashed(), "inputxgradient"], checks=checks)
+        for name, results in verdict.items():
+            assert name != "hashed" or results.depends_on_class.figure < 0.71
+            passed[name] += results.passed
+    assert passed["hashed"] == 0
+    assert passed["inputxgradient"] > 0
+
+
+def test_holm_takes_the_smallest_p_values_first() -> None:
+    def of(figure: float) -> CheckResults:
+        return CheckResults("m", (CheckResult("faithful", "faithful", figure, figure <= 0.05, ""),))
+
+    figures = {"a": 0.03, "b": 0.004, "c": 0.02, "d": float("nan"), "e": 0.9}
+    verdict = Verdict("cat", {name: of(figure) for name, figure in figures.items()})
+    assert verdict.faithful_after_holm == ["b"]  # 0.004 * 4 is at most 0.05, and 0.02 * 3 is not
+    assert verdict.lines()[-1].endswith(": b")
 
 
 # Does it depend on the model?
@@ -204,18 +258,6 @@ def test_the_likeness_to_copies_with_random_upper_layers_is_that_of_a_plain_comp
         big = [explain.layers.layouts.enlarge(each[:, None], (12, 10))[:, 0] for each in (own, other)]
         found.append(spearman(*big).nan_to_num(0).item())
     assert judged["gradcam"]["depends_on_model"].item() == pytest.approx(sum(found) / 2, abs=1e-9)
-
-
-def test_a_method_that_ignores_the_model_fails_though_its_map_is_multiplied_by_another() -> None:
-    generator = torch.Generator().manual_seed(0)
-    values = torch.randn(1, 1, 40, 40, generator=generator, dtype=torch.float64)
-    coarse = torch.linspace(0.2, 3, 40, dtype=torch.float64)
-    own, masked = Maps("a", values, (40, 40)), Maps("b", -values * coarse, (40, 40))
-    other = Maps("c", torch.randn(1, 1, 40, 40, generator=generator, dtype=torch.float64), (40, 40))
-    assert same_details(own, masked, "own").item() > 0.98
-    assert same_details(own, other, "own").item() < 0.1
-    assert same_details(own, Maps("d", torch.zeros_like(values), (40, 40)), "own").item() == 0
-    assert same_details(own, Maps("e", values[:, 0], (40, 40)), "own").isnan().all()  # a map of a layer
 
 
 def test_the_photo_itself_fails_by_model_and_class_and_a_gradient_passes(
@@ -313,9 +355,9 @@ def test_nothing_is_left_changed_and_what_maps_share_is_run_once(model: nn.Modul
         checked(inner, photos[:1], methods)
         samples.append(len(inner.rows))
     assert snapshot(model) == before
-    rows = Faithful().copies * 2 * len(Faithful().percentiles)
-    assert rows < samples[0] <= 250
-    assert samples[1] - samples[0] <= rows + 8  # copies of the model, classes and changes are run once for all
+    rows = Faithful().samples
+    assert rows < samples[0] <= rows + 30
+    assert samples[1] - samples[0] <= 10  # masks, copies of the model, classes and changes are run once for all
 
 
 def test_methods_of_many_runs_are_asked_with_fewer_and_it_is_said(model: nn.Module, photos: torch.Tensor) -> None:

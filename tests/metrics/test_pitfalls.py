@@ -153,7 +153,7 @@ def test_rounding_errors_decide_nothing(baseline: Baseline) -> None:
     metrics = [
         FaithfulnessCorrelation(baseline=baseline), FaithfulnessEstimate(baseline=baseline),
         SensitivityN(baseline=baseline),
-        Faithful(baseline=baseline),
+        Faithful(),
     ]  # fmt: skip
     with pytest.warns(ExplainWarning, match="vary|does not change the score"):
         table = explain.evaluate(model, x, ["gradcam", "inputxgradient"], metrics, target=1)

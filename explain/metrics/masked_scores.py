@@ -1,0 +1,221 @@
+"""Scores of randomly masked photos: does a map predict them better than the same map in other places?"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from itertools import product
+
+import torch
+import torch.nn.functional as F
+
+from explain._utils.random_numbers import seeded
+from explain.baselines.base import Baseline
+from explain.baselines.replacements import Blur, Mean, Noise
+from explain.metrics.base import ScoreRequest, cover, digest_of
+
+SIDE = 64
+"""Masks and maps are averaged to at most so many pixels a side before they are multiplied."""
+
+STEPS = 6
+"""Maps are rolled by sixths of the height and width."""
+
+CELLS = (4, 5, 6, 7, 8)
+"""Cells along each side of the grids that masks are drawn on."""
+
+SHARES = ((0.03, 0.25), (0.25, 0.85))
+"""Shares of the cells that masks cover: of every other mask a few, and of the others many."""
+
+
+@dataclass(frozen=True)
+class Rolled(Baseline):
+    """The photo itself, flipped and rolled by half of its height and width: its colours and edges in other places."""
+
+    name = "rolled"
+
+    def replacement(self, images: torch.Tensor) -> torch.Tensor:
+        return images.flip(3).roll((images.shape[2] // 2, images.shape[3] // 2), (2, 3))
+
+
+def random_masks(size: tuple[int, int], count: int, generator: torch.Generator) -> torch.Tensor:
+    """Draw masks ``(K, H, W)``, True where a photo is covered: cells of grids of several sizes at random offsets.
+
+    >>> masks = random_masks((32, 48), 10, torch.Generator().manual_seed(0))
+    >>> masks.shape, bool((masks[0::2].float().mean() < masks[1::2].float().mean()).item())
+    (torch.Size([10, 32, 48]), True)
+    """
+    drawn = torch.rand(count, 4, generator=generator).tolist()
+    masks = []
+    for number, (cells, down, across, share) in enumerate(drawn):
+        along = CELLS[int(cells * len(CELLS))]
+        least, most = SHARES[number % len(SHARES)]
+        grid = torch.rand(along + 1, along + 1, generator=generator) < least + (most - least) * share
+        rows = (torch.arange(size[0]) * along / size[0] + down).long()
+        columns = (torch.arange(size[1]) * along / size[1] + across).long()
+        masks.append(grid[rows][:, columns])
+    return torch.stack(masks)
+
+
+def photo_maps(image: torch.Tensor) -> torch.Tensor:
+    """Maps of a photo ``(C, H, W)`` that know nothing of a model: ``(m, H, W)``.
+
+    They are the distance from the mean colour, local contrast, edges, blurred edges, a blob in the middle and a wider
+    one, and contrast and distance times the blob. They say which parts of a photo change most when they are covered,
+    and where photographers put what they show.
+    """
+    grey, (height, width) = image.mean(0), image.shape[1:]
+    side = max(3, min(height, width) // 10 | 1)
+    distance = (image - image.mean((1, 2), keepdim=True)).square().sum(0).sqrt()
+    contrast = _mean_around((grey - _mean_around(grey, side)).square(), side).clamp(min=0).sqrt()
+    edges = F.pad(grey.diff(dim=0).abs(), (0, 0, 0, 1)) + F.pad(grey.diff(dim=1).abs(), (0, 1))
+    away = _from_middle(height)[:, None] + _from_middle(width)
+    middle, wide = (torch.exp(-away / (2 * sigma**2)).to(image) for sigma in (0.2, 0.35))
+    blurred = _mean_around(edges, max(3, min(height, width) // 8 | 1))
+    return torch.stack([distance, contrast, edges, blurred, middle, wide, contrast * middle, distance * middle])
+
+
+def _mean_around(values: torch.Tensor, side: int) -> torch.Tensor:
+    around: torch.Tensor = F.avg_pool2d(values[None, None], side, 1, side // 2, count_include_pad=False)
+    return around[0, 0]
+
+
+def _from_middle(count: int) -> torch.Tensor:
+    """The squared distances of pixels from the middle, in shares of the length."""
+    return ((torch.arange(count) + 0.5) / count - 0.5).square()
+
+
+def placements(maps: torch.Tensor) -> torch.Tensor:
+    """Maps ``(m, H, W)`` in all places ``(P, m, H, W)``, their own first: turned, flipped, and rolled by sixths.
+
+    They are turned by quarters if they are square, and else by halves.
+
+    >>> placements(torch.zeros(1, 12, 12)).shape[0], placements(torch.zeros(1, 12, 18)).shape[0]
+    (288, 144)
+    """
+    height, width = maps.shape[1:]
+    turns = range(4) if height == width else (0, 2)
+    found = []
+    for turn, flip, down, across in product(turns, (False, True), range(STEPS), range(STEPS)):
+        turned = torch.rot90(maps, turn, (1, 2))
+        shifts = round(down * height / STEPS), round(across * width / STEPS)
+        found.append((turned.flip(2) if flip else turned).roll(shifts, (1, 2)))
+    return torch.stack(found)
+
+
+@dataclass(frozen=True, eq=False)
+class RandomMasks:
+    """Random masks of N photos ``(N, C, H, W)``, each covered by one of several baselines in turn.
+
+    The draw depends on the seed and on the photo, so that no two photos share it.
+    """
+
+    images: torch.Tensor
+    samples: int = 60
+    seed: int = 0
+
+    @cached_property
+    def baselines(self) -> Sequence[Baseline]:
+        side = min(self.images.shape[2:])
+        return Mean(), Blur(2 * (side // 8) + 1, max(1.0, side / 12)), Noise(seed=self.seed), Rolled()
+
+    @cached_property
+    def masks(self) -> torch.Tensor:
+        """``(N, K, H, W)``, True where a photo is covered."""
+        size = (int(self.images.shape[2]), int(self.images.shape[3]))
+        seeds = [int.from_bytes(digest_of(image)[:6], "big") + self.seed for image in self.images]
+        return torch.stack([random_masks(size, self.samples, seeded(seed)) for seed in seeds])
+
+    def requests(self) -> list[ScoreRequest]:
+        """One for each baseline: the masks 2b, 2b + 1, 2b + 2B ... in pairs of few and many cells."""
+        found = []
+        for number, baseline in enumerate(self.baselines):
+            shown = ~self.masks[:, self.of_baseline(number)].to(self.images.device)
+            keys = [[(baseline, digest_of(mask)) for mask in masks] for masks in shown]
+            found.append(cover(keys, partial(_shown, shown), baseline, "logit"))
+        return found
+
+    def of_baseline(self, number: int) -> torch.Tensor:
+        """Which masks a baseline fills."""
+        return (torch.arange(self.samples) // 2 % len(self.baselines) == number).nonzero().flatten()
+
+    def in_order(self, scores: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Scores ``(N, K)`` in the order of the masks, from those of the requests."""
+        order = torch.cat([self.of_baseline(number) for number in range(len(self.baselines))])
+        return torch.cat(list(scores), 1)[:, order.argsort()]
+
+
+@dataclass(frozen=True, eq=False)
+class MaskedScores:
+    """How much of each score one photo loses under random masks.
+
+    ``drops`` ``(K,)`` are those of the target; ``other_drops`` has those of other classes, ``(V, K)`` for V of them.
+    """
+
+    masks: RandomMasks
+    drops: torch.Tensor
+    other_drops: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    image: int = 0
+
+    @cached_property
+    def covered(self) -> torch.Tensor:
+        """The share of each pixel that each mask covers, at a resolution of at most `SIDE`: ``(K, h, w)``."""
+        return _smaller(self.masks.masks[self.image].double())
+
+    @cached_property
+    def by_area(self) -> torch.Tensor:
+        """A basis of what the covered area explains, for each baseline: ``(K, 2 B + 1)``."""
+        area = self.covered.flatten(1).mean(1)
+        which = [self.masks.of_baseline(number) for number in range(len(self.masks.baselines))]
+        own = [torch.zeros_like(area).index_fill(0, rows, 1) for rows in which]
+        return _basis([*own, *(each * area for each in own), area.square()])
+
+    @cached_property
+    def by_photo(self) -> torch.Tensor:
+        """The same with what maps of the photo alone explain (`photo_maps`)."""
+        maps = _smaller(photo_maps(self.masks.images[self.image].detach().cpu().double()))
+        return _basis([*self.by_area.T, *(self.covered.flatten(1) @ maps.flatten(1).T).T])
+
+    def test(self, maps: torch.Tensor, drops: torch.Tensor, given: torch.Tensor) -> tuple[float, float]:
+        """The partial correlation of what masks cover of maps with drops, and its p-value among all placements.
+
+        Args:
+            maps: ``(m, H, W)``, which are placed together; the correlation is the mean over them.
+            drops: ``(K,)`` for all maps, or ``(m, K)``.
+            given: the basis of what is taken out of both first: `by_area` or `by_photo`.
+
+        Returns:
+            The correlation, and the share of placements, its own among them, whose correlation is not smaller. A map
+            whose covered sums are explained by ``given`` has no correlation left, and a p-value of 1.
+        """
+        small = _smaller(maps.detach().cpu().double())
+        lost = drops.expand(len(small), -1)
+        sums = placements(small).flatten(2) @ self.covered.flatten(1).T  # (P, m, K)
+        rest, scale = _without(sums, given), (sums - sums.mean(-1, keepdim=True)).norm(dim=-1)
+        lost_rest = _without(lost, given)
+        products = (rest * lost_rest).sum(-1) / (rest.norm(dim=-1) * lost_rest.norm(dim=-1)).clamp(min=1e-300)
+        found = torch.where(rest.norm(dim=-1) > 1e-6 * scale, products, -1).mean(1)
+        own = found[0]
+        return float(own), float((found >= own - 1e-12).double().mean())
+
+
+def _shown(shown: torch.Tensor, owners: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    return shown[owners, numbers]
+
+
+def _basis(columns: Sequence[torch.Tensor]) -> torch.Tensor:
+    """An orthonormal basis of the span of columns ``(K,)``."""
+    matrix = torch.stack(list(columns), 1)
+    left, values, _ = torch.linalg.svd(matrix / matrix.norm(dim=0).clamp(min=1e-300), full_matrices=False)
+    basis: torch.Tensor = left[:, values > 1e-9 * values[0]]
+    return basis
+
+
+def _without(values: torch.Tensor, basis: torch.Tensor) -> torch.Tensor:
+    return values - (values @ basis) @ basis.T
+
+
+def _smaller(maps: torch.Tensor) -> torch.Tensor:
+    """Maps ``(m, H, W)`` averaged over squares so that no side is longer than `SIDE`."""
+    factor = math.ceil(max(maps.shape[1:]) / SIDE)
+    smaller: torch.Tensor = F.avg_pool2d(maps[None], factor, ceil_mode=True)
+    return smaller[0]
