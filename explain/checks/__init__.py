@@ -1,8 +1,8 @@
 """Sanity checks of the maps of a photo, each with a figure, a threshold and the reason.
 
     sanity        a check (a metric with a threshold) and its result; the checks: does the map depend on model and
-                  class? Is it faithful (a permutation test against copies of the map in other places)? Is it stable
-                  under small changes of the photo?
+                  class? Is it faithful (a permutation test against the map in other places)? Is it stable under small
+                  changes of the photo?
     verdict       the verdict on a photo, and `check_maps`: maps of one photo in, a verdict out
 
 `explain.Explanation.check` runs all checks.
