@@ -57,22 +57,37 @@ def with_references(scene: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def judged(scenes: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Every dimension for each method, over scenes of one network."""
+    """Every dimension for each method, over scenes of one network; methods with the same maps are one."""
     each = [(scene, with_references(scene)) for scene in scenes]
     found: dict[str, dict[str, Any]] = {}
-    for name in {name for _, methods in each for name in methods}:
-        mine = [(scene, methods[name]) for scene, methods in each if name in methods]
-        parts = [(scene, method["sums"][: len(PARTS)]) for scene, method in mine]
-        whole = complete([completeness(method["sums"], method["positive"], scene) for scene, method in mine])
-        told = [sensitivity(*method["rivals"]) for scene, method in mine if method["rivals"] and expected(scene)]
-        found[name] = {
-            "completeness": whole,
-            "correctness": mean_of([rank_correlation(drops(scene["scores"]), sums) for scene, sums in parts]),
-            "with Shapley": mean_of([rank_correlation(shapley(scene["scores"]), sums) for scene, sums in parts]),
-            "contrastivity": mean_of(told),
-            "across scenes": across(mine),
-        }
+    for names in alike(each):
+        name = names[0]
+        mine = {number: (scene, methods[name]) for number, (scene, methods) in enumerate(each) if name in methods}
+        values: dict[str, dict[int, float]] = {"correctness": {}, "with Shapley": {}, "contrastivity": {}}
+        for number, (scene, method) in mine.items():
+            sums = method["sums"][: len(PARTS)]
+            values["correctness"][number] = rank_correlation(drops(scene["scores"]), sums)
+            values["with Shapley"][number] = rank_correlation(shapley(scene["scores"]), sums)
+            if method["rivals"] and expected(scene):
+                values["contrastivity"][number] = sensitivity(*method["rivals"])
+        checks = [completeness(method["sums"], method["positive"], scene) for scene, method in mine.values()]
+        found[name] = {dimension: mean_of(list(of.values())) for dimension, of in values.items()}
+        found[name] |= {"completeness": complete(checks), "across scenes": across(list(mine.values()))}
+        found[name] |= {"values": values, "names": names}
     return found
+
+
+def alike(each: Sequence[tuple[Any, Mapping[str, Any]]]) -> list[list[str]]:
+    """The methods, in groups that give the same shares to all parts and objects of all scenes."""
+    groups: dict[Any, list[str]] = {}
+    for name in sorted({name for _, methods in each for name in methods}):
+        shares = [
+            tuple(round(v / max(methods[name]["positive"], 1e-9), 4) for v in methods[name]["sums"])
+            for _, methods in each
+            if name in methods
+        ]
+        groups.setdefault(name if name in (*REFERENCES, *BLIND) else tuple(shares), []).append(name)
+    return list(groups.values())
 
 
 def across(mine: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> float:
@@ -99,10 +114,16 @@ def in_order(found: Mapping[str, Any]) -> list[str]:
 
 
 def above(found: Mapping[str, Any], dimension: str) -> list[str]:
-    """The methods whose interval lies above that of every blind map."""
-    floor = max((found[name][dimension].get("high", 0.0) for name in BLIND if name in found), default=0.0)
-    methods = [name for name in found if name not in (*REFERENCES, *BLIND) and found[name][dimension]]
-    kept = [name for name in methods if found[name][dimension]["low"] > floor]
+    """The methods that are better than every blind map: the mean difference on the same scenes, with its interval."""
+    kept = []
+    for name in (name for name in found if name not in (*REFERENCES, *BLIND)):
+        mine = found[name]["values"][dimension]
+        differences = []
+        for other in (other for other in BLIND if other in found):
+            theirs = found[other]["values"][dimension]
+            differences.append(mean_of([mine[number] - theirs[number] for number in mine if number in theirs]))
+        if differences and all(each and each["low"] > 0 for each in differences):
+            kept.append(name)
     return sorted(kept, key=lambda name: -found[name][dimension]["mean"])
 
 
@@ -120,7 +141,8 @@ def table(found: Mapping[str, Any]) -> str:
         checks = [f"{whole[check]:.2f}" for check in ("sufficient", "preserved", "deleted", "not distracted")]
         alone = (f"{each['with Shapley']['mean']:.2f}", f"{each['across scenes']:.2f}")
         last = (cell(each["correctness"]), *alone, cell(each["contrastivity"]))
-        rows.append((styled(name), str(whole["scenes"]), cell(whole), *checks, *last))
+        shown = ", ".join(map(styled, each["names"]))
+        rows.append((shown, str(whole["scenes"]), cell(whole), *checks, *last))
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
@@ -132,10 +154,17 @@ def said(scenes: Sequence[Mapping[str, Any]], found: Mapping[str, Any]) -> str:
     """Which methods are above the floor, on how many scenes it was asked, and how steady the order is."""
     asked = sum(expected(scene) for scene in scenes)
     lines = [f"{len(scenes)} scenes that the network gets right; contrastivity is asked on {asked} of them."]
-    for dimension in ("correctness", "completeness", "contrastivity"):
+    for dimension, shown in (
+        ("correctness", "correctness"),
+        ("with Shapley", "correctness with Shapley values"),
+        ("contrastivity", "contrastivity"),
+    ):
         floor = max((found[name][dimension].get("mean", 0.0) for name in BLIND), default=0.0)
         kept = above(found, dimension)
-        lines.append(f"Above every blind map in **{dimension}** (the best has {floor:.2f}): {listed(kept)}.")
+        lines.append(f"Better than every blind map in **{shown}** (the best of them has {floor:.2f}): {listed(kept)}.")
+    floor = max(found[name]["completeness"]["high"] for name in BLIND)
+    kept = [name for name in in_order(found) if name not in REFERENCES and found[name]["completeness"]["low"] > floor]
+    lines.append(f"Intervals above those of all blind maps in **completeness**: {listed(kept)}.")
     seeds = sorted({scene["seed"] for scene in scenes})
     if len(seeds) > 1:
         orders = []

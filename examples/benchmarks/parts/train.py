@@ -166,7 +166,7 @@ def train_on_photos(folder: Path, count: int) -> tuple[nn.Module, dict[str, floa
             squares[random.random(len(x)) < 0.5] = -1
             yield cover(x, torch.from_numpy(squares)), torch.from_numpy(labels[start : start + BATCH])
 
-    held_out, answers = decode(validation_files(folder)[:: 1 if count >= PHOTOS else 200])
+    held_out, answers = decode(validation_files(folder)[:: 5 if count >= PHOTOS else 200])
 
     @torch.inference_mode()
     def accuracy(covered: bool) -> float:
