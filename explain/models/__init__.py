@@ -2,7 +2,7 @@
 
 preprocessing   how a photo becomes an input: which part of it, at which size, in which colours
 classifier      `Classifier`: a model with its preprocessing, labels and temperature; how its outputs are meant
-custom          a module of the user's, package.module:factory or a file's path:factory; models of other packages; model files
+custom          a module of the user's (package.module:factory or a file's path:factory), other packages' models, files
 bundled         the models that come along: for ImageNet, small ones, a detector, a segmenter, an image-text model
 small_networks, nanodet, person_segmenter     their networks
 huggingface     labels and image processors of transformers
