@@ -72,6 +72,7 @@ def measure(options: argparse.Namespace) -> None:
     look = known.preprocess
     models = {"covered": trained(options.folder, "covered"), "tiny": known.model}
     cheap, every = (methods_of(known.model, most) for most in (options.costly_from, options.up_to))
+    every = [name for name in every if name in cheap or name in (options.costly_methods or every)]
     files = validation_files(options.photos_of)
     order = np.random.default_rng(0).permutation(len(files))
     pixels, labels = decode([files[i] for i in order[: 4 * options.photos]])
@@ -135,6 +136,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--costly-from", type=float, default=30, metavar="PASSES")
     parser.add_argument("--costly", type=int, default=30, metavar="PHOTOS", help="for methods of more passes")
     parser.add_argument("--up-to", type=float, default=600, metavar="PASSES", help="leave out methods of more")
+    parser.add_argument("--costly-methods", nargs="+", metavar="NAME", help="only these of them")
     parser.add_argument("--output", type=Path, default=Path("idsds.jsonl"))
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--count", action="store_true", help="measure nothing, print the table")

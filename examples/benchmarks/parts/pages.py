@@ -154,6 +154,11 @@ def said(scenes: Sequence[Mapping[str, Any]], found: Mapping[str, Any]) -> str:
     """Which methods are above the floor, on how many scenes it was asked, and how steady the order is."""
     asked = sum(expected(scene) for scene in scenes)
     lines = [f"{len(scenes)} scenes that the network gets right; contrastivity is asked on {asked} of them."]
+    falls = np.array([drops(scene["scores"]) / abs(scene["scores"][-1]) for scene in scenes])
+    lines.append(
+        f"Without one part, the score falls by {falls.mean():.0%} on average, and by {falls.max(1).mean():.0%} without "
+        f"the most important one; without all parts by {whole_fall(scenes):.0%}."
+    )
     for dimension, shown in (
         ("correctness", "correctness"),
         ("with Shapley", "correctness with Shapley values"),
@@ -185,6 +190,11 @@ def said(scenes: Sequence[Mapping[str, Any]], found: Mapping[str, Any]) -> str:
             f"The order of correctness on one seed's scenes correlates with another's by {min(alike):.2f} at least."
         )
     return "\n".join(f"- {line}" for line in lines)
+
+
+def whole_fall(scenes: Sequence[Mapping[str, Any]]) -> float:
+    """The share of the score that is lost without any part, on average."""
+    return float(np.mean([(scene["scores"][-1] - scene["scores"][0]) / abs(scene["scores"][-1]) for scene in scenes]))
 
 
 def background(records: Sequence[Mapping[str, Any]]) -> str:
