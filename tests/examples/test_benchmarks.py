@@ -39,6 +39,7 @@ def table_of(module: ModuleType) -> Any:
         "hooks",
         "interventions",
         "overhead",
+        "gradients",
         "pairs",
         "graphs",
         "boxes",
