@@ -158,6 +158,7 @@ def callers_hooks(model: nn.Module) -> list[str]:
             if isinstance(hook, Registered):  # gates for gradients are hooks of another kind
                 own = [(site.hook, site.direction) for site in hook.sites() if not site.trusted]
             else:
-                own = [] if is_ours(hook) else [(name_of_function(hook), kind.replace("_", "-"))]
+                own_of_torch = str(getattr(hook, "__module__", "")).startswith("torch.export.")  # checks of inputs
+                own = [] if is_ours(hook) or own_of_torch else [(name_of_function(hook), kind.replace("_", "-"))]
             found |= dict.fromkeys((name, where, direction, kind) for name, direction in own)
     return [f"{name} on {where} ({direction})" for name, where, direction, _ in found]

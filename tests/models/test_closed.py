@@ -117,6 +117,7 @@ def test_a_closed_model_is_explained_as_its_original_by_methods_that_need_scores
     explainer, original = explain.Explainer(close(net, tmp_path), **VIEW), explain.Explainer(net, **VIEW)
     found, expected = explainer(PHOTO, OUTSIDE), original(PHOTO, OUTSIDE)
     assert dict(found.predictions) == pytest.approx(dict(expected.predictions))
+    assert not found.origin.hooks  # those that torch puts on an exported program are no one's
     for name in expected.methods:
         torch.testing.assert_close(found[name].values, expected[name].values, atol=1e-5, rtol=1e-4)
     with pytest.raises(LayerError, match="hidden"):
