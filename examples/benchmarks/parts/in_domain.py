@@ -113,7 +113,7 @@ def table(records: Sequence[Mapping[str, Any]], folder: Path) -> str:
     alike = rank_correlation([own[name]["mean"] for name in both], [other[name]["mean"] for name in both])
     facts = json.loads((folder / "covered.json").read_text("utf-8"))
     rows = [
-        f"- Accuracy on the validation photos, whole and with one square covered: {facts['accuracy before']:.1%} and "
+        f"- Accuracy on 2,000 validation photos, whole and with one square covered: {facts['accuracy before']:.1%} and "
         f"{facts['covered, before']:.1%} before, {facts['accuracy']:.1%} and {facts['covered']:.1%} after "
         f"{facts['minutes']:.0f} minutes of further training.",
         f"- {len(by['covered'])} photos that both networks get right.",
