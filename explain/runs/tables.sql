@@ -3,7 +3,7 @@
 CREATE TABLE manifest (
     key TEXT PRIMARY KEY,
     value TEXT NOT NULL,              -- JSON
-    digest INTEGER NOT NULL           -- of the other cells, as in all tables: see explain.runs.schema
+    digest INTEGER NOT NULL           -- of the other cells, as in all tables: see explain.runs.store
 ) WITHOUT ROWID;
 
 CREATE TABLE methods (
