@@ -26,9 +26,7 @@ from explain.methods.base import get_method
 from explain.models import FiveCrops
 from explain.report.item import Detail, item, jpeg, method_info, passes_run
 from explain.report.pages import page_with
-from explain.targets import Detections, Segmentation, Target
-from explain.targets.layouts import find_layout
-from explain.targets.texts import is_image_text
+from explain.targets import Detections, Segmentation, Target, layouts, texts
 
 T = TypeVar("T")
 
@@ -125,7 +123,7 @@ class ServedModel:
                 return dict(select(model, x, "everything").costs)
             except TargetError:  # nothing is found in grey: take the best box, however unlikely, or the whole map
                 with torch.no_grad():
-                    boxes = find_layout(model(x), 1, tuple(x.shape[2:]))
+                    boxes = layouts.find_layout(model(x), 1, tuple(x.shape[2:]))
                 nothing: Target = Segmentation(0, torch.ones(x.shape[2:])) if boxes is None else Detections(threshold=0)
                 return dict(select(model, x, "everything", target=nothing).costs)
 
@@ -238,7 +236,7 @@ class Service:
             {
                 "name": printable(e.name),
                 "labels": [*map(printable, e.categories or ())],
-                "texts": is_image_text(e.model),
+                "texts": texts.is_image_text(e.model),
             }
             for e in made
         ]
@@ -346,7 +344,7 @@ class Service:
         for method, attribution in zip(values["methods"], explanation.attributions.values(), strict=True):
             method["passes"] = _finite(passes_run(costs.get(method["name"], math.inf), attribution))
         notes, job.notes[:] = list(dict.fromkeys(job.notes)), []
-        if is_image_text(self.models[request.model].explainer.model):
+        if texts.is_image_text(self.models[request.model].explainer.model):
             for each in values["targets"]:
                 each["class"] = each["label"] if each["class"] is None else each["class"]
         classes = [each.label if each.box else each.category for each in explanation.predicted]

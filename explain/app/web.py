@@ -16,8 +16,7 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from explain._utils.errors import AppError, ExplainError, optional
-from explain.app.jobs import BusyError, SendStep
-from explain.app.requests import FILLS, TooLargeError, check_bytes
+from explain.app import jobs, requests
 from explain.app.service import ExpiredError, Service
 from explain.data.files import slug
 from explain.report.pages import SCRIPTS, STYLES, PageTemplate, page, static
@@ -97,7 +96,7 @@ def app_page(service: Service) -> str:
     script = "\n".join([static(SCRIPTS), *((own / name).read_text("utf-8") for name in OWN_SCRIPTS)])
     index = {
         "title": "explain", "photos": [], "models": service.models_info(),
-        "examples": list(service.examples), "fills": list(FILLS.items()),
+        "examples": list(service.examples), "fills": list(requests.FILLS.items()),
         "limits": {name: getattr(service.limits, name) for name in ("upload", "pixels", "seconds", "targets")},
     }  # fmt: skip
     return page(index, [], title="explain", front=PageTemplate("report app", style, script, POLICY))
@@ -132,7 +131,7 @@ HEADERS = {
     "x-frame-options": "DENY",
 }
 NEEDED: Any = ("for the app", "app", AppError)
-STATUS = {ExpiredError: 404, TooLargeError: 413, BusyError: 503}
+STATUS = {ExpiredError: 404, requests.TooLargeError: 413, jobs.BusyError: 503}
 
 
 def application(service: Service, access: Access | None = None) -> Any:
@@ -203,7 +202,7 @@ class Handlers:
         return _reply(self._page, "text/html", headers={"content-security-policy": "frame-ancestors 'none'"})
 
     async def upload(self, request: Any) -> Any:
-        content = await _body(request, lambda count: check_bytes(count, self._service.limits))
+        content = await _body(request, lambda count: requests.check_bytes(count, self._service.limits))
         name = unquote(request.headers.get("x-name", ""))
         return _json(await asyncio.to_thread(self._service.upload, content, name))
 
@@ -215,7 +214,7 @@ class Handlers:
 
         def check(count: int) -> None:
             if count > most:
-                raise TooLargeError(f"request must have at most {most} bytes, got more; send less")
+                raise requests.TooLargeError(f"request must have at most {most} bytes, got more; send less")
 
         body = await _body(request, check)
         with suppress(ValueError, RecursionError):
@@ -233,7 +232,7 @@ class Handlers:
 
         return handle
 
-    def steps(self, begin: Callable[[Any, SendStep], str]) -> Callable[[Any], Any]:
+    def steps(self, begin: Callable[[Any, jobs.SendStep], str]) -> Callable[[Any], Any]:
         """Reply step by step, each in one line."""
 
         async def handle(request: Any) -> Any:

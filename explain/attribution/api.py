@@ -36,11 +36,8 @@ from explain.layers.default_layer import stage_layers
 from explain.layers.stitched import Stitched
 from explain.methods import Method, Source, list_methods
 from explain.methods.base import Fusion, MethodLike, can_be_stitched, get_method, options, uses_layer
-from explain.targets import Target, as_target
-from explain.targets.outputs import Activation, check_activation
-from explain.targets.packed import with_photos
+from explain.targets import Target, as_target, outputs, packed, texts
 from explain.targets.resolve import TargetLike, as_targets
-from explain.targets.texts import with_answers, with_texts
 
 
 class CommonOptions(TypedDict, total=False):
@@ -67,7 +64,7 @@ class Options(CommonOptions, CallOptions, total=False):
     """How to explain tensors."""
 
     categories: Sequence[str] | None
-    activation: Activation | None
+    activation: outputs.Activation | None
     create_graph: bool
 
 
@@ -95,7 +92,7 @@ class Settings(RuntimeSettings):
     interventions: Sequence[Intervention] = ()
 
     def __post_init__(self) -> None:
-        check_activation(self.activation)
+        outputs.check_activation(self.activation)
         super().__post_init__()
 
     @property
@@ -132,9 +129,9 @@ class Request:
         cls, model: nn.Module, x: InputsLike, methods: MethodLike | Iterable[MethodLike], targets: Sequence[Target],
         settings: Settings,
     ) -> "Request":  # fmt: skip
-        model, x = with_photos(unwrapped(model), x)
-        model, inputs, tokens = with_texts(model, check_inputs(model, x), targets)
-        model, inputs, of_answer = with_answers(model, inputs, targets)
+        model, x = packed.with_photos(unwrapped(model), x)
+        model, inputs, tokens = texts.with_texts(model, check_inputs(model, x), targets)
+        model, inputs, of_answer = texts.with_answers(model, inputs, targets)
         named = settings.layer  # a wrong name is reported even if no method uses a layer
         layers = None if named is None else find_layers(model, inputs, named)
         turns = f"run them in {either('two calls', 'two commands, the second with another --output')}"

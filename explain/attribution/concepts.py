@@ -20,12 +20,8 @@ from explain.engine.perturbations import PerturbationRuns, ScoreOf
 from explain.engine.plan import plan_of
 from explain.engine.settings import RuntimeSettings
 from explain.engine.validation import check_inputs
-from explain.hooks.layer_names import Where
-from explain.hooks.preserve import calculating
-from explain.hooks.unwrap import unwrapped
-from explain.layers import default_layer
-from explain.layers.calls import find_layers
-from explain.layers.layouts import enlarge
+from explain.hooks import layer_names, preserve, unwrap
+from explain.layers import calls, default_layer, layouts
 from explain.render.sheets import Group, Layout, Tile, sheet
 from explain.render.styles import get_style
 from explain.targets import TopClass
@@ -60,7 +56,7 @@ class Concepts:
     @cached_property
     def heatmaps(self) -> torch.Tensor:
         """``(N, K, H, W)`` float32 in [0, 1] at input resolution."""
-        return enlarge(self.maps.float(), self.size).clamp(0, 1)
+        return layouts.enlarge(self.maps.float(), self.size).clamp(0, 1)
 
     @property
     def shares(self) -> list[float]:
@@ -94,13 +90,13 @@ class Concepts:
         return self.logits.topk(min(count, self.logits.shape[1]), dim=1).indices
 
 
-def one_layer(model: nn.Module, inputs: Inputs, layer: Where | None) -> str:
+def one_layer(model: nn.Module, inputs: Inputs, layer: layer_names.Where | None) -> str:
     """The name of a layer; None finds the last feature map.
 
     Raises:
         LayerError: there is no such layer, or these are several.
     """
-    names = [default_layer(model, inputs)] if layer is None else find_layers(model, inputs, layer)
+    names = [default_layer(model, inputs)] if layer is None else calls.find_layers(model, inputs, layer)
     if len(names) != 1:
         raise LayerError(f"layer must name one layer, got {len(names)}; choose one of {', '.join(names)}")
     return names[0]
@@ -108,7 +104,7 @@ def one_layer(model: nn.Module, inputs: Inputs, layer: Where | None) -> str:
 
 @keywords()
 def find_concepts(
-    model: nn.Module, x: InputsLike, count: int = 4, *, layer: Where | None = None, seed: int = 0,
+    model: nn.Module, x: InputsLike, count: int = 4, *, layer: layer_names.Where | None = None, seed: int = 0,
     batch_size: int | None = None,
 ) -> Concepts:  # fmt: skip
     """Factorise a layer's feature maps into a few concepts that are present or absent, never negative.
@@ -135,14 +131,14 @@ def find_concepts(
     >>> found.maps.shape, found.vectors.shape, found.logits.shape
     (torch.Size([2, 2, 14, 14]), torch.Size([2, 4]), torch.Size([2, 5]))
     """
-    model = unwrapped(model)
+    model = unwrap.unwrapped(model)
     inputs = check_inputs(model, x)
     name = one_layer(model, inputs, layer)
     runs = PerturbationRuns(of_layer=True)
     plan = plan_of([Activations(), runs], [name])
     (evidence_of,) = gather(model, inputs, plan, [TopClass()], RuntimeSettings(batch_size))
     evidence = evidence_of(name)
-    with calculating(inputs.x.device.type):
+    with preserve.calculating(inputs.x.device.type):
         maps = _present(evidence.activations, name)
         n, channels, *places = maps.shape
         rows = maps.movedim(1, -1).reshape(-1, channels).double()

@@ -23,16 +23,13 @@ from explain.engine.needs import Evidence, NeedAtLayer
 from explain.engine.perturbations import Perturbation, PerturbedRows, Scores
 from explain.engine.plan import Plan
 from explain.engine.settings import Progress, RuntimeSettings
-from explain.hooks import HookGroup, Intervention, capture
-from explain.hooks.attention_parts import head_count
+from explain.hooks import HookGroup, Intervention, attention_parts, capture, preserve
 from explain.hooks.layer_names import Layout, Where, find_places, select_places
-from explain.hooks.preserve import untouched
 from explain.hooks.unwrap import modules_of, submodule, unwrapped
 from explain.layers import default_layer
 from explain.layers.calls import summary_of
+from explain.targets import labels, resolve
 from explain.targets.base import find_logits
-from explain.targets.labels import class_label
-from explain.targets.resolve import TargetLike, as_target
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -202,7 +199,7 @@ class _Site:
 @keywords()
 def trace(
     model: nn.Module, clean: Any, corrupted: Any, at: At = "layers", *, layers: Where | None = None,
-    target: TargetLike = None, categories: Sequence[str] | None = None, batch_size: int | None = None,
+    target: resolve.TargetLike = None, categories: Sequence[str] | None = None, batch_size: int | None = None,
     progress: Progress | None = None,
 ) -> Effects:  # fmt: skip
     """Patch each part of a network from a clean run into a corrupted one, and measure the change of the score.
@@ -244,10 +241,10 @@ def trace(
         raise missing
     if at == "heads":
         names = [name if find_places(model, name)[name].part else f"{name}:heads" for name in names]
-    with untouched(model):
+    with preserve.untouched(model):
         with torch.no_grad(), capture(model, names, gradients=False) as of_clean:
             output = first.call(model)
-        chosen = as_target(target, categories).sized(tuple(first.x.shape[2:])).settled(output, 1)
+        chosen = resolve.as_target(target, categories).sized(tuple(first.x.shape[2:])).settled(output, 1)
         score, classes = chosen.pick(output, 1)[:2]
         x = second.x.clone().requires_grad_()
         with torch.enable_grad(), capture(model, names) as of_corrupted:
@@ -284,7 +281,7 @@ def trace(
         (evidence_of,) = gather(model, second, plan, [chosen], RuntimeSettings(batch_size, progress=progress))
     scores = evidence_of(None)[Scores(patches)].cpu()
     effects = {site.name: scores[site.first : site.first + len(site.masks)] - before.detach().cpu() for site in sites}
-    label = chosen.name if classes is None else class_label(categories, int(classes[0]))
+    label = chosen.name if classes is None else labels.class_label(categories, int(classes[0]))
     photo = None
     if first.x.ndim == 4:
         grey = first.x[0].detach().float().mean(0).cpu()
@@ -297,7 +294,7 @@ def _default(model: nn.Module, inputs: Any, at: At) -> list[str]:
     if at == "channels":
         return [default_layer(model, inputs)]
     if at == "heads":
-        with_heads = {m: [each for each in m.modules() if head_count(each)] for m in modules_of(model)}
+        with_heads = {m: [each for each in m.modules() if attention_parts.head_count(each)] for m in modules_of(model)}
         return [name for module, name in modules_of(model).items() if with_heads[module][-1:] == [module]]
     found = blocks(model, inputs)
     if at != "layers":
@@ -366,7 +363,7 @@ class Lens:
         """A dictionary for each block and image: layer, image, the top class and its score."""
         best = self.scores.max(-1)
         return [
-            {"layer": layer, "image": image, "target": class_label(self.categories, index), "score": score}
+            {"layer": layer, "image": image, "target": labels.class_label(self.categories, index), "score": score}
             for layer, indices, values in zip(self.layers, best.indices.tolist(), best.values.tolist(), strict=True)
             for image, (index, score) in enumerate(zip(indices, values, strict=True))
         ]
@@ -406,7 +403,7 @@ def lens(
     model, inputs = unwrapped(model), as_inputs(x).detached()
     own = blocks(model, inputs, include_top_level=False)
     names = own if layers is None else select_places(model, layers)
-    with untouched(model), torch.no_grad():
+    with preserve.untouched(model), torch.no_grad():
         with capture(model, list(dict.fromkeys([*names, *own])), gradients=False) as seen:
             output = inputs.call(model)
         ran = list(dict.fromkeys(record.layer for record in seen.records))  # in the order of the pass

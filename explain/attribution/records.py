@@ -32,8 +32,7 @@ from explain import baselines, methods, targets
 from explain._utils.errors import ExplainError, RecordError, shown
 from explain._utils.spelling import OPTIONS
 from explain._utils.version import __version__
-from explain.attribution.pictures import array
-from explain.attribution.result import Attribution
+from explain.attribution import pictures, result
 from explain.data.images import MAX_PIXELS, Box
 from explain.engine.settings import Precision
 from explain.hooks import interventions
@@ -288,7 +287,7 @@ def origin_of(
     }  # fmt: skip
 
 
-def estimate_of(attribution: Attribution) -> dict[str, Any] | None:
+def estimate_of(attribution: result.Attribution) -> dict[str, Any] | None:
     """How many covered photos a map took, and what was reached: the largest error over the largest value, if known."""
     if attribution.samples is None:
         return None
@@ -305,7 +304,7 @@ def number_of(tensor: torch.Tensor | None) -> float | None:
     return None if tensor is None else float(tensor[0])
 
 
-def options_run(attribution: Attribution, crops: int = 1) -> dict[str, Any]:
+def options_run(attribution: result.Attribution, crops: int = 1) -> dict[str, Any]:
     """The options of a method, encoded; of one that was stopped early, those that make as many runs as it has made.
 
     The runs of several crops are counted together, and no option says how many each has.
@@ -317,14 +316,14 @@ def options_run(attribution: Attribution, crops: int = 1) -> dict[str, Any]:
     return {name: encode(value) for name, value in found.items()}
 
 
-def values_of(attribution: Attribution) -> dict[str, Any]:
+def values_of(attribution: result.Attribution) -> dict[str, Any]:
     """How to recognise the array that belongs to a record, and how to read it."""
     about: dict[str, Any] = {"size": list(attribution.size), "style": attribution.style, "input": attribution.input}
     if attribution.neutral is not None:
         about["neutral"] = float(attribution.neutral[0])
     if attribution.sets is not None:
         about["sets"] = attribution.sets.described(0)
-    return {**identity(array(attribution.values[0])), **about}
+    return {**identity(pictures.array(attribution.values[0])), **about}
 
 
 def identity(values: np.ndarray[Any, Any]) -> dict[str, Any]:

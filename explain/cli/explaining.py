@@ -32,8 +32,7 @@ from explain.data.files import Files, slug
 from explain.explanation.explanation import compare
 from explain.methods import Method
 from explain.methods.base import get_method
-from explain.report import pages
-from explain.report.item import cost_ahead
+from explain.report import item, pages
 from explain.runs.manifest import alike, described_method, identity
 from explain.targets import Text
 from explain.targets.labels import find_label
@@ -200,7 +199,7 @@ class _Work:
         if self.announced:
             return
         self.announced = True
-        passes, seconds = cost_ahead(explanation, check=self.options.check, steps=self.steps)
+        passes, seconds = item.cost_ahead(explanation, check=self.options.check, steps=self.steps)
         in_all = seconds * len(self.photos[0])
         if in_all >= LONG:
             what = " and ".join(["checks"] * self.options.check + ["curves"] * (self.steps is None))

@@ -27,16 +27,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from explain._utils import nested
 from explain._utils.errors import LayerError, MethodError, note
 from explain.data.inputs import Inputs, InputsLike, Path, as_inputs
-from explain.engine import needs
-from explain.engine.collectors import ANSWERS, WATCHES, sources
+from explain.engine import collectors, incremental, needs, perturbations, reruns, validation
 from explain.engine.forward import Forward, RerunContext, ResolvedTarget, check_other_inputs
-from explain.engine.incremental import PrefixRecorder, Tape
 from explain.engine.needs import Backward, Concept, Evidence, EvidenceLookup, NeedAtLayer, RowOrigin, at_least_float32
-from explain.engine.perturbations import PerturbationRuns
 from explain.engine.plan import Plan
-from explain.engine.reruns import PerturbationRunner, run_streams
 from explain.engine.settings import Footprint, Precision, RuntimeSettings, autocast, mixed_precision_now
-from explain.engine.validation import alone
 from explain.hooks import HookGroup
 from explain.hooks.attention import attention
 from explain.hooks.capturing import Capture, Source, cut_where_allowed, read_outputs
@@ -47,9 +42,7 @@ from explain.relevance.composites import propagate
 from explain.relevance.deeplift import propagate_differences
 from explain.relevance.gradient_rules import ZeroLeaves, apply_rule
 from explain.relevance.propagation import RelevanceFlow, consumers, pass_channels, stop_other_paths
-from explain.targets import Target
-from explain.targets.layouts import reading_once
-from explain.targets.per_image import must_follow_rows
+from explain.targets import Target, layouts, per_image
 from explain.tracing.operations import OperationRecorder, Operations
 from explain.tracing.steps import Step, StepRecorder
 
@@ -75,7 +68,7 @@ def gather(
     inputs = inputs if settings.create_graph else inputs.detached()
     _must_be_open(model, plan)
     own = own_statistics(model) if settings.create_graph else nullcontext()
-    with alone(), untouched(model, create_graph=settings.create_graph), own:
+    with validation.alone(), untouched(model, create_graph=settings.create_graph), own:
         run = partial(_Passes, model, inputs, plan, settings, precision, follow=check_modules is not None)
         passes = cut_where_allowed(run)
         if passes.forward.layers.misses and passes.cut:
@@ -83,12 +76,12 @@ def gather(
             passes = run(False)
         if check_modules is not None:
             check_modules(passes.ran)
-        with reading_once():
+        with layouts.reading_once():
             resolved = passes.forward.resolve_all(targets)  # all fit before the first backward
         if plan.reruns:
             pieces = len(inputs) > 1 or settings.batch_size != 1  # of other numbers of rows than there are images
             for each in resolved if pieces else ():
-                must_follow_rows(each.target, passes.forward.output, len(inputs))
+                per_image.must_follow_rows(each.target, passes.forward.output, len(inputs))
             check_other_inputs(passes.forward, resolved[0], settings)
         for each in resolved:
             passes.answer(each, last=each is resolved[-1])
@@ -96,16 +89,16 @@ def gather(
     if plan.reruns:
         again = partial(gather, model, precision=settings.precision)
         context = RerunContext(passes.forward, resolved, evidence, passes.footprint, settings, again, passes.tapes())
-        run_streams(plan, context)
-        leave = [need.kind for need in plan.needs if isinstance(need.kind, PerturbationRuns)]
+        reruns.run_streams(plan, context)
+        leave = [need.kind for need in plan.needs if isinstance(need.kind, perturbations.PerturbationRuns)]
         if leave:  # runners are made on demand: one among what was found would keep it, and all it holds, in a circle
-            runner = partial(PerturbationRunner, context, precision=mixed_precision_now(inputs.x.device))
+            runner = partial(reruns.PerturbationRunner, context, precision=mixed_precision_now(inputs.x.device))
             evidence = partial(_evidence, passes.forward, origin, dict.fromkeys(leave, runner))
     return [partial(evidence, each) for each in resolved]
 
 
 def _evidence(
-    forward: Forward, origin: RowOrigin | None, runners: Mapping[Any, Callable[..., PerturbationRunner]],
+    forward: Forward, origin: RowOrigin | None, runners: Mapping[Any, Callable[..., reruns.PerturbationRunner]],
     resolved: ResolvedTarget, layer: str | None, path: Path | None = None,
 ) -> Evidence:  # fmt: skip
     """What was found for a target that is about a layer or none, and of several explained inputs about one."""
@@ -144,11 +137,11 @@ class _Passes:
                 stack.enter_context(sdpa_kernel(SDPBackend.MATH))
             layers = self._watch(group, model, len(inputs))
             kinds = {type(need.kind) for need in plan.answered_at_once}
-            seen = {kind: watch(group, model) for kind, watch in WATCHES.items() if kind in kinds}
+            seen = {kind: watch(group, model) for kind, watch in collectors.WATCHES.items() if kind in kinds}
             for recorder in filter(None, recorders):
                 stack.enter_context(recorder)
             self.ran = executed_modules(group, model) if follow else []
-            self._prefix = None if taped is None else PrefixRecorder(group, model, taped)
+            self._prefix = None if taped is None else incremental.PrefixRecorder(group, model, taped)
             given = inputs.replaced(explained)
             with nullcontext() if self._prefix is None else self._prefix.tape:
                 output = given.call(model)
@@ -193,7 +186,7 @@ class _Passes:
         self._output_nodes = read_outputs(group, concepts, lambda t: (t.grad_fn, t.output_nr, t.shape))
         return layers
 
-    def tapes(self) -> dict[str, Tape]:
+    def tapes(self) -> dict[str, incremental.Tape]:
         """The operations before a layer whose maps are perturbed, to be replayed, if they were recorded."""
         prefix = self._prefix
         tape = None if prefix is None else prefix.made(self.forward.record(prefix.layer).call)
@@ -214,7 +207,7 @@ class _Passes:
     def _back(self, backward: Backward, resolved: ResolvedTarget, *, keep: bool) -> None:
         """Run one backward pass, and answer all needs that it is for."""
         forward, at_once = self.forward, self.plan.answered_at_once
-        wanted = {need: sources(forward, need) for need in at_once if need.kind.backward == backward}
+        wanted = {need: collectors.sources(forward, need) for need in at_once if need.kind.backward == backward}
         with ExitStack() as stack:
             group = stack.enter_context(HookGroup())
             stack.enter_context(forward.layers.paused())
@@ -289,7 +282,7 @@ def _answer(wanted: Wanted, forward: Forward, resolved: ResolvedTarget, gradient
     """Answer needs with the gradients of their sources, one need after the other."""
     found = iter(gradients)
     for need, mine in wanted.items():
-        resolved.found[need] = ANSWERS[type(need.kind)](forward, resolved, need, [next(found) for _ in mine])
+        resolved.found[need] = collectors.ANSWERS[type(need.kind)](forward, resolved, need, [next(found) for _ in mine])
 
 
 def _gradients(total: Tensor, wanted: Sequence[Source], keep: bool, create_graph: bool) -> Sequence[Tensor | None]:

@@ -17,26 +17,19 @@ from torch import Tensor, nn
 from explain._utils.errors import ExplainError, LayerError, ModelError, TargetError, note, raised
 from explain._utils.signals import came_by_signal
 from explain.data.inputs import Inputs, Path, dotted
+from explain.engine import perturbations, plan
 from explain.engine.incremental import IncrementalInference, Tape
 from explain.engine.needs import Backward, Evidence, EvidenceLookup, NeedAtLayer, at_least_float32
-from explain.engine.perturbations import Accumulator, Reducer
-from explain.engine.plan import Stream
 from explain.engine.settings import MEMORY, BatchSizeTuner, Footprint, RuntimeSettings, agree, autocast, lacks_memory
 from explain.engine.validation import alone
-from explain.hooks import inspect
+from explain.hooks import capturing, inspect, interventions, tracer
 from explain.hooks.attention import AttentionRecord
-from explain.hooks.capturing import Capture, Record, why_not_called
-from explain.hooks.interventions import rows_of
 from explain.hooks.preserve import detached, recording, untouched
-from explain.hooks.tracer import Tracer
 from explain.layers.calls import split_call
 from explain.layers.layouts import Grids, to_spatial
-from explain.relevance.composites import PropagationResult
-from explain.relevance.gradient_rules import Coverage, Rule
-from explain.targets import ClassTarget, Target, TopClass
+from explain.relevance import composites, gradient_rules
+from explain.targets import ClassTarget, Target, TopClass, detections, layouts
 from explain.targets.base import find_logits
-from explain.targets.detections import NotDetectedError
-from explain.targets.layouts import reading_once
 from explain.targets.outputs import Activation, Outputs, outputs_like
 from explain.targets.resolve import Objective
 from explain.tracing.operations import Operations
@@ -53,8 +46,8 @@ class ResolvedTarget:
     score: Tensor
     total: Tensor
     classes: Tensor | None
-    coverage: dict[Rule, Coverage] = field(default_factory=dict)
-    propagated: dict[Backward, PropagationResult] = field(default_factory=dict)
+    coverage: dict[gradient_rules.Rule, gradient_rules.Coverage] = field(default_factory=dict)
+    propagated: dict[Backward, composites.PropagationResult] = field(default_factory=dict)
     attention: Sequence[AttentionRecord] = ()
     """What the latest backward pass brings the attention of the network."""
     found: dict[NeedAtLayer, Any] = field(default_factory=dict)
@@ -80,7 +73,7 @@ class Forward:
     inputs: Inputs
     sources: Mapping[Path, Tensor]
     grids: Grids
-    layers: Capture
+    layers: capturing.Capture
     output: Any
     graph_is_on: bool
     operations: Operations
@@ -148,7 +141,7 @@ class Forward:
         for target in targets:
             try:
                 found.append(self.resolve(target))
-            except NotDetectedError:
+            except detections.NotDetectedError:
                 if not (found and self.count == 1 and isinstance(target, TopClass)):
                     raise
         return found
@@ -162,7 +155,7 @@ class Forward:
         with recording(self.graph_is_on):
             return objective(find_logits(self.output, self.count), resolved.classes).sum()
 
-    def record(self, layer: str) -> Record:
+    def record(self, layer: str) -> capturing.Record:
         """Return the call that a layer's name stands for.
 
         Raises:
@@ -172,7 +165,7 @@ class Forward:
         if record is None:
             name, _ = split_call(layer, self.model)
             calls = sum(each.layer == name for each in self.layers.records)
-            raise LayerError(why_not_called(self.model, layer, calls))
+            raise LayerError(capturing.why_not_called(self.model, layer, calls))
         shape = tuple(record.activation.shape)
         if self.count not in shape[:1] and self.grids.grid(shape) is None:
             must = f"layer {layer!r} must give one map for each of {self.count} images, got {shape}"
@@ -217,7 +210,7 @@ def ends_in_probabilities(model: nn.Module, inputs: Inputs) -> bool:
     return False
 
 
-class _Watch(Tracer):
+class _Watch(tracer.Tracer):
     """Records the results of softmaxes and sigmoids in this thread."""
 
     opens = False
@@ -325,12 +318,12 @@ class RerunContext:
         scale = self.forward.scale(resolved)
         return agree(one.to(resolved.score), other.to(resolved.score), self.inputs.x, self.settings, scale, 1e-2)
 
-    @reading_once()
+    @layouts.reading_once()
     def are_known(self, images: Tensor, output: Any, targets: Sequence[ResolvedTarget]) -> bool:
         """Whether an output for these unperturbed images has the scores that are known of them."""
         return all(self.same_scores(each, each.scores_in(images, output), each.score[images]) for each in targets)
 
-    @reading_once()
+    @layouts.reading_once()
     def check_rows(
         self, place: str | None, images: Tensor, scores: TargetScores, run_first: Callable[[], Any], last_is_image: bool
     ) -> None:
@@ -367,7 +360,7 @@ class RerunContext:
         quantised = any("quantized" in type(module).__module__ for module in self.model.modules())
         for image in range(len(self.inputs)):
             mine = torch.tensor([image], device=self.inputs.x.device)
-            with rows_of(mine):
+            with interventions.rows_of(mine):
                 output = self.run_alone(self.inputs.rows(mine))
             if output is None and if_possible:
                 return
@@ -441,12 +434,12 @@ class TargetAccumulators:
     """The accumulators of one target for a stream, by the needs that they answer."""
 
     def __init__(
-        self, stream: Stream, context: RerunContext, resolved: ResolvedTarget, names: Mapping[Any, Sequence[str]]
+        self, stream: plan.Stream, context: RerunContext, resolved: ResolvedTarget, names: Mapping[Any, Sequence[str]]
     ) -> None:
         self.resolved, self._names, self._context = resolved, names, context
-        self._of: dict[NeedAtLayer, Accumulator] = {}
+        self._of: dict[NeedAtLayer, perturbations.Accumulator] = {}
         for need in stream.needs:
-            reducer: Reducer = need.kind.reducer  # type: ignore[attr-defined]
+            reducer: perturbations.Reducer = need.kind.reducer  # type: ignore[attr-defined]
             self._of[need] = reducer.begin(context.evidence(resolved, need.layer, need.input))
 
     def read(self, images: Tensor, numbers: Tensor, evidence_of: EvidenceLookup) -> Add:

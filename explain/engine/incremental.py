@@ -24,9 +24,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
 from explain._utils.nested import first_tensor
-from explain.hooks import HookGroup
-from explain.hooks.guard import acting
-from explain.hooks.layer_names import place_of
+from explain.hooks import HookGroup, guard, layer_names
 from explain.hooks.tracer import Tracer
 from explain.tracing.calls import Call
 from explain.tracing.table import operation_name
@@ -67,7 +65,7 @@ class Tape(Tracer):
 
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = func(*args, **kwargs)
-        if self.stopped or acting.depth:
+        if self.stopped or guard.acting.depth:
             return result
         is_iterator = isinstance(result, Iterator)
         items = list(result) if is_iterator else result
@@ -109,7 +107,7 @@ class Replay(Tracer):
             name = getattr(func, "__name__", "")
             name = getattr(getattr(func, "__self__", None), "__name__", "") if name == "__get__" else name
             self.leaves_intact = self.leaves_intact and name not in _UNSEEN
-        if self.live or acting.depth:
+        if self.live or guard.acting.depth:
             return func(*args, **kwargs)
         noted, result, is_iterator = next(self._calls, (None, None, False))
         if noted is None or noted != func:
@@ -139,7 +137,7 @@ class Overwriting:
 
     def __init__(self, group: HookGroup, name: str) -> None:
         self._given: tuple[Tensor | None, int] = None, 0
-        if not place_of(name, group._model).part:  # which nothing has overwritten yet
+        if not layer_names.place_of(name, group._model).part:  # which nothing has overwritten yet
             group.forward_pre(name, self._note, with_kwargs=True)
 
     def _note(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -169,7 +167,7 @@ class PrefixRecorder:
 
     def __init__(self, group: HookGroup, model: nn.Module, layer: str, *, ends: bool = False) -> None:
         self.layer, self.tape = layer, Tape()
-        place = place_of(layer, model)
+        place = layer_names.place_of(layer, model)
         self._name, self._call, self._ends = place.layer, place.call or 0, ends
         self._calls = 0
         self._overwrites = False

@@ -9,8 +9,7 @@ from torch.nn.parameter import is_lazy
 from explain._utils.errors import ExplainError, ImageError, ModelError
 from explain._utils.signals import SignalSafe, at_fork
 from explain.data.inputs import Inputs, InputsLike, as_inputs, dotted
-from explain.hooks.preserve import is_transforming
-from explain.hooks.unwrap import parameters_of
+from explain.hooks import preserve, unwrap
 
 
 def check_inputs(model: nn.Module, given: InputsLike) -> Inputs:
@@ -23,7 +22,7 @@ def check_inputs(model: nn.Module, given: InputsLike) -> Inputs:
     """
     if not isinstance(model, nn.Module):
         raise ModelError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    if is_transforming():
+    if preserve.is_transforming():
         raise ModelError("an explanation must be started outside transforms of torch.func; give it the whole batch")
     inputs = as_inputs(given)
     x, name = inputs.x, "x" if inputs.name is None else f"input {inputs.name}"
@@ -34,7 +33,7 @@ def check_inputs(model: nn.Module, given: InputsLike) -> Inputs:
         raise ImageError(f"{name} must hold at least one image, got shape {tuple(x.shape)}; leave empty batches out")
     if not x.is_floating_point():
         raise ImageError(f"{name} must be floating point, got {x.dtype}; use x / 255 or the model's preprocessing")
-    parameters = parameters_of(model)
+    parameters = unwrap.parameters_of(model)
     if any(map(is_lazy, parameters)):
         raise ModelError("model must have all its weights, got lazy layers without them; call model(x) once first")
     parameter = parameters[0] if parameters else None

@@ -24,11 +24,7 @@ from explain.engine.validation import check_inputs
 from explain.explanation import photos as several
 from explain.explanation.explanation import Explanation, Explanations, PhotoConcepts
 from explain.explanation.photos import AT_ONCE, Photo, PhotoRequest
-from explain.hooks import Intervention, inspect, intervene
-from explain.hooks.inspection import Inspection
-from explain.hooks.layer_names import Where
-from explain.hooks.preserve import untouched
-from explain.hooks.unwrap import callers_hooks, unwrapped
+from explain.hooks import Intervention, inspect, inspection, intervene, layer_names, preserve, unwrap
 from explain.methods import Method, list_methods
 from explain.methods.base import MethodLike, get_method, options
 from explain.models import Classifier, FiveCrops, classifier_of
@@ -36,14 +32,12 @@ from explain.models.classifier import check_labels, on_device, outputs_for
 from explain.models.custom import as_preprocess, resolve_preprocessing
 from explain.models.preprocessing import CropLike, Interpolation
 from explain.render.styles import StyleLike, get_style
-from explain.targets import ClassTarget, Detections, Segmentation, Target, TopClass, as_target
+from explain.targets import ClassTarget, Detections, Segmentation, Target, TopClass, as_target, layouts, texts
 from explain.targets.base import described
 from explain.targets.detections import Detected, Place
 from explain.targets.labels import Category, class_label
-from explain.targets.layouts import find_layout, reading_once
 from explain.targets.outputs import Activation, Outputs, Prediction, check_activation
 from explain.targets.resolve import TargetLike, as_targets, check_categories, one_per_image
-from explain.targets.texts import image_scorer, is_image_text
 
 
 @dataclass(frozen=True)
@@ -65,9 +59,9 @@ def located(
     ``seen`` is the part of each photo that its input shows.
     """
     size, count = tuple(x.shape[2:]), len(x)
-    with untouched(model), torch.no_grad(), reading_once():
+    with preserve.untouched(model), torch.no_grad(), layouts.reading_once():
         output = model(x.clone())
-        every, found = find_layout(output, count, size), []
+        every, found = layouts.find_layout(output, count, size), []
         settled = [_settled(target, output, count, size) for target in targets]
         scores = [replace(s, of="score").pick(output, count)[0] if isinstance(s, Detected) else None for s in settled]
         hits = [Detections(size=size).detected(output, count, i) if every is not None else [] for i in range(count)]
@@ -90,7 +84,7 @@ def located(
 def _settled(target: Target, output: Any, count: int, size: tuple[int, ...]) -> Target:
     """A target with its choices made; a class of a segmenter stays as it is."""
     if isinstance(target, (ClassTarget, TopClass)):
-        if find_layout(output, count, size) is None:
+        if layouts.find_layout(output, count, size) is None:
             return target
         target = Detections(index=target.rank) if isinstance(target, TopClass) else Detections(target.index)
     return target.sized(size).settled(output, count)
@@ -201,8 +195,8 @@ class Explainer:
         self.preprocess = resolve_preprocessing(found, own, **view)
         given = check_categories(categories)
         self.categories = found.categories if given is None else given
-        if is_image_text(self.model):
-            self.model = image_scorer(self.model, labels=self.categories)
+        if texts.is_image_text(self.model):
+            self.model = texts.image_scorer(self.model, labels=self.categories)
         self.name, self.weights = found.name, found.weights
         known: Any = {"model": self.model, "preprocess": self.preprocess, "categories": self.categories}
         self._classifier = replace(found, **known, activation=None)
@@ -212,7 +206,7 @@ class Explainer:
         made = {"model": model or found.name, "weights": weights and str(weights), **view} if named else {}
         if activation is not None:
             made["activation"] = activation
-        if named and given is not None and is_image_text(self.model):
+        if named and given is not None and texts.is_image_text(self.model):
             made["categories"] = list(given)
         parts = (*([] if named else ["model"]), *([] if preprocess is None else ["preprocess"]))
         self._origin = ModelOrigin(found.name, found.weights, records.described(self.preprocess), made, parts)
@@ -370,7 +364,7 @@ class Explainer:
                 own = own.with_targets(boxes[i].targets)
             explanations.append(Explanation(
                 photo=photo.image, source=photo.source, box=seen[i], results=tuple(results), crops=parts,
-                origin=replace(self._origin, hooks=tuple(callers_hooks(self.model))),
+                origin=replace(self._origin, hooks=tuple(unwrap.callers_hooks(self.model))),
                 input_size=(int(x.shape[-2]), int(x.shape[-1])), question=own.question, categories=self.categories,
                 probabilities=None if probabilities is None else probabilities[i].clone(), style=self.style,
                 explainer=self, request=own, outputs=self._outputs or Outputs(),
@@ -387,7 +381,7 @@ class Explainer:
         return replace(request, targets=moved)
 
     @keywords()
-    def concepts(self, image: ImageLike, count: int = 4, *, layer: Where | None = None) -> PhotoConcepts:
+    def concepts(self, image: ImageLike, count: int = 4, *, layer: layer_names.Where | None = None) -> PhotoConcepts:
         """Find the concepts that a layer sees in one photo; see `explain.find_concepts`.
 
         Returns:
@@ -404,11 +398,11 @@ class Explainer:
         box = locate(self.preprocess, photo.image.size)
         return PhotoConcepts(found, photo.image, photo.source, self._origin, box, self.categories)
 
-    def inspect(self, image: ImageLike) -> Inspection:
+    def inspect(self, image: ImageLike) -> inspection.Inspection:
         """Run the model on one photo and list the output of every layer; see `explain.hooks.inspect`."""
         x = self.as_input(image)
         check_inputs(self.model, x)
-        return inspect(unwrapped(self.model), x)
+        return inspect(unwrap.unwrapped(self.model), x)
 
     def _probabilities(self, x: torch.Tensor, logits: torch.Tensor | None) -> torch.Tensor | None:
         """The probabilities ``(N, K)`` of the model's outputs; how they are computed is decided once."""

@@ -15,10 +15,8 @@ import torch
 from PIL import Image
 
 from explain._utils.errors import ExplainError, ImageError, MethodError, RecordError, keywords, raised, shown, warn
-from explain.attribution import records
-from explain.attribution.pictures import array
+from explain.attribution import pictures, records, result
 from explain.attribution.records import decode, described, is_number, is_size, method_of, unknown
-from explain.attribution.result import Attribution
 from explain.data.files import restored
 from explain.data.images import ImageLike, load_image, opened
 from explain.engine.settings import Precision
@@ -58,7 +56,7 @@ class Saved:
         return str(self.record.get("label", self.record["target"]))
 
     @cached_property
-    def attribution(self) -> Attribution:
+    def attribution(self) -> result.Attribution:
         """The values as an attribution, a batch of one."""
         record = self.record
         target, layer, delta = record["target"], record["layer"], record.get("delta")
@@ -71,7 +69,7 @@ class Saved:
         for name, value in options.items():
             with suppress(RecordError):  # the caller's own, or no longer known: as the record has it
                 options[name] = decode(value)
-        return Attribution(
+        return result.Attribution(
             method=self.method, values=self.values[None], score=torch.tensor([record["score"]]), style=style,
             target=target if isinstance(target, str) else torch.tensor([target]),
             layer=tuple(layer) if isinstance(layer, list) else layer, options=options, fuse=record.get("fuse"),
@@ -276,7 +274,7 @@ class SavedConcepts:
         name = f"record {str(path)!r}"
         kinds = {"layer": str, "concepts": _are_parts, "input_size": is_size, "error": float, "values": dict}
         records.check_fields(record, {**kinds, "values.sha256": str}, name)
-        same = record["values"]["sha256"] == records.identity(array(maps))["sha256"]
+        same = record["values"]["sha256"] == records.identity(pictures.array(maps))["sha256"]
         if maps.ndim != 3 or vectors.ndim != 2 or not same or not len(record["concepts"]) == len(maps) == len(vectors):
             raise RecordError(f"{name} must lie beside its values, but they differ; save both again")
         return cls(path, record, maps, vectors)

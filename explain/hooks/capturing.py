@@ -26,14 +26,10 @@ from explain._utils.errors import HookError, LayerError, NotRecordedError, note
 from explain._utils.nested import SwappedInputs
 from explain._utils.signals import signal_safe
 from explain._utils.spelling import did_you_mean
-from explain.hooks.attention_parts import NO_ATTENTION
+from explain.hooks import attention_parts, graph_start, guard, preserve, unwrap
 from explain.hooks.graph import alias, copy_with_history, is_alias, mark
-from explain.hooks.graph_start import GraphStart, aliased_inputs
 from explain.hooks.group import HookGroup
-from explain.hooks.guard import Registered
 from explain.hooks.layer_names import LayerPlace, Where, place_of, select_places
-from explain.hooks.preserve import detached, recording
-from explain.hooks.unwrap import submodule
 
 T = TypeVar("T")
 Source: TypeAlias = Any
@@ -123,7 +119,7 @@ class Capture:
             self._wanted.setdefault(place.layer, set()).add(place.call)
         self._every, self._cut = every, cut
         self._may_be_cut = cut and not torch.is_grad_enabled()
-        self._graph_start = GraphStart(cut=self._may_be_cut)
+        self._graph_start = graph_start.GraphStart(cut=self._may_be_cut)
         self._missing: list[str] = []
         self._sources: dict[Record, list[Source]] = {}
         self._requested_with: dict[Record, list[Source]] = {}
@@ -231,7 +227,7 @@ class Capture:
             return None
         given = (tensor for _, tensor in nested.paths((args, kwargs)))
         # Weights that require no gradient would leave what is below the layer without a history.
-        return None if any(tensor.requires_grad for tensor in given) else aliased_inputs((args, kwargs))
+        return None if any(tensor.requires_grad for tensor in given) else graph_start.aliased_inputs((args, kwargs))
 
     def _end_pass(self, swapped: SwappedInputs | None, output: Any) -> None:
         """See whether a graph that began while gradients were off goes on to the end of the pass.
@@ -257,7 +253,7 @@ class Capture:
 
         group.forward_pre(place.module, enter, with_kwargs=True)
         if place.layer in self._wanted:
-            module = submodule(self._model, place.module)
+            module = unwrap.submodule(self._model, place.module)
             self._graph_start.watch(group, place.layer, module, lambda: bool(running) and self._is_wanted(place.layer))
         group.forward(place.module, leave)
 
@@ -314,7 +310,7 @@ class Capture:
             alike = [record for record in calls if torch.equal(record.activation, tensor.detach())]
             if alike:
                 return next((record for record in alike if record in self._without_graph), None)
-        record = Record(detached(tensor).clone(), layer=layer, call=len(calls))
+        record = Record(preserve.detached(tensor).clone(), layer=layer, call=len(calls))
         self.records.append(record)
         return record
 
@@ -434,7 +430,7 @@ def capture(model: nn.Module, layers: Where, *, gradients: bool | Literal["full_
     >>> seen.of("lstm").tensors[1, 0].gradient
     tensor([[1., 1., 1.]])
     """
-    with recording(torch.is_grad_enabled()), HookGroup(model) as group:
+    with preserve.recording(torch.is_grad_enabled()), HookGroup(model) as group:
         names = select_places(model, layers)
         if gradients != "full_backward":
             yield Capture(group, names, gradients=gradients, every=True)
@@ -460,8 +456,8 @@ def _full_backward_hooks(model: nn.Module, found: Capture, names: Sequence[str])
 
     with ExitStack() as stack:
         for layer in places:
-            hook = Registered(partial(take, layer), thread=threading.get_ident())
-            stack.callback(hook.placed(submodule(model, layer).register_full_backward_hook))
+            hook = guard.Registered(partial(take, layer), thread=threading.get_ident())
+            stack.callback(hook.placed(unwrap.submodule(model, layer).register_full_backward_hook))
         try:
             yield
         except RuntimeError as error:
@@ -530,7 +526,7 @@ class FeatureExtractor(nn.Module):
             if len(features) == len(places):
                 raise _AllCaptured
 
-        with recording(self.graph), HookGroup(self.model) as group:
+        with preserve.recording(self.graph), HookGroup(self.model) as group:
             for layer in {place.layer for place in places.values()}:  # several calls of it may be named
                 group.forward(layer, partial(keep, layer))
             with suppress(_AllCaptured):
@@ -547,7 +543,7 @@ def why_not_called(model: nn.Module, name: str, calls: int) -> str:
         return f"layer {name!r} must name one of its {calls} calls, counted from 0"
     place = place_of(name, model)
     if place.of_attention:
-        return f"layer {name!r} gave nothing: the layer did not run, or {NO_ATTENTION}"
+        return f"layer {name!r} gave nothing: the layer did not run, or {attention_parts.NO_ATTENTION}"
     module = place.module
     if module and isinstance(model.get_submodule(module.rpartition(".")[0]), nn.MultiheadAttention):
         return f"layer {name!r} was not called: nn.MultiheadAttention reads its weights itself; choose the attention"

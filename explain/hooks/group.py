@@ -2,12 +2,10 @@
 
 from explain._utils.errors import warn
 from explain._utils.signals import SignalSafe, at_fork, unsplit
-from explain.hooks.graph_hooks import GraphHooks
-from explain.hooks.module_hooks import ModuleHooks, StateHooks, unfired_hooks_message
-from explain.hooks.preserve import is_under_way
+from explain.hooks import graph_hooks, module_hooks, preserve
 
 
-class HookGroup(SignalSafe["HookGroup"], ModuleHooks, GraphHooks, StateHooks):
+class HookGroup(SignalSafe["HookGroup"], module_hooks.ModuleHooks, graph_hooks.GraphHooks, module_hooks.StateHooks):
     """Registers hooks, and removes all of them when the block ends, whatever ended it.
 
     Every method that registers a hook returns its `Handle`, to remove that hook alone. Hooks of one kind fire in the
@@ -48,12 +46,12 @@ class HookGroup(SignalSafe["HookGroup"], ModuleHooks, GraphHooks, StateHooks):
     """
 
     def begin(self) -> "HookGroup":
-        if is_under_way():
+        if preserve.is_under_way():
             _of_explanations.add(self)
         return self
 
     def end(self, error: BaseException | None) -> None:
-        message = unfired_hooks_message(self._handles.values()) if error is None else None
+        message = module_hooks.unfired_hooks_message(self._handles.values()) if error is None else None
         self.remove()
         if message is not None:
             warn(message)

@@ -15,9 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from explain._utils.errors import HookError, printable
 from explain._utils.html import table_html
 from explain._utils.nested import as_sources, first_tensor
+from explain.hooks import preserve, unwrap
 from explain.hooks.group import HookGroup
-from explain.hooks.preserve import untouched
-from explain.hooks.unwrap import hookable
 
 
 @dataclass
@@ -109,8 +108,8 @@ def inspect(
     """
     watch, options = _Watch(), kwargs or {}
     sources = as_sources(inputs) if gradients else list(inputs)
-    with untouched(model, grad=gradients), HookGroup(model) as group:
-        for name in hookable(model):
+    with preserve.untouched(model, grad=gradients), HookGroup(model) as group:
+        for name in unwrap.hookable(model):
             watch.put(group, name, gradients)
         with watch.operations:
             output = model(*sources, **options)
@@ -126,9 +125,9 @@ def inspect(
     def end(module: nn.Module, args: Any, output: Any) -> None:
         running.pop().seconds += time.perf_counter()
 
-    with untouched(model, grad=gradients), HookGroup(model) as group:
-        group.forward_pre(list(hookable(model)), begin)
-        group.forward(list(hookable(model)), end)
+    with preserve.untouched(model, grad=gradients), HookGroup(model) as group:
+        group.forward_pre(list(unwrap.hookable(model)), begin)
+        group.forward(list(unwrap.hookable(model)), end)
         model(*again, **options)
     return Inspection(watch.rows, watch.ended)
 
@@ -265,8 +264,8 @@ def timeline(model: nn.Module, *inputs: Any) -> Timeline:
     """
     events = Timeline()
     sources = as_sources(inputs)
-    with untouched(model, grad=True), HookGroup(model) as group:
-        for name, module in hookable(model).items():
+    with preserve.untouched(model, grad=True), HookGroup(model) as group:
+        for name, module in unwrap.hookable(model).items():
             for kind in ("forward_pre", "forward", "backward_pre", "backward"):
                 event = Event(kind.replace("_", "-"), name, type(module).__name__)
                 getattr(group, kind)(name, lambda *given, event=event: events.append(event))

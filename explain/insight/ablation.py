@@ -10,8 +10,7 @@ import torch
 from explain._utils.errors import RunError, overheard, shown
 from explain.attribution.api import attribute
 from explain.baselines.replacements import BaselineLike, get_baseline
-from explain.insight.class_statistics import Confusion
-from explain.insight.maps import fields_of, object_of
+from explain.insight import class_statistics, maps
 from explain.insight.reattribution import Batch, RunPhotos, one_for_each_photo
 from explain.methods.base import MethodLike
 from explain.runs.reading import Row
@@ -88,7 +87,7 @@ class AblationResult:
         return AblationResult(self.what, tuple(self.keys[number] for number in chosen), *parts)
 
     def to_dict(self) -> dict[str, Any]:
-        return fields_of(self, "what photos share before after control chance accuracy")
+        return maps.fields_of(self, "what photos share before after control chance accuracy")
 
     def __str__(self) -> str:
         part = PARTS[self.what].format(share=f"{self.share:.0%}")
@@ -126,12 +125,12 @@ def removed(
     keys, size = set(wanted), _checked(share)
     rows = (row for row in photos.run.rows(method) if (row.name, row.target) in keys)
     if what != "evidence":
-        rows = (row for row in rows if 0 < object_of(row).float().mean() < 1)
+        rows = (row for row in rows if 0 < maps.object_of(row).float().mean() < 1)
 
     def mask(row: Row) -> torch.Tensor:
         if what == "evidence":
             return _highest(row.heatmap, size)
-        return object_of(row) if what == "object" else ~object_of(row)
+        return maps.object_of(row) if what == "object" else ~maps.object_of(row)
 
     def class_of(row: Row) -> int:
         known = row.target_class if as_predicted or row.label_class is None else row.label_class
@@ -141,7 +140,7 @@ def removed(
 
 
 def corrected(
-    photos: RunPhotos, pair: Confusion, method: MethodLike, *, share: float | None = None,
+    photos: RunPhotos, pair: class_statistics.Confusion, method: MethodLike, *, share: float | None = None,
     baseline: BaselineLike = "blur",
 ) -> AblationResult:  # fmt: skip
     """Cover what spoke for the wrong class in all photos of a mistake, and count how often it is still made.

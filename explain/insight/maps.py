@@ -13,11 +13,8 @@ from PIL import Image
 
 from explain._utils.errors import RunError, printable
 from explain.data.images import Box
-from explain.render.overlays import drawn
-from explain.render.styles import get_style
-from explain.runs.reading import Row
-from explain.runs.result import Run
-from explain.runs.runner import on_input
+from explain.render import overlays, styles
+from explain.runs import reading, result, runner
 
 
 def plain(value: Any) -> Any:
@@ -52,7 +49,7 @@ def short(name: str, most: int = 24) -> str:
     return f"…{end[end.index('/') :] if '/' in end else end}"
 
 
-def named(row: Row) -> str:
+def named(row: reading.Row) -> str:
     """What a photo shows, as far as it is known: its label, what the model says, or its name."""
     return row.label or row.prediction or row.name
 
@@ -71,7 +68,7 @@ def as_in(names: Sequence[str]) -> str:
     return ", ".join(map(short, names[:2]))
 
 
-def most_frequent(rows: Sequence[Row], most: int) -> str:
+def most_frequent(rows: Sequence[reading.Row], most: int) -> str:
     """What most of some photos show."""
     return ", ".join(name for name, _ in Counter(map(named, rows)).most_common(most))
 
@@ -136,7 +133,7 @@ class RunMaps:
         return RunMaps(**parts)
 
 
-def read_maps(run: Run, method: str | None = None) -> RunMaps:
+def read_maps(run: result.Run, method: str | None = None) -> RunMaps:
     """Read all maps of a method.
 
     Args:
@@ -172,17 +169,17 @@ def read_maps(run: Run, method: str | None = None) -> RunMaps:
     return RunMaps(name, names, targets, torch.stack(values), on_object, object_size, correct, empty, repeated)
 
 
-def object_of(row: Row) -> torch.Tensor:
+def object_of(row: reading.Row) -> torch.Tensor:
     """Return which pixels ``(H, W)`` of the model's input lie on the object; none where no box is known."""
     region = torch.zeros(*row.input_size, dtype=torch.bool)
-    for x0, y0, x1, y1 in on_input(row.boxes, row.box, row.input_size):
+    for x0, y0, x1, y1 in runner.on_input(row.boxes, row.box, row.input_size):
         region[round(y0) : round(y1), round(x0) : round(x1)] = True
     return region
 
 
 def heated(photo: Image.Image, heatmap: torch.Tensor, box: Box, style: str = "heat") -> Image.Image:
     """Draw a heatmap on the part ``box`` of a photo."""
-    return drawn(photo, heatmap.cpu().numpy(), get_style(style), box, [box])
+    return overlays.drawn(photo, heatmap.cpu().numpy(), styles.get_style(style), box, [box])
 
 
 WIDEST = 50  # letters of a column

@@ -12,10 +12,8 @@ from explain.attribution.records import method_of
 from explain.data.images import load_image
 from explain.explanation.explainer import Explainer
 from explain.methods import Method
-from explain.runs.manifest import digest_of
-from explain.runs.preparing import as_input
+from explain.runs import manifest, preparing, result
 from explain.runs.reading import Row
-from explain.runs.result import PhotoReader, Run
 from explain.targets import ClassTarget, as_target
 from explain.targets.labels import class_label
 
@@ -30,7 +28,7 @@ class Batch:
     x: torch.Tensor
 
 
-class RunPhotos(PhotoReader):
+class RunPhotos(result.PhotoReader):
     """The photos of a run, read again, and the model that explained them.
 
     Args:
@@ -42,12 +40,12 @@ class RunPhotos(PhotoReader):
         RunError: the model is not that of the run.
     """
 
-    def __init__(self, run: Run, explainer: Explainer | None = None, source: Any = None) -> None:
+    def __init__(self, run: result.Run, explainer: Explainer | None = None, source: Any = None) -> None:
         super().__init__(source)
         self.run, self._explainer = run, explainer
         self.missing: dict[str, str] = {}
         made_with = run.manifest.get("weights")
-        if explainer is not None and made_with is not None and digest_of(explainer.model) != made_with:
+        if explainer is not None and made_with is not None and manifest.digest_of(explainer.model) != made_with:
             raise RunError("explainer must have the weights that the run was made with; give the same model")
 
     @property
@@ -72,7 +70,7 @@ class RunPhotos(PhotoReader):
             try:
                 found = self.read(row)
                 found = found if isinstance(found, torch.Tensor) else self.explainer.preprocess(load_image(found))
-                x = as_input(found)
+                x = preparing.as_input(found)
             except ExplainError as error:
                 self.missing[row.name] = str(error)
                 continue
@@ -110,7 +108,7 @@ def class_of(row: Row) -> int | None:
     return row.prediction_class if row.label_class is None else row.label_class
 
 
-def one_for_each_photo(run: Run, **which: Any) -> Iterator[Row]:
+def one_for_each_photo(run: result.Run, **which: Any) -> Iterator[Row]:
     """The first row of each photo; arguments as for `explain.Run.rows`."""
     seen: set[str] = set()
     for row in run.rows(**which):
@@ -119,7 +117,7 @@ def one_for_each_photo(run: Run, **which: Any) -> Iterator[Row]:
             yield row
 
 
-def method_in(run: Run, name: str) -> Method:
+def method_in(run: result.Run, name: str) -> Method:
     """The method of a run with the options that it had.
 
     Raises:

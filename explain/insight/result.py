@@ -26,9 +26,8 @@ from explain.insight.reattribution import RunPhotos, method_in
 from explain.render.sheets import Group, Layout, Tile, sheet
 from explain.render.styles import get_style
 from explain.report.pages import Section, document
+from explain.runs import reading, result
 from explain.runs.files import source_of
-from explain.runs.reading import Row
-from explain.runs.result import Run, open_run
 
 SIDE = 180  # pixels of a mean map
 PHOTOS = 4  # that stand for a class or a cluster
@@ -43,11 +42,11 @@ class Album:
     method: str
     empty: bool = False
 
-    def rows(self, wanted: Collection[tuple[str, str]]) -> dict[tuple[str, str], Row]:
+    def rows(self, wanted: Collection[tuple[str, str]]) -> dict[tuple[str, str], reading.Row]:
         """The rows with these names and targets."""
         return {key: row for row in self.photos.run.rows(self.method) if (key := (row.name, row.target)) in wanted}
 
-    def photo(self, row: Row) -> Image.Image | None:
+    def photo(self, row: reading.Row) -> Image.Image | None:
         """A photo, or None where it cannot be read."""
         if self.empty:
             return None
@@ -57,7 +56,7 @@ class Album:
             self.photos.missing[row.name] = str(error)
             return None
 
-    def overlay(self, row: Row) -> Image.Image | None:
+    def overlay(self, row: reading.Row) -> Image.Image | None:
         """The map of a photo, drawn on it."""
         photo = self.photo(row)
         return None if photo is None else row.overlay(get_style(row.style), photo)
@@ -146,7 +145,7 @@ class Insight:
     the model; None where they were not requested.
     """
 
-    run: Run
+    run: result.Run
     method: str
     maps: RunMaps = field(repr=False)
     looks: Sequence[ClassStatistics]
@@ -298,7 +297,7 @@ class Insight:
 
 @keywords()
 def insight(
-    run: Run | str | os.PathLike[str], method: str | None = None, *, explainer: Explainer | None = None,
+    run: result.Run | str | os.PathLike[str], method: str | None = None, *, explainer: Explainer | None = None,
     source: Any = None, channels: int = 0, concepts: int = 0, examples: Any = None, target: int | str | None = None,
     layer: Where | None = None, seed: int = 0,
 ) -> Insight:  # fmt: skip
@@ -337,7 +336,7 @@ def insight(
         raise ArgumentError(f"{option('target')} must say of which class the examples may be a reason; give a class")
     if target is not None and requested == ["concepts"]:
         raise ArgumentError(f"{option('target')} has no effect with concepts, which all photos share; leave it out")
-    stored = run if isinstance(run, Run) else open_run(run)
+    stored = run if isinstance(run, result.Run) else result.open_run(run)
     maps, pairs = read_maps(stored, method), class_statistics.pairs(stored)
     looks, reasons = class_statistics.looks(maps), class_statistics.reasons(maps, seed=seed)
     evidence = class_statistics.odd_evidence(stored)

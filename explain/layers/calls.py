@@ -22,9 +22,8 @@ from explain.hooks.graph import Reach
 from explain.hooks.layer_names import LayerPlace, Where, name_of, place_of, select_places
 from explain.hooks.preserve import untouched
 from explain.hooks.unwrap import hookable, leaves, modules_of, submodule, unwrapped
-from explain.layers import layouts
+from explain.layers import layouts, stitched
 from explain.layers.layouts import MAPS, Grid, Grids, Layout, LayoutReading, Size
-from explain.layers.stitched import Stitched
 from explain.targets.regions import read_class_maps
 
 CallKey: TypeAlias = tuple[str, int]
@@ -444,13 +443,13 @@ def grids_of(model: nn.Module, inputs: Inputs) -> Grids:
     Of a `Stitched` model, they are those of a window: the maps of all windows lie in the same way.
     """
     whole, of_whole = model, inputs
-    if isinstance(whole, Stitched):
+    if isinstance(whole, stitched.Stitched):
         model, inputs = whole.model, whole.first(of_whole)
     summary = cache(partial(summary_of, model, inputs))
 
     def in_window(layer: str) -> LayerPlace:
         place = place_of(layer, whole)
-        if not isinstance(whole, Stitched):
+        if not isinstance(whole, stitched.Stitched):
             return place
         place, call = whole.inside(place), place.call
         count = _calls_in_window(whole, of_whole, place.module)
@@ -479,7 +478,7 @@ def grids_of(model: nn.Module, inputs: Inputs) -> Grids:
     return Grids(size, len(inputs), lambda: summary().sizes, look, layout, strict, of_text)
 
 
-def _calls_in_window(model: Stitched, inputs: Inputs, name: str) -> int:
+def _calls_in_window(model: stitched.Stitched, inputs: Inputs, name: str) -> int:
     """How often a module of the segmenter is called for one window."""
     calls = summary_of(model.model, model.first(inputs)).calls
     return max(1, sum(call.name == name for call in calls))
@@ -487,7 +486,7 @@ def _calls_in_window(model: Stitched, inputs: Inputs, name: str) -> int:
 
 def window_calls(model: nn.Module, inputs: Inputs, layer: str) -> list[str]:
     """The calls that a layer's name stands for: itself, or in a `Stitched` model one call in each window."""
-    if not isinstance(model, Stitched):
+    if not isinstance(model, stitched.Stitched):
         return [layer]
     place = place_of(layer, model)
     count = _calls_in_window(model, inputs, model.inside(place).module)

@@ -11,9 +11,7 @@ from torch import Tensor, nn
 from explain._utils import nested
 from explain._utils.errors import LayerError
 from explain.data.inputs import Inputs, InputsLike, as_inputs
-from explain.hooks import HookGroup
-from explain.hooks.capturing import Capture, cut_where_allowed
-from explain.hooks.preserve import untouched
+from explain.hooks import HookGroup, capturing, preserve
 from explain.layers.calls import ForwardSummary, ModuleCall, grids_of, split_call, summary_of, tensors_in
 from explain.layers.layouts import MAPS, Size, has_aspect, to_spatial
 from explain.layers.stitched import Stitched
@@ -225,9 +223,9 @@ def _positions_reached(
     """
     names = dict.fromkeys(split_call(layer, model)[0] for layer in layers[:CANDIDATES])
 
-    def run(cut: bool) -> Capture:
-        with untouched(model, grad=not cut), HookGroup(model) as group:
-            capture = Capture(group, names, gradients=True, cut=cut)
+    def run(cut: bool) -> capturing.Capture:
+        with preserve.untouched(model, grad=not cut), HookGroup(model) as group:
+            capture = capturing.Capture(group, names, gradients=True, cut=cut)
             output = inputs.detached().call(model)
             # A row of numbers, if the network gives one.
             tensors = sorted(tensors_in(output), key=lambda tensor: tensor.ndim != 2) if score is None else []
@@ -236,7 +234,7 @@ def _positions_reached(
                 capture.backward(each, roughly=True)
         return capture
 
-    capture = cut_where_allowed(run)
+    capture = capturing.cut_where_allowed(run)
     capture = run(False) if capture.misses else capture
     grids, found = grids_of(model, inputs), {}
     for layer in layers[:CANDIDATES]:

@@ -12,9 +12,7 @@ import torch
 from explain._utils.errors import MethodError
 from explain.baselines import Mean
 from explain.baselines.base import Baseline
-from explain.engine import Evidence, Need
-from explain.engine.perturbations import PerturbationRuns, ScoreOf
-from explain.engine.reruns import PerturbationRunner
+from explain.engine import Evidence, Need, perturbations, reruns
 from explain.layers.layouts import enlarge
 from explain.methods.base import Method, Outcome, register
 from explain.methods.estimates import DrawnMasks, MaskedInputs, Masks, Report, Searched, SearchMethod
@@ -171,7 +169,7 @@ class SmallestSet(SearchMethod):
 
     @property
     def needs(self) -> frozenset[Need[Any]]:
-        return frozenset({PerturbationRuns(), *(() if self.guide is None else self.guide.needs)})
+        return frozenset({perturbations.PerturbationRuns(), *(() if self.guide is None else self.guide.needs)})
 
     def search(self, evidence: Evidence, image: int, end: float, report: Report) -> Searched:
         return Search(self, evidence, image, end, report).done()
@@ -317,7 +315,7 @@ class Search:
 
     def __init__(self, how: SmallestSet, evidence: Evidence, image: int, end: float, report: Report) -> None:
         self._how, self._evidence, self._image, self._end, self._report = how, evidence, image, end, report
-        self._runner: PerturbationRunner = evidence[PerturbationRuns()]
+        self._runner: reruns.PerturbationRunner = evidence[perturbations.PerturbationRuns()]
         self._labels = how.regions(evidence.inputs)[image]
         self._levels = self._nested()
         self._strength, self._threshold = how.strength(evidence, image)
@@ -479,7 +477,7 @@ class Search:
         self._report(self._samples, self._map)
         return torch.stack(found).amin(0)
 
-    def _run(self, visible: torch.Tensor, baseline: Baseline, read: Strength | ScoreOf) -> torch.Tensor:
+    def _run(self, visible: torch.Tensor, baseline: Baseline, read: Strength | perturbations.ScoreOf) -> torch.Tensor:
         masked = MaskedInputs(Subsets(self._image, self._labels, visible), baseline)
         found: torch.Tensor = self._runner.read(masked, read)
         return found.double()
@@ -487,7 +485,7 @@ class Search:
     def _score(self, visible: torch.Tensor) -> float:
         """The probability of the answer with these regions alone, with the baseline that is named first."""
         self._samples += 1
-        return float(self._run(visible[None], self._how.baselines[0], ScoreOf("probability")))
+        return float(self._run(visible[None], self._how.baselines[0], perturbations.ScoreOf("probability")))
 
     def _guided(self) -> torch.Tensor:
         """The mean of the guide's map over each region ``(M,)``."""

@@ -13,14 +13,11 @@ from explain._utils.errors import MethodError
 from explain._utils.random_numbers import seeded, uniform
 from explain.baselines import Zero
 from explain.baselines.base import Baseline
-from explain.engine import Evidence, Need
-from explain.engine.needs import DetectionSimilarity
-from explain.engine.perturbations import AnswerTo
+from explain.engine import Evidence, Need, needs, perturbations
 from explain.layers.layouts import enlarge
-from explain.methods import estimates
+from explain.methods import estimates, regions
 from explain.methods.base import register
 from explain.methods.estimates import EstimateMethod, Estimator, Guess, MaskedInputs, Masks, Score, whole_score
-from explain.methods.regions import Cell
 
 BLOCK = 32  # masks that come from one seed
 FEWEST = 4  # masks that say how far their scores differ
@@ -41,7 +38,7 @@ class Windows(Masks):
     def most(self, size: tuple[int, ...]) -> int:
         return len(self.boxes(size))
 
-    def boxes(self, size: tuple[int, ...]) -> list[Cell]:
+    def boxes(self, size: tuple[int, ...]) -> list[regions.Cell]:
         """Where the windows lie in a photo of this size.
 
         Raises:
@@ -85,7 +82,7 @@ def _by_side(option: str, given: int | tuple[int, ...] | None, usual: list[int])
 class _MeanDrop(Estimator):
     """The mean drop of the score over the windows that cover each pixel."""
 
-    def __init__(self, boxes: list[Cell], evidence: Evidence, whole: torch.Tensor) -> None:
+    def __init__(self, boxes: list[regions.Cell], evidence: Evidence, whole: torch.Tensor) -> None:
         self._boxes, self._whole = boxes, whole
         self.counts = [len(boxes)] * len(evidence.inputs)
         self._sums = evidence.inputs.new_zeros(len(evidence.inputs), *evidence.size)
@@ -346,5 +343,5 @@ class DRISE(SmoothGridMethod):
 
     only_for = "detected boxes"
 
-    read = AnswerTo(DetectionSimilarity())  # type: ignore[assignment]
+    read = perturbations.AnswerTo(needs.DetectionSimilarity())  # type: ignore[assignment]
     references = frozenset[Need[Any]]()

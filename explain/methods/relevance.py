@@ -12,9 +12,8 @@ from explain.engine import Evidence, InputGradients, Need
 from explain.engine import needs as engine_needs
 from explain.engine.needs import BiasTerms, LayerRelevance, Multipliers, Relevance, RelevanceCoverage, RevealCancel
 from explain.layers.layouts import enlarge
+from explain.methods import cam, path
 from explain.methods.base import RELEVANCE, Method, check_range, over_all, register
-from explain.methods.cam import ratio
-from explain.methods.path import CompleteMethod, PathStart, SeveralBaselines, several
 from explain.relevance import COMPOSITES, Composite
 
 
@@ -159,11 +158,11 @@ class OneOf:
 
     def of(self, inputs: torch.Tensor) -> torch.Tensor:
         """The baseline, for each input."""
-        return several(self.baselines, inputs[0], "deepliftshap")[self.index].expand_as(inputs)
+        return path.several(self.baselines, inputs[0], "deepliftshap")[self.index].expand_as(inputs)
 
 
 @register
-class DeepLIFT(CompleteMethod):
+class DeepLIFT(path.CompleteMethod):
     r"""Difference of the score from a baseline's, propagated back.
 
     Share the difference of the score from a baseline's out among the differences of the input.
@@ -217,7 +216,7 @@ class DeepLIFT(CompleteMethod):
 
 
 @register
-class DeepLIFTSHAP(SeveralBaselines):
+class DeepLIFTSHAP(path.SeveralBaselines):
     r"""Difference of the score from several baselines', propagated back.
 
     Share the difference of the score from the mean of several baselines' out, as DeepLIFT does against each.
@@ -248,7 +247,7 @@ class DeepLIFTSHAP(SeveralBaselines):
     family = RELEVANCE
 
     @property
-    def _references(self) -> list[OneOf | PathStart]:
+    def _references(self) -> list[OneOf | path.PathStart]:
         if not isinstance(self.baseline, torch.Tensor):
             return [self.start]
         return [OneOf(self.baseline, index) for index in range(len(self.baseline))]
@@ -317,5 +316,5 @@ class FullGrad(Method):
         found = contributions.abs()
         if self.rescale:
             least, most = (over_all(end, found) for end in found.flatten(1).aminmax(dim=1))
-            found = ratio(found - least, (most - least).expand_as(found))
+            found = cam.ratio(found - least, (most - least).expand_as(found))
         return enlarge(found.sum(1, keepdim=True), size)[:, 0]

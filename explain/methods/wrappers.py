@@ -12,9 +12,8 @@ from explain._utils.random_numbers import normal, seeded
 from explain.engine import Accumulator, Activations, Attributions, Evidence, Need, Perturbation, PerturbedRows, Reducer
 from explain.engine.needs import LayerGradients
 from explain.engine.perturbations import AnswerTo, SumOfRows
+from explain.methods import cam, gradients
 from explain.methods.base import MAPS, Method, Source, Style, cited, over_all, register, register_wrapper, spatial_dims
-from explain.methods.cam import ratio, weighted
-from explain.methods.gradients import Saliency
 
 Statistic = Literal["mean", "square", "variance"]
 _PREFIX = {"mean": "smooth", "square": "smoothsquare", "variance": "var"}
@@ -109,7 +108,7 @@ class Smooth(WrapperMethod):
     ('smoothgrad', True)
     """
 
-    method: Method = field(default_factory=lambda: Saliency(absolute=False))
+    method: Method = field(default_factory=lambda: gradients.Saliency(absolute=False))
     samples: int = 25
     sigma: float = 0.15
     statistic: Statistic = "mean"
@@ -119,13 +118,13 @@ class Smooth(WrapperMethod):
 
     @property
     def name(self) -> str:
-        if self.method == Saliency(absolute=False):
+        if self.method == gradients.Saliency(absolute=False):
             return _PUBLISHED[self.statistic]
         return f"{_PREFIX[self.statistic]}({self.method.name})"
 
     @property
     def about(self) -> str:
-        inner = "the gradient" if self.method == Saliency(absolute=False) else self.method.name
+        inner = "the gradient" if self.method == gradients.Saliency(absolute=False) else self.method.name
         of = {"mean": "mean", "square": "mean square", "variance": "variance"}[self.statistic]
         return f"{of} of {inner} over noisy copies"
 
@@ -230,8 +229,8 @@ class SmoothGradCAMPlusPlus(Method):
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         first, second, third = evidence[self.derivatives].unbind(1)
         a = evidence.activations
-        alpha = ratio(second, 2 * second + a.sum(spatial_dims(a), keepdim=True) * third)
-        return weighted((alpha * first.clamp(min=0)).sum(spatial_dims(a)), evidence, relu=True)
+        alpha = cam.ratio(second, 2 * second + a.sum(spatial_dims(a), keepdim=True) * third)
+        return cam.weighted((alpha * first.clamp(min=0)).sum(spatial_dims(a)), evidence, relu=True)
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,8 @@ import torch
 from explain._utils.random_numbers import normal, seeded
 from explain.baselines import Noise, Zero
 from explain.baselines.base import Baseline
-from explain.metrics import base
+from explain.metrics import base, faithfulness
 from explain.metrics.base import Covers, Metric, MetricInput, MetricResult, Score, ScoreMetric, ScoreRequest, register
-from explain.metrics.faithfulness import least, share_counts
 from explain.metrics.maps import Sign, by_region, correlation, grid_regions, mid_ranks, steps_of
 
 CORRELATION = "correlation"
@@ -52,11 +51,11 @@ class _SubsetCorrelation(ScoreMetric):
             keys = [(self.baseline, "subset", self.seed, count, sample) for sample in range(self.samples)]
             return base.cover([keys] * len(data), keep, self.baseline, self.score)
 
-        return [request(count) for count in share_counts(data, self.sizes)]
+        return [request(count) for count in faithfulness.share_counts(data, self.sizes)]
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
         maps, found = data.maps.contributions, []
-        for count, of_size in zip(share_counts(data, self.sizes), scores, strict=True):
+        for count, of_size in zip(faithfulness.share_counts(data, self.sizes), scores, strict=True):
             subsets = (self._subset(data, count, sample).to(maps.device) for sample in range(self.samples))
             sums = torch.stack([maps[:, subset].sum(1) for subset in subsets], 1)
             found.append(correlation(sums, data.loss(self.score, of_size)))
@@ -343,6 +342,6 @@ class Completeness(ScoreMetric):
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
         difference = data.original(self.score) - scores[0][:, 0]
         off = (data.maps.values.flatten(1).sum(1) - difference).abs()
-        nothing = difference.abs() <= least(self.score, data.original(self.score), scores[0])
+        nothing = difference.abs() <= faithfulness.least(self.score, data.original(self.score), scores[0])
         relative = torch.where(nothing, torch.nan, off / difference.abs())
         return MetricResult(off, parts={"relative": relative, "difference": difference})

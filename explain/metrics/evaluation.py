@@ -18,18 +18,13 @@ from explain._utils.options import by_name
 from explain.attribution.api import Options, Settings, attribute
 from explain.attribution.result import Attribution
 from explain.data.inputs import Inputs, InputsLike
-from explain.engine.execution import gather
+from explain.engine import execution, perturbations, validation
 from explain.engine.needs import needs_at
-from explain.engine.perturbations import Scores, Unperturbed
 from explain.engine.plan import Plan
-from explain.engine.validation import check_inputs
-from explain.hooks.interventions import intervene
-from explain.hooks.preserve import calculating
-from explain.hooks.unwrap import unwrapped
+from explain.hooks import interventions, preserve, unwrap
 from explain.methods.base import Method, MethodLike, get_method
-from explain.metrics import base
+from explain.metrics import base, localisation
 from explain.metrics.base import MapMetric, Metric, MetricInput, MetricLike, MetricResult, ScoreKind, ScoreMetric
-from explain.metrics.localisation import Boxes, as_boxes, as_regions
 from explain.metrics.maps import Maps, MapsLike
 from explain.metrics.variants import EvaluatedMethod, ModelContext, ReattributionMetric, Results, reattribute
 from explain.targets import ClassTarget, Target, as_target
@@ -147,7 +142,7 @@ M = TypeVar("M", bound=Metric)
 @keywords(Options)
 def evaluate(
     model: nn.Module, x: InputsLike, methods: MapSource | Iterable[MethodLike | Attribution] | Mapping[str, MapSource],
-    metrics: MetricLike | Iterable[MetricLike], *, target: TargetLike = None, boxes: Boxes | None = None,
+    metrics: MetricLike | Iterable[MetricLike], *, target: TargetLike = None, boxes: localisation.Boxes | None = None,
     masks: torch.Tensor | np.ndarray[Any, Any] | None = None, **options: Unpack[Options],
 ) -> Table:  # fmt: skip
     """Evaluate methods, or maps, by metrics; all perturbed photos of one call run together, each distinct one once.
@@ -176,14 +171,14 @@ def evaluate(
     >>> table["gradcam"]["deletion"].shape, list(table)
     (torch.Size([2]), ['gradcam', 'saliency'])
     """
-    model = unwrapped(model)
+    model = unwrap.unwrapped(model)
     wanted = as_target(target, options.get("categories"))
-    model, inputs, _ = with_texts(model, check_inputs(model, x), [wanted])
+    model, inputs, _ = with_texts(model, validation.check_inputs(model, x), [wanted])
     if inputs.x.ndim != 4:
         raise MetricError(f"x must be photos (N, C, H, W) for metrics, got shape {tuple(inputs.x.shape)}; give frames")
     named = by_name(metrics, base.get_metric, MetricError, "metric", "take two calls")
     evaluation = _Evaluation(model, inputs, named, target, options)
-    with intervene(model, evaluation.settings.interventions):
+    with interventions.intervene(model, evaluation.settings.interventions):
         return evaluation.table(_named(methods), boxes, masks)
 
 
@@ -197,10 +192,10 @@ class _Evaluation:
         self.settings, self.target = Settings(**options), target
         self.notes: list[str] = []
 
-    def table(self, methods: Mapping[str, MapSource], boxes: Boxes | None, masks: Any) -> Table:
+    def table(self, methods: Mapping[str, MapSource], boxes: localisation.Boxes | None, masks: Any) -> Table:
         count, size = len(self.inputs), (int(self.inputs.x.shape[2]), int(self.inputs.x.shape[3]))
-        known_boxes = None if boxes is None else as_boxes(boxes, count, size)
-        truth = {"boxes": known_boxes, "regions": as_regions(masks, known_boxes, count, size)}
+        known_boxes = None if boxes is None else localisation.as_boxes(boxes, count, size)
+        truth = {"boxes": known_boxes, "regions": localisation.as_regions(masks, known_boxes, count, size)}
         maps = self._maps(methods)
         self.resolved = as_target(self.target, self.settings.categories).sized(size)
         made = [each for name, each in maps.items() if isinstance(each, Attribution) and each is not methods[name]]
@@ -208,13 +203,13 @@ class _Evaluation:
             score, target, logits = made[0].score, made[0].target, made[0].logits
             classes = None if isinstance(target, str) else target
         else:
-            unperturbed = gather(self.model, self.inputs, Plan({}), [self.resolved], self.settings)[0](None)
+            unperturbed = execution.gather(self.model, self.inputs, Plan({}), [self.resolved], self.settings)[0](None)
             score, classes, logits = unperturbed.score, unperturbed.classes, unperturbed.logits
         if classes is not None:
             self.resolved = ClassTarget(tuple(classes.tolist()))
         self.context = ModelContext(self.model, self.inputs, classes, logits, self.settings.activation)
         results: Results = {}
-        with calculating(self.inputs.x.device.type):
+        with preserve.calculating(self.inputs.x.device.type):
             data = {name: self.context.data(name, each, score, **truth) for name, each in maps.items()}
             for metric in self._of_kind(MapMetric):
                 results |= {(name, metric.name): metric(each) for name, each in data.items()}
@@ -260,7 +255,7 @@ class _Evaluation:
         """Run the perturbed photos that metrics request, each distinct one once."""
         pool, context = base.PerturbedPhotoPool(self.context.images), self.context
         requested: list[tuple[str, ScoreMetric, list[tuple[ScoreKind, torch.Tensor]]]] = []
-        with calculating(context.images.device.type):
+        with preserve.calculating(context.images.device.type):
             for name, each in data.items():
                 for metric in self._of_kind(ScoreMetric):
                     rows = [(request.score, pool.add(request)) for request in metric.requests(each)]
@@ -279,7 +274,7 @@ class _Evaluation:
                 original, perturbed = scores[kind]
                 padded = torch.cat([perturbed, original.new_zeros(1)])
                 found.append(torch.where(numbers < 0, original[:, None], padded[numbers]))
-            with calculating(context.images.device.type):
+            with preserve.calculating(context.images.device.type):
                 results[name, metric.name] = metric(replace(data[name], **exact), found)
         return results
 
@@ -298,10 +293,10 @@ class _Evaluation:
                 raise MetricError(f"target must be a class for a metric of its {kind}, got {got}; choose score='logit'")
         if not targets:
             return {}
-        original, perturbed = Scores(Unperturbed()), Scores(pool)
+        original, perturbed = perturbations.Scores(perturbations.Unperturbed()), perturbations.Scores(pool)
         needs = {"metrics": needs_at([original, *([perturbed] if len(pool) else [])], [])}
         plan = Plan(needs, len(targets), len(self.inputs))
-        gathered = gather(self.model, self.inputs, plan, list(targets.values()), self.settings)
+        gathered = execution.gather(self.model, self.inputs, plan, list(targets.values()), self.settings)
         found = {kind: evidence_of(None) for kind, evidence_of in zip(targets, gathered, strict=True)}
         rest = {kind: each[perturbed] if len(pool) else each.score[:0] for kind, each in found.items()}
         return {kind: (each[original], rest[kind]) for kind, each in found.items()}

@@ -8,8 +8,7 @@ from torch import nn
 
 from explain._utils.errors import LabelsError, ModelError, either, warn
 from explain.data.images import Preprocess
-from explain.engine.forward import outputs_of
-from explain.engine.validation import check_inputs
+from explain.engine import forward, validation
 from explain.targets.labels import class_label
 from explain.targets.outputs import Activation, Outputs, outputs_like
 
@@ -67,7 +66,7 @@ def outputs_for(model: Classifier, x: torch.Tensor, logits: torch.Tensor, activa
 
     A warning says it where they are found to be probabilities already.
     """
-    found = outputs_of(model.model, check_inputs(model.model, x), logits, activation)
+    found = forward.outputs_of(model.model, validation.check_inputs(model.model, x), logits, activation)
     if activation is None and found.activation == "none":
         how = "add up to one" if found.exclusive else "lie between 0 and 1"
         taken = f"so they are taken as they are; {either('pass activation=', 'give --activation')} to say what they are"

@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from explain.targets.detections import suppressed
-from explain.targets.layouts import read_bins
+from explain.targets import detections, layouts
 
 STAGES = ((32, 1, 1), (64, 2, 2), (128, 2, 2), (256, 3, 2))  # channels, blocks, stride
 STRIDES = (8, 16, 32)  # pixels between the cells of each head
@@ -140,7 +139,7 @@ def decode(maps: Sequence[torch.Tensor], strides: Sequence[int] = STRIDES) -> di
     >>> found["scores"][0, :, 0].tolist(), found["boxes"][0].round().tolist()
     ([0.5, 0.5], [[-36.0, -36.0, 44.0, 44.0], [-28.0, -36.0, 52.0, 44.0]])
     """
-    logits, boxes = read_bins(maps, strides, BINS, maps[0].shape[1] - 4 * BINS)
+    logits, boxes = layouts.read_bins(maps, strides, BINS, maps[0].shape[1] - 4 * BINS)
     return {"logits": logits, "scores": logits.sigmoid(), "boxes": boxes}
 
 
@@ -165,7 +164,7 @@ def detect(
     """
     found = []
     for scores, boxes in zip(output["scores"], output["boxes"], strict=True):
-        chosen = list(suppressed(scores.detach(), boxes.detach(), threshold, iou=iou, most=candidates))
+        chosen = list(detections.suppressed(scores.detach(), boxes.detach(), threshold, iou=iou, most=candidates))
         cells, labels = torch.tensor(chosen, dtype=torch.long, device=boxes.device).reshape(-1, 2).unbind(1)
         found.append({"boxes": boxes[cells], "labels": labels, "scores": scores[cells, labels], "cells": cells})
     return found

@@ -22,8 +22,7 @@ from explain.attribution.result import Attribution
 from explain.data.images import Box, load_image
 from explain.methods.base import title_of
 from explain.render.styles import Style
-from explain.runs import store
-from explain.runs.preparing import KnownPhoto
+from explain.runs import preparing, store
 from explain.runs.sources import Corners, stamp, text
 
 _ALLOWED = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
@@ -185,10 +184,10 @@ class StoredRun:
         return any(self.query("SELECT 1 FROM manifest WHERE key = 'ended'"))
 
     @property
-    def known(self) -> dict[str, KnownPhoto]:
+    def known(self) -> dict[str, preparing.KnownPhoto]:
         """What identifies each photo when the run is continued, by their names."""
-        rows = self.query(f"SELECT name, {', '.join(KnownPhoto._fields)} FROM photos")
-        return {name: KnownPhoto(*rest) for name, *rest in rows}
+        rows = self.query(f"SELECT name, {', '.join(preparing.KnownPhoto._fields)} FROM photos")
+        return {name: preparing.KnownPhoto(*rest) for name, *rest in rows}
 
     def lacking(self, methods: Collection[str], metrics: int) -> dict[str, frozenset[str]]:
         """The photos that lack some of these methods, or of so many metrics of their maps, and which methods."""

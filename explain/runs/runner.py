@@ -26,8 +26,7 @@ from explain.hooks.interventions import intervene
 from explain.methods.base import Method, MethodLike
 from explain.metrics import Metric, ReattributionMetric, evaluate, get_metric
 from explain.models import Classifier, FiveCrops
-from explain.runs import preparing
-from explain.runs.files import source_of
+from explain.runs import files, preparing
 from explain.runs.manifest import described_method, identity, named_layer
 from explain.runs.preparing import Failed, KnownPhoto, Labels, Prepared, Preparer, Ready
 from explain.runs.result import Run
@@ -298,7 +297,7 @@ class Job:
             RunError: the source cannot be used, or has no photos.
             ExplainError: as for calling an `Explainer`.
         """
-        photos = source_of(source)
+        photos = files.source_of(source)
         explainer = explainer if isinstance(explainer, Explainer) else Explainer(explainer)
         request = RunRequest(explainer, methods, target, list(metrics), **options)
         if photos.count == 0:

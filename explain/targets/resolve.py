@@ -14,12 +14,10 @@ from torch import nn
 
 from explain._utils.errors import ModelError, TargetError, shown
 from explain._utils.nested import find
+from explain.targets import detections, outputs, per_image
 from explain.targets.base import Labels, Picked, Sum, Target, described, images_of_rows
 from explain.targets.classes import BinaryLogit, ClassTarget, TopClass
-from explain.targets.detections import as_place
 from explain.targets.labels import Categories, find_category
-from explain.targets.outputs import label_of_no
-from explain.targets.per_image import Element, Separate, Tuple
 
 
 @dataclass(frozen=True)
@@ -188,7 +186,7 @@ def as_target(target: TargetLike, categories: Sequence[str] | None = None) -> Ta
     if isinstance(target, type):
         raise TargetError(f"target must be an object, got the class {target.__name__}; use {target.__name__}(...)")
     if isinstance(target, str):
-        return (as_place(target) or Label(target)).labelled(categories)
+        return (detections.as_place(target) or Label(target)).labelled(categories)
     if isinstance(target, Target):
         return target.labelled(categories)
     if isinstance(target, (*ARRAYS, int, Sequence)):
@@ -271,7 +269,7 @@ class Label(Target):
 
     def labelled(self, categories: Labels) -> Target:
         one = categories is None or (len(categories) == 1 and self.name != categories[0])
-        if one and self.name in ("yes", "no", label_of_no(categories)):
+        if one and self.name in ("yes", "no", outputs.label_of_no(categories)):
             return BinaryLogit(self.name == "yes")
         return ClassTarget(find_category(self.name, categories), categories)
 
@@ -283,17 +281,17 @@ def _from_numbers(numbers: Any, given: object, categories: Labels) -> Target:
     if not numbers:
         raise TargetError(f"target must hold whole class indices, one per image, got {shown(given)}")
     if isinstance(given, tuple) and len(given) > 1 and all(isinstance(number, int) for number in given):
-        return Tuple(_whole(given, given))
+        return per_image.Tuple(_whole(given, given))
     chosen = tuple(_for_one_image(each, given, categories) for each in numbers)
     classes = tuple(each.index for each in chosen if isinstance(each, ClassTarget) and isinstance(each.index, int))
-    return ClassTarget(classes) if len(classes) == len(chosen) else Separate(chosen)
+    return ClassTarget(classes) if len(classes) == len(chosen) else per_image.Separate(chosen)
 
 
 def _for_one_image(each: Any, given: object, categories: Labels) -> Target:
     """The target for one item of a list that holds one for each image."""
     if isinstance(each, (list, tuple)):
         index = _whole(each, given)
-        return ClassTarget(index[0]) if len(index) == 1 else Element(index)
+        return ClassTarget(index[0]) if len(index) == 1 else per_image.Element(index)
     if isinstance(each, (*ARRAYS, bool, float)):
         return ClassTarget(_whole([each], given)[0])
     target = as_target(each, categories)

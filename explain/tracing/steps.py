@@ -17,10 +17,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 from explain.hooks.graph import Entrance, entrance
 from explain.hooks.preserve import detached, is_transforming
 from explain.hooks.tracer import ModuleTracker, Tracer
-from explain.tracing import calls
-from explain.tracing.batch_layout import BatchLayout
+from explain.tracing import batch_layout, calls, operations
 from explain.tracing.calls import Call, LinearMap
-from explain.tracing.operations import Dependence
 from explain.tracing.table import LAYOUT_NODES, LINEAR, SCALE_NODES, info, operation_name
 
 _ENTERED = {*LINEAR, "deviation", "product", "quotient", "attention"}
@@ -139,10 +137,10 @@ class StepRecorder(Tracer):
         self._entered = _ENTERED | (_WITH_VALUES - {"rectifier", "activation"}) if values else _ENTERED
         self.steps: list[Step] = []
         self._running = ModuleTracker(model)
-        self._dependence = Dependence(sources)
+        self._dependence = operations.Dependence(sources)
         self._keeper = Snapshots()
         self._made_by: Any = WeakIdKeyDictionary()
-        self._layout = BatchLayout(images)
+        self._layout = batch_layout.BatchLayout(images)
 
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = operation_name(func)

@@ -17,13 +17,10 @@ from explain._utils.spelling import did_you_mean
 from explain.attribution.pictures import Look, percent
 from explain.data.files import Files
 from explain.data.images import ImageLike, load_image
-from explain.render.captions import caption, enlargement
-from explain.render.overlays import moving
+from explain.render import captions, overlays, styles
 from explain.render.sheets import Group, Layout, Tile, as_picture, empty, evenly_spread, sheet
-from explain.render.styles import StyleLike
-from explain.runs.reading import Row
+from explain.runs import reading, sources
 from explain.runs.result import Run, open_run
-from explain.runs.sources import text
 from explain.training.monitor import shrunk_scene
 
 if TYPE_CHECKING:
@@ -45,9 +42,9 @@ class Film:
     name: str
     method: str
     steps: tuple[int, ...]
-    rows: tuple[Row, ...] = field(repr=False)
+    rows: tuple[reading.Row, ...] = field(repr=False)
     photo: Image.Image = field(repr=False)
-    style: StyleLike | None = None
+    style: styles.StyleLike | None = None
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -68,7 +65,7 @@ class Film:
     def pictures(self) -> list[Image.Image]:
         """Return the photo with the map of each look, and below it the step and the probability; all of one size."""
         found = [
-            caption(overlay, f"step {step:,}", f"{row.method} · {row.target}{_probability(row)}")
+            captions.caption(overlay, f"step {step:,}", f"{row.method} · {row.target}{_probability(row)}")
             for step, row, overlay in zip(self.steps, self.rows, self._overlays, strict=True)
         ]
         size = max(each.width for each in found), max(each.height for each in found)
@@ -91,7 +88,7 @@ class Film:
         """
         where = Path(path)
         files = Files(where.parent, overwrite=overwrite)
-        files.add_bytes(where.name, moving(self.pictures(), where.name, seconds))
+        files.add_bytes(where.name, overlays.moving(self.pictures(), where.name, seconds))
         files.add_picture(f"{where.stem}.png", as_picture(self.figure()))
         return files.write()
 
@@ -129,14 +126,14 @@ class Film:
     def _overlays(self) -> list[Image.Image]:
         look = Look(self.style)
         scene = shrunk_scene(self.photo, self.rows[0].box, SIDE)
-        scene = scene.enlarged(enlargement(scene.photo.size))
+        scene = scene.enlarged(captions.enlargement(scene.photo.size))
         return [scene.overlay(row.attribution, look.of(row.style)) for row in self.rows]
 
 
 @keywords()
 def film(
     run: Run | str | os.PathLike[str], photo: str | os.PathLike[str], *, method: str | None = None,
-    target: str | int | None = None, image: ImageLike | None = None, style: StyleLike | None = None,
+    target: str | int | None = None, image: ImageLike | None = None, style: styles.StyleLike | None = None,
 ) -> Film:  # fmt: skip
     """Show how the map of a photo moved during training.
 
@@ -158,8 +155,8 @@ def film(
     """
     found = run if isinstance(run, Run) else open_run(run)
     if not next(found.query("SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'steps'"))[0]:
-        raise RunError(f"run {text(found.path)!r} must be of a training, got another; watch a training first")
-    name = _named(found, text(photo))
+        raise RunError(f"run {sources.text(found.path)!r} must be of a training, got another; watch a training first")
+    name = _named(found, sources.text(photo))
     steps, rows = zip(*_looks(found, name, method, target), strict=True)
     path = rows[0].path if image is None else image
     if path is None:
@@ -185,7 +182,7 @@ def _named(run: Run, photo: str) -> str:
     return str(near[0])
 
 
-def _looks(run: Run, name: str, method: str | None, target: str | int | None) -> Iterator[tuple[int, Row]]:
+def _looks(run: Run, name: str, method: str | None, target: str | int | None) -> Iterator[tuple[int, reading.Row]]:
     """The rows of a photo with their steps, one for each step."""
     names = "SELECT p.name, s.step FROM steps s JOIN photos p ON p.id = s.photo WHERE s.name = ?"
     steps: dict[str, int] = dict(run.query(names, (name,)))
@@ -209,5 +206,5 @@ def _looks(run: Run, name: str, method: str | None, target: str | int | None) ->
         yield step, first
 
 
-def _probability(row: Row) -> str:
+def _probability(row: reading.Row) -> str:
     return "" if row.probability is None else f", {percent(row.probability)}"

@@ -20,8 +20,7 @@ from PIL import Image
 from torch import nn
 
 from explain._utils.errors import ExplainError, RunError, keywords, muted, optional, shown, warn
-from explain.attribution.api import RunOptions
-from explain.attribution.pictures import Scene
+from explain.attribution import api, pictures
 from explain.attribution.result import Attribution
 from explain.data.images import Box, load_image
 from explain.explanation.explainer import Explainer
@@ -125,7 +124,7 @@ SIDE = 384  # pixels of the longer side of a picture
 class TensorBoardLog:
     """Writes what is seen of photos at each step; maps are drawn on the ``scenes``, where a photo has one."""
 
-    def __init__(self, writer: Any, photos: Sequence[Prepared], scenes: Sequence[Scene | None]) -> None:
+    def __init__(self, writer: Any, photos: Sequence[Prepared], scenes: Sequence[pictures.Scene | None]) -> None:
         self._writer, self._photos, self._scenes = writer, photos, scenes
 
     def enter(
@@ -224,19 +223,19 @@ class MonitoredPhotos:
                 found |= {each.name if isinstance(each, Failed) else each.photo[0]: each for each in batch}
         return [found[photo.entry.name] for photo in photos]
 
-    def scene(self, photo: Prepared, side: int) -> Scene | None:
+    def scene(self, photo: Prepared, side: int) -> pictures.Scene | None:
         """The photo at a size for looking at, and where its map lies; None for one that came as a tensor."""
         image = self.source.read(photo.entry).image
         return None if isinstance(image, torch.Tensor) else shrunk_scene(load_image(image), photo.box, side)
 
 
-def shrunk_scene(image: Image.Image, box: Box, side: int) -> Scene:
+def shrunk_scene(image: Image.Image, box: Box, side: int) -> pictures.Scene:
     """A photo whose longer side has at most so many pixels, and where maps lie on it."""
     scale = min(1.0, side / max(image.size))
     width, height = (max(1, round(length * scale)) for length in image.size)
     across, down = width / image.width, height / image.height
     where = Box(box.left * across, box.top * down, box.right * across, box.bottom * down)
-    return Scene(image.resize((width, height)) if scale < 1 else image, where, (where,))
+    return pictures.Scene(image.resize((width, height)) if scale < 1 else image, where, (where,))
 
 
 def _read(source: Source, preparer: Preparer) -> list[Prepared]:
@@ -300,12 +299,12 @@ class Monitor:
     [(0, 'photo 0'), (0, 'photo 1'), (2, 'photo 0'), (2, 'photo 1'), (4, 'photo 0'), (4, 'photo 1')]
     """
 
-    @keywords(RunOptions)
+    @keywords(api.RunOptions)
     def __init__(
         self, explainer: Explainer | nn.Module | Classifier | str, photos: Any, *, every: int = 500,
         output: str | os.PathLike[str] | None = None, board: Any = None,
         methods: MethodLike | Iterable[MethodLike] = "gradcam", target: TargetLike = None, window: int = 5,
-        scaler: Scaler | None = None, start: int = 0, **options: Unpack[RunOptions],
+        scaler: Scaler | None = None, start: int = 0, **options: Unpack[api.RunOptions],
     ) -> None:  # fmt: skip
         for name, value, least in (("every", every, 1), ("window", window, 0), ("start", start, 0)):
             check_count(name, value, least)
