@@ -21,7 +21,7 @@ from torch import nn
 
 from explain.models.bundled import DETECTOR_FILE, SEGMENTER_FILE
 from explain.models.nanodet import BINS, NanoDet
-from explain.models.person_segmenter import PersonSegmenter
+from explain.models.small_networks import PersonSegmenter
 
 MODELS = Path(__file__).resolve().parents[2] / "explain" / "models"
 # The published graph has the neck's convolutions where their inputs are ready, and the heads' side by side.

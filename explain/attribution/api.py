@@ -25,11 +25,8 @@ from explain.engine.needs import NeedAtLayer, needs_at
 from explain.engine.plan import Plan
 from explain.engine.settings import MEMORY, Footprint, Precision, Progress, RuntimeSettings
 from explain.engine.validation import check_inputs
-from explain.hooks import HookGroup
+from explain.hooks import HookGroup, layer_names, preserve, unwrap
 from explain.hooks.interventions import Intervention, active_interventions, intervene
-from explain.hooks.layer_names import Where
-from explain.hooks.preserve import calculating, untouched
-from explain.hooks.unwrap import scripted, unwrapped
 from explain.layers import default_layer
 from explain.layers.calls import channels_of, cost_after, find_layers, forget_summary, summary_is_current, window_calls
 from explain.layers.default_layer import stage_layers
@@ -43,7 +40,7 @@ from explain.targets.resolve import TargetLike, as_targets
 class CommonOptions(TypedDict, total=False):
     """How to explain; see `attribute`."""
 
-    layer: Where | None
+    layer: layer_names.Where | None
     fuse: Fusion | None
     batch_size: int | None
     precision: Precision
@@ -83,7 +80,7 @@ class PhotoOptions(RunOptions, CallOptions, total=False):
 class Settings(RuntimeSettings):
     """How to explain, checked."""
 
-    layer: Where | None = None
+    layer: layer_names.Where | None = None
     fuse: Fusion | None = None
     categories: Sequence[str] | None = None
     samples: int | None = None
@@ -129,7 +126,7 @@ class Request:
         cls, model: nn.Module, x: InputsLike, methods: MethodLike | Iterable[MethodLike], targets: Sequence[Target],
         settings: Settings,
     ) -> "Request":  # fmt: skip
-        model, x = packed.with_photos(unwrapped(model), x)
+        model, x = packed.with_photos(unwrap.unwrapped(model), x)
         model, inputs, tokens = texts.with_texts(model, check_inputs(model, x), targets)
         model, inputs, of_answer = texts.with_answers(model, inputs, targets)
         named = settings.layer  # a wrong name is reported even if no method uses a layer
@@ -176,7 +173,7 @@ class Request:
         """
         plan, one, footprint = self.plan(), self.inputs.first(), Footprint()
         layers = {layer for needs in plan.wanted.values() for need in needs if (layer := need.layer) is not None}
-        with untouched(self.model), torch.no_grad(), HookGroup(self.model) as group:
+        with preserve.untouched(self.model), torch.no_grad(), HookGroup(self.model) as group:
             one.call(self.model)  # which prepares kernels and memory
             footprint.watch(group, self.model, 1)
             begun = time.perf_counter()
@@ -238,7 +235,7 @@ class Request:
                 if keep and not all(method.needs <= set(each.found) for each in every):
                     continue  # interrupted before all that it needs was found
                 try:
-                    with calculating(self.inputs.x.device.type, create_graph=self.settings.create_graph):
+                    with preserve.calculating(self.inputs.x.device.type, create_graph=self.settings.create_graph):
                         attributions[name] = self._applied(method, used)
                 except KeyboardInterrupt:
                     if not keep:
@@ -369,8 +366,8 @@ class Selection:
 
 
 def select(
-    model: nn.Module, x: InputsLike, group: str = "all", *, layer: Where | None = None, target: TargetLike = None,
-    categories: Sequence[str] | None = None,
+    model: nn.Module, x: InputsLike, group: str = "all", *, layer: layer_names.Where | None = None,
+    target: TargetLike = None, categories: Sequence[str] | None = None,
 ) -> Selection:  # fmt: skip
     """Choose methods for a network and a target: "all" that take fewer than 200 passes, or "everything".
 
@@ -411,7 +408,7 @@ def requested(
 
 @keywords()
 def applicable_methods(
-    model: nn.Module, x: InputsLike, *, layer: Where | None = None, target: TargetLike = None
+    model: nn.Module, x: InputsLike, *, layer: layer_names.Where | None = None, target: TargetLike = None
 ) -> list[str]:
     """Name the methods that this network and target can be explained with: all but those for another kind.
 
@@ -434,7 +431,7 @@ def _fit(request: Request) -> list[str]:
 
 
 def _fits(request: Request, method: Method) -> bool:
-    inside = any(need.looks_inside for need in method.needs) and scripted(request.model)
+    inside = any(need.looks_inside for need in method.needs) and unwrap.scripted(request.model)
     if inside or not can_be_stitched(method, request.model):
         return False
     if not (method.only_for or any(getattr(need, "objective", None) is not None for need in method.needs)):

@@ -27,10 +27,7 @@ from explain.explanation.photos import AT_ONCE, Photo, PhotoRequest
 from explain.hooks import Intervention, inspect, inspection, intervene, layer_names, preserve, unwrap
 from explain.methods import Method, list_methods
 from explain.methods.base import MethodLike, get_method, options
-from explain.models import Classifier, FiveCrops, classifier_of
-from explain.models.classifier import check_labels, on_device, outputs_for
-from explain.models.custom import as_preprocess, resolve_preprocessing
-from explain.models.preprocessing import CropLike, Interpolation
+from explain.models import Classifier, FiveCrops, classifier, classifier_of, custom, preprocessing
 from explain.render.styles import StyleLike, get_style
 from explain.targets import ClassTarget, Detections, Segmentation, Target, TopClass, as_target, layouts, texts
 from explain.targets.base import described
@@ -177,9 +174,10 @@ class Explainer:
     def __init__(
         self, model: nn.Module | Classifier | str | None = None, categories: Sequence[str] | None = None,
         preprocess: Preprocess | None = None, *, weights: str | Path | None = None, size: int | None = None,
-        crop: CropLike = "center", channels: int | None = None, mean: float | Sequence[float] | None = None,
-        std: float | Sequence[float] | None = None, interpolation: Interpolation | None = None,
-        device: str | torch.device | None = None, activation: Activation | None = None, style: StyleLike | None = None,
+        crop: preprocessing.CropLike = "center", channels: int | None = None,
+        mean: float | Sequence[float] | None = None, std: float | Sequence[float] | None = None,
+        interpolation: preprocessing.Interpolation | None = None, device: str | torch.device | None = None,
+        activation: Activation | None = None, style: StyleLike | None = None,
         interventions: Sequence[Intervention] = (),
     ) -> None:  # fmt: skip
         check_distribution()
@@ -187,12 +185,12 @@ class Explainer:
         self.style = None if style is None else get_style(style)
         self.interventions = tuple(interventions)
         found = classifier_of(model, weights, size)
-        self.model = found.model if device is None else on_device(found.model, device)
+        self.model = found.model if device is None else classifier.on_device(found.model, device)
         view: dict[str, Any] = {
             "size": size, "crop": crop, "channels": channels, "mean": mean, "std": std, "interpolation": interpolation,
         }  # fmt: skip
-        own = None if preprocess is None else as_preprocess(preprocess)
-        self.preprocess = resolve_preprocessing(found, own, **view)
+        own = None if preprocess is None else custom.as_preprocess(preprocess)
+        self.preprocess = custom.resolve_preprocessing(found, own, **view)
         given = check_categories(categories)
         self.categories = found.categories if given is None else given
         if texts.is_image_text(self.model):
@@ -408,9 +406,9 @@ class Explainer:
         """The probabilities ``(N, K)`` of the model's outputs; how they are computed is decided once."""
         if logits is None:
             return None
-        check_labels(self.categories, logits.shape[1])
+        classifier.check_labels(self.categories, logits.shape[1])
         if self._outputs is None:
-            self._outputs = outputs_for(self._classifier, x, logits, self.activation)
+            self._outputs = classifier.outputs_for(self._classifier, x, logits, self.activation)
             self.activation = self._outputs.activation
         return self._outputs.probabilities(logits)
 

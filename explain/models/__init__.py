@@ -3,11 +3,11 @@
 preprocessing   how a photo becomes an input: which part of it, at which size, in which colours
 classifier      `Classifier`: a model with its preprocessing, labels and temperature; how its outputs are meant
 custom          a module of the user's (package.module:factory or a file's path:factory), other packages' models, files
+                of models and of weights
 bundled         the models that come along: for ImageNet, small ones, a detector, a segmenter, an image-text model
-small_networks, nanodet, person_segmenter     their networks
+small_networks, nanodet     their networks
 huggingface     labels and image processors of transformers
 `Stitched`      a segmenter on windows of a photo or volume; it is at home in explain.layers
-weights         state dicts from files, safely
 """
 
 from dataclasses import replace
@@ -23,7 +23,6 @@ from explain.models.bundled import TINY_CLIP, load_tiny_clip
 from explain.models.classifier import Classifier
 from explain.models.custom import list_models
 from explain.models.preprocessing import CenterCrop, FiveCrops, WholePhoto, check_size
-from explain.models.weights import describe_weights
 
 __all__ = ["CenterCrop", "Classifier", "FiveCrops", "Stitched", "WholePhoto", "list_models", "load"]
 
@@ -65,9 +64,8 @@ def load(name: str | None = None, weights: str | Path | None = None, size: int |
     if Path(name).suffix.lower() in custom.SUFFIXES:
         if weights is not None:
             raise ModelError(f"{option('weights')} cannot be given for {name!r}, which has its own; leave them out")
-        return replace(
-            custom.as_classifier(custom.load_file(Path(name)), name=name, size=size), weights=describe_weights(name)
-        )
+        network, about = custom.load_file(Path(name)), custom.describe_weights(name)
+        return replace(custom.as_classifier(network, name=name, size=size), weights=about)
     return custom.load_custom(name, weights, size) if ":" in name else custom.load_torchvision(name, weights, size)
 
 

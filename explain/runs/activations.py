@@ -18,10 +18,7 @@ from torch import nn
 
 from explain._utils.errors import RunError, shown
 from explain.data.files import replacing
-from explain.hooks import capture
-from explain.hooks.layer_names import Where, select_places
-from explain.hooks.preserve import untouched
-from explain.hooks.unwrap import unwrapped
+from explain.hooks import capture, layer_names, preserve, unwrap
 from explain.runs.manifest import digest_of
 
 NAME = "activations.json"
@@ -53,19 +50,20 @@ class ActivationStore:
     """
 
     def __init__(
-        self, folder: str | os.PathLike[str], model: nn.Module | None = None, layers: Where | None = None, *,
-        channels: Sequence[int] | None = None, tokens: Sequence[int] | None = None, dtype: Kind = "float16",
+        self, folder: str | os.PathLike[str], model: nn.Module | None = None, layers: layer_names.Where | None = None,
+        *, channels: Sequence[int] | None = None, tokens: Sequence[int] | None = None, dtype: Kind = "float16",
     ) -> None:  # fmt: skip
         if dtype not in ("float16", "float32"):
             raise RunError(f"dtype must be 'float16' or 'float32', got {shown(dtype)}")
         self.folder = Path(folder)
-        self._model = None if model is None else unwrapped(model)
+        self._model = None if model is None else unwrap.unwrapped(model)
         about = self._read()
         if self._model is not None:
             if layers is None:
                 raise RunError("layers must be named to collect activations, got None")
             wanted = {
-                "weights": digest_of(self._model), "layers": select_places(self._model, layers), "dtype": dtype,
+                "weights": digest_of(self._model),
+                "layers": layer_names.select_places(self._model, layers), "dtype": dtype,
                 "channels": None if channels is None else [*channels], "tokens": None if tokens is None else [*tokens],
             }  # fmt: skip
             about = about or {**wanted, "shapes": {}, "done": 0}
@@ -113,7 +111,7 @@ class ActivationStore:
             if path.exists():
                 os.truncate(path, complete)
         images = islice(_images(source), len(self), None)
-        with untouched(self._model), torch.no_grad():
+        with preserve.untouched(self._model), torch.no_grad():
             while batch := list(islice(images, batch_size)):
                 x = torch.stack(batch)
                 with capture(self._model, self.layers, gradients=False) as seen:

@@ -13,9 +13,7 @@ import torch
 from PIL import Image
 
 from explain._utils.errors import ExplainError, RunError, keywords, printable, shown
-from explain.attribution.pictures import Look
-from explain.attribution.records import ModelOrigin, RecordedRequest
-from explain.attribution.result import Attribution
+from explain.attribution import pictures, records, result
 from explain.data.files import Files, distinct, slug
 from explain.data.images import load_image
 from explain.render.styles import StyleLike
@@ -68,7 +66,7 @@ def write_pictures(
     Raises:
         ExplainError: the choice or the style is unknown, or the folder cannot be written.
     """
-    look = Look(style)
+    look = pictures.Look(style)
     paths: list[Path] = []
     failures: dict[str, str] = {}
     digits = len(str(min(run.photos, choice(which)[1] or run.photos)))
@@ -103,7 +101,7 @@ def to_html(
     Raises:
         ExplainError: the choice is unknown, no photo can be shown, or the page cannot be written.
     """
-    origin = ModelOrigin(str(run.manifest.get("model", "model")), None, "")
+    origin = records.ModelOrigin(str(run.manifest.get("model", "model")), None, "")
     code = Reproduction(f"import explain\n\nrun = explain.open_run({str(run.path)!r})\nprint(run)")
     items, failures = [], dict[str, str]()
     for _, rows, photo in _shown(run, which, source, failures):
@@ -118,9 +116,9 @@ def to_html(
     return written(page, path, overwrite=overwrite), failures
 
 
-def _as_explanation(rows: list[Row], photo: Image.Image, origin: ModelOrigin) -> Any:
+def _as_explanation(rows: list[Row], photo: Image.Image, origin: records.ModelOrigin) -> Any:
     """One photo of a run in the form of an explanation, as a report takes it: the top class, and the maps."""
-    maps: dict[str, dict[str, Attribution]] = {}
+    maps: dict[str, dict[str, result.Attribution]] = {}
     for row in rows:
         maps.setdefault(row.target, {})[row.method] = row.attribution
     first, targets = rows[0], list(maps)
@@ -135,9 +133,10 @@ def _as_explanation(rows: list[Row], photo: Image.Image, origin: ModelOrigin) ->
     known = first.prediction is not None and first.prediction_probability is not None
     return SimpleNamespace(
         photo=photo, origin=origin, results=results, source=first.path or first.name, box=first.box, crops=(),
-        input_size=first.input_size, methods=methods, targets=targets, record=record, question=RecordedRequest({}),
+        input_size=first.input_size, methods=methods, targets=targets, record=record,
         predictions=[(first.prediction, first.prediction_probability)] if known else [],
-        categories=None, probabilities=None, explainer=None, detections=(), boxes=(),
+        question=records.RecordedRequest({}), categories=None, probabilities=None, explainer=None,
+        detections=(), boxes=(),
     )  # fmt: skip
 
 

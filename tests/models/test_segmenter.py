@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 import explain
 from explain.models import Classifier, load
-from explain.models.person_segmenter import Hardswish
+from explain.models.small_networks import Hardswish
 from explain.targets import Segmentation
 from tests.conftest import ROOT
 
