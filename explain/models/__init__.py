@@ -7,7 +7,7 @@ custom          a module of the user's (package.module:factory or a file's path:
 bundled         the models that come along: for ImageNet, small ones, a detector, a segmenter, an image-text model
 small_networks, nanodet     their networks
 huggingface     labels and image processors of transformers
-`Stitched`      a segmenter on windows of a photo or volume; it is at home in explain.layers
+Stitched        a segmenter on windows of a photo or volume; it is at home in explain.layers
 """
 
 from dataclasses import replace
