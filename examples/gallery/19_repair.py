@@ -121,17 +121,22 @@ print(repaired)
 
 # %%
 # The inserted map is a plain convolution, so the repaired model needs nothing but
-# torch. ``save`` writes it, with a page that has the table above and two pictures. The
-# first shows the mark:
+# torch. ``save`` writes it, with a page that has three pictures. The first shows the
+# mark:
 
-from explain.insight.repair import maps, marks
+from explain.insight.repair import bars, maps, marks
 
 print([path.name for path in repaired.save(folder / "repaired.pt")])
 print(repaired.model)
 marks(repaired)
 
 # %%
-# The second shows the maps. The old model reads its answer from the corner, the new
+# The second shows the accuracies before and after:
+
+bars(repaired)
+
+# %%
+# The third shows the maps. The old model reads its answer from the corner, the new
 # one from the ball. So the accuracy on the photos of the finding falls: their labels
 # say red, and some of their balls are blue or green. The repair shows which labels
 # are wrong.

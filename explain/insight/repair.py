@@ -31,7 +31,7 @@ from explain.insight.maps import aligned, fields_of, heated, percent
 from explain.insight.marks import Finding, MarkedPhotos, marked_photos
 from explain.insight.reattribution import RunPhotos, method_in
 from explain.layers.default_layer import stage_layers
-from explain.render.sheets import Group, Layout, Tile, sheet
+from explain.render.sheets import Group, Layout, Tile, as_picture, empty, sheet
 from explain.report.pages import Section, document
 from explain.runs.reading import Row
 from explain.targets import TopClass
@@ -170,7 +170,7 @@ class Repair:
         Photos that are tensors, or gone, are left out.
         """
         told = f"{self.about}\nAccuracies on photos that were not used to fit or choose it."
-        sections = [Section("The answers", told, self.rows)]
+        sections = [Section("The answers", told, self.rows, [(bars(self), "Accuracies before and after the repair")])]
         for place, heading, about, draw in (
             (0, "The mark", "Photos of the finding, and other photos that were given the region in the frame. The "
              "class of these should not change.", marks),
@@ -191,6 +191,24 @@ def marks(repair: Repair) -> Image.Image:
     own = [Tile(_framed(_seen(repair, row), region), row.label or "") for row, region in _own(repair)]
     moved = [Tile(_framed(photo, region), row.label or "") for row, photo, region, _ in _moved(repair)]
     return _sheet(f"photos of the finding ({repair.finding})", own, moved)
+
+
+def bars(repair: Repair) -> Image.Image:
+    """The accuracies before and after, on each kind of photos."""
+    count = len(repair.answers)
+    figure = empty((6.4, 0.7 + 0.45 * count), "Bars of the accuracies before and after the repair")
+    axes = figure.subplots()
+    for number, (label, colour) in enumerate((("before", "#b0b7c3"), ("after", "#2f6fb5"))):
+        lengths = [100 * each.accuracy[number] for each in repair.answers.values()]
+        drawn = axes.barh([row + 0.4 * number - 0.2 for row in range(count)], lengths, 0.36, label=label, color=colour)
+        axes.bar_label(drawn, fmt="%.0f %%", padding=3, fontsize=8)
+    axes.set(
+        yticks=range(count), yticklabels=[GROUPS[name] for name in repair.answers], xlim=(0, 100), xlabel="accuracy (%)"
+    )
+    axes.invert_yaxis()
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside upper right", ncols=2, frameon=False)
+    return as_picture(figure)
 
 
 def maps(repair: Repair) -> Image.Image:

@@ -269,9 +269,9 @@ def test_on_the_command_line(
 
 
 @pytest.mark.long
-def test_a_verdict_does_not_flip_with_the_seed() -> None:
-    """Over 20 seeds, one answer in twenty at most is another."""
+def test_a_thorough_verdict_does_not_flip_with_the_seed() -> None:
+    """Over 12 seeds, one answer at most is another. (With 60 masks, those of a true map near the level are.)"""
     explanation = explain.Explainer("tiny")(CAT, ["gradcam", "guidedbackprop", "randomcam"])
-    found = [explanation.check(seed=seed).passed for seed in range(20)]
+    found = [explanation.check(seed=seed, samples=240).passed for seed in range(12)]
     for method, passes in (("gradcam", True), ("guidedbackprop", False), ("randomcam", False)):
         assert sum(each[method] != passes for each in found) <= 1, method
