@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import combinations
 from typing import Any, ClassVar, Self
 
 import torch
@@ -137,10 +136,8 @@ class Difference(Check, ReattributionMetric):
             differences = _of_length_one(data.maps.contributions) - _of_length_one(others[0])
             drops = self.drops(data.masked, alike.shape[1])
             p_value[0] = data.masked.test(differences, drops, data.masked.by_area)[1]
-        pairs = [similarity(self.similarity, one, other) for one, other in combinations(others.unbind(1), 2)]
-        among = torch.stack(pairs, 1).mean(1) if pairs else torch.full_like(p_value, torch.nan)
         zeros = (numbers[..., 1:] == 0).all(2)
-        return MetricResult(alike.mean(1), parts={"alike": alike, "zeros": zeros, "among": among, "p": p_value})
+        return MetricResult(alike.mean(1), parts={"alike": alike, "zeros": zeros, "p": p_value})
 
     def decide(self, result: MetricResult) -> CheckResult:
         figure, p_value, count = float(result.value[0]), float(result.parts["p"][0]), result.parts["alike"].shape[1]
@@ -227,8 +224,8 @@ class DependsOnModel(Difference):
     We reinitialise the upper half of the layers with weights, in the order in which a forward pass uses them, each as
     its class does it, normalisations with their statistics; the model's prediction is lost then. Maps that show what
     the first layers detect, such as edges, do not change. (If all layers were reinitialised, the first filters would
-    detect something else, and such a map would seem to depend on the model.) The mean similarity among the maps of the
-    copies is in ``parts`` ("among"). A map that is zero everywhere is similar to no other.
+    detect something else, and such a map would seem to depend on the model.) A map that is zero everywhere is similar
+    to no other.
 
     Args:
         copies: how many.
@@ -307,9 +304,9 @@ class Faithful(Check, ScoreMetric):
         return self.masks(data.images).requests()
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
-        masks, maps = self.masks(data.images), data.maps.per_pixel("signed")
+        masks, maps = data.masked.masks if data.masked else self.masks(data.images), data.maps.contributions
         drops = data.loss("logit", masks.in_order(scores)).cpu().double()
-        tests = [MaskedScores(masks, own, image=image) for image, own in enumerate(drops)]
+        tests = [data.masked or MaskedScores(masks, own, image=image) for image, own in enumerate(drops)]
         found = [each.test(maps[i : i + 1], drops[i], each.by_photo) for i, each in enumerate(tests)]
         correlation, value = torch.tensor(found, dtype=torch.float64).unbind(1)
         value = data.undefined(self, value, (drops == 0).all(1), UNCHANGED)

@@ -331,8 +331,8 @@ class _Checks:
             self.masked = MaskedScores(
                 masks, own, {len(group): torch.stack([lost[n] for n in group]) for group in groups}
             )
-            exact = {name: replace(each, target_score=evidence[0][original]) for name, each in data.items()}
-            found |= {(name, check.name): check(each, scores[0]) for name, each in exact.items()}
+            exact = {"target_score": evidence[0][original], "masked": self.masked}
+            found |= {(name, check.name): check(replace(each, **exact), scores[0]) for name, each in data.items()}
         return found
 
     def _by_scores(self, metrics: Sequence[Any], maps: Iterable[str]) -> Results:
@@ -392,7 +392,7 @@ class _Checks:
 
 
 def check_explained(
-    explanation: Any, found: Sequence[Attribution], index: int, seed: int = 0, samples: int = 60, **options: Any
+    explanation: Any, found: Sequence[Attribution], index: int, seed: int, samples: int, **options: Any
 ) -> Verdict:
     """Check maps of the target at a position of an `explain.Explanation`, and add the verdict to the explanation.
 

@@ -110,8 +110,8 @@ class RandomMasks:
     """
 
     images: torch.Tensor
-    samples: int = 60
-    seed: int = 0
+    samples: int
+    seed: int
 
     @cached_property
     def baselines(self) -> Sequence[Baseline]:

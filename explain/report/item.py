@@ -68,8 +68,8 @@ def passes_run(cost: float, attribution: Attribution | None) -> float:
     return max(0.0, cost - float(attribution.planned.max() - attribution.spent.max()))
 
 
-CHECK_RERUNS, CHECK_MASKED = 11, 60
-"""How often the checks of a map run its method again, and how many masked photos they run for all maps together."""
+CHECK_RERUNS = 11
+"""How often the checks of a map run its method again."""
 TIMED = 4
 """Passes that are timed for an estimate; the first is often slow."""
 RERUN_PASSES = 40
@@ -78,10 +78,12 @@ RERUN_PASSES = 40
 
 def cost_ahead(subject: Subject, *, check: bool, steps: int | None) -> tuple[int, float]:
     """About how many passes, and seconds, the checks and curves of all maps will take; the model runs a few times."""
+    from explain.checks import Faithful  # takes long to be imported
+
     passes, targets = costs(subject), len(subject.results)
     count = steps_for(targets * len(subject.methods)) if steps is None else steps
     reruns = CHECK_RERUNS * sum(min(passes.get(name, 0), RERUN_PASSES) for name in subject.methods)
-    total = round(targets * ((CHECK_MASKED + reruns if check else 0) + 2 * count * len(subject.methods)))
+    total = round(targets * ((Faithful.samples + reruns if check else 0) + 2 * count * len(subject.methods)))
     if not total:
         return 0, 0.0
     model, x, times = subject.explainer.model, subject.explainer.as_input(subject.photo), []
