@@ -1,0 +1,263 @@
+"""What the table is measured on: four networks, and photos of which something is known, of three kinds.
+
+boxes     validation photos of Tiny-ImageNet with a box around the object: what people see, not what a network uses
+planted   photos with a square mark that decides the class, in half of them with a second mark of another class, and
+          with decoys (examples/planted_evidence.py)
+parts     rendered creatures, of which every set of parts was removed (examples/benchmarks/parts)
+
+The networks are of four architectures: residual, transformer, plain (as VGG), mobile (EfficientNet-Lite0). For boxes
+they are those that come along, and `plain` with 200 classes, whose weights are given. For the other two kinds
+`learned` trains small versions, each in one to three minutes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import nn
+
+from explain.data.images import locate
+from explain.models import CenterCrop, Classifier, load
+from explain.models.small_networks import SmallResNet, SmallTransformer
+
+EXAMPLES = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(EXAMPLES), str(EXAMPLES / "benchmarks" / "parts")]
+
+import planted_evidence  # noqa: E402
+import scenes  # noqa: E402
+from dimensions import ALL, drops, shapley  # noqa: E402
+from standings import rank_correlation as rank_correlation  # noqa: E402
+from train import as_input, fit, training_scene  # noqa: E402
+
+ARCHITECTURES = ("residual", "transformer", "plain", "mobile")
+BUNDLED = {"residual": "tiny", "transformer": "tiny-transformer", "mobile": "efficientnet-lite0"}
+TRUTHS = ("boxes", "planted", "parts")
+LARGEST_BOX = 0.75
+MARKS, FIRST_SCENE = len(planted_evidence.PATTERNS), 3_000_000
+RATES = {"residual": 4e-3, "transformer": 1.5e-3, "plain": 2e-3, "mobile": 1e-3}
+STEPS = {"planted": {"residual": 400, "transformer": 600, "plain": 400, "mobile": 150},
+         "parts": {"residual": 1000, "transformer": 1000, "plain": 1000, "mobile": 300}}  # fmt: skip
+CLASSES = {"planted": planted_evidence.CLASSES + MARKS, "parts": scenes.CLASSES}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A photo ``x`` ``(1, C, H, W)``, the class that is explained, and where its evidence or its object lies.
+
+    ``parts`` ``(M, H, W)`` and ``worth`` ``(M,)``: places, and what each is worth to the network; one row of ``worth``
+    for each way to ask.
+    """
+
+    name: str
+    x: torch.Tensor
+    target: int
+    mask: torch.Tensor
+    parts: torch.Tensor | None = None
+    worth: Mapping[str, Sequence[float]] = field(default_factory=dict)
+
+
+# Networks
+
+
+def plain(classes: int, widths: Sequence[int] = (24, 48, 48, 96, 96, 192, 192, 256)) -> nn.Sequential:
+    """Eight convolutions with max-pooling between them and two linear layers, without a shortcut."""
+    layers: list[nn.Module] = []
+    for number, (inputs, outputs) in enumerate(zip((3, *widths), widths, strict=False)):
+        layers += [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
+        layers += [nn.MaxPool2d(2)] if number in (0, 2, 4, 6) else []
+    head = [nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(4 * widths[-1], 256), nn.ReLU(), nn.Linear(256, classes)]
+    return nn.Sequential(*layers, *head)
+
+
+def small(architecture: str, classes: int) -> nn.Module:
+    """A network for 64 pixels; the mobile one begins with what it learned of ImageNet."""
+    if architecture == "residual":
+        return SmallResNet(classes, 16, (64, 128, 192), (1, 1, 1))
+    if architecture == "transformer":
+        return SmallTransformer(classes, 64, (16, 64, 64), 96, 4, 3)
+    if architecture == "plain":
+        return plain(classes, (16, 32, 32, 64, 64, 96, 96, 128))
+    model = load("efficientnet-lite0").model.requires_grad_(True)
+    last = [name for name, part in model.named_modules() if isinstance(part, nn.Linear)][-1]
+    parent, _, own = last.rpartition(".")
+    setattr(model.get_submodule(parent), own, nn.Linear(model.get_submodule(last).in_features, classes))
+    return model
+
+
+def look() -> CenterCrop:
+    """How photos of 64 pixels become inputs, as a whole."""
+    found = load("tiny").preprocess
+    assert isinstance(found, CenterCrop)
+    return replace(found, side=64, crop=1.0)
+
+
+def classifier_of(architecture: str, weights: Path, side: int) -> Classifier:
+    """The network for photos with boxes, which sees the whole photo; the ImageNet model sees it at ``side`` pixels."""
+    if architecture == "plain":
+        model = plain(200)
+        model.load_state_dict(torch.load(weights / "plain.pt", weights_only=True))
+        return Classifier(model.eval().requires_grad_(False), look(), load("tiny").categories, "plain")
+    found = load(BUNDLED[architecture])
+    own = found.preprocess
+    assert isinstance(own, CenterCrop)
+    return replace(found, preprocess=replace(own, crop=1.0, side=side if architecture == "mobile" else 64))
+
+
+def batches_of(truth: str, folder: Path, count: int, seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Batches of inputs and of wanted outputs, without an end."""
+    size, generator = planted_evidence.BATCH, torch.Generator().manual_seed(seed)
+    if truth == "planted":
+        photos, labels, _ = planted_evidence.loaded(folder, "train", look(), count)
+        while True:
+            rows = torch.randint(0, len(photos), (size,), generator=generator)
+            yield planted_evidence.batch_of(photos[rows], labels[rows], MARKS, look(), generator)
+    drawn = [training_scene(number + count * seed, False) for number in range(count)]
+    x, wanted = as_input(np.stack([scenes.render(scene) for scene, _ in drawn])), torch.stack([w for _, w in drawn])
+    while True:
+        rows = torch.randint(0, count, (size,), generator=generator)
+        yield x[rows], wanted[rows]
+
+
+def learned(truth: str, architecture: str, seed: int, folder: Path, count: int = 4000) -> nn.Module:
+    torch.manual_seed(seed)
+    model = small(architecture, CLASSES[truth]).train()
+    fit(model, batches_of(truth, folder, count, seed), STEPS[truth][architecture], RATES[architecture])
+    return model.eval().requires_grad_(False)
+
+
+def network(truth: str, architecture: str, seed: int, weights: Path, side: int) -> Classifier:
+    """A network as it was trained; of seed 0 where there is none of this seed."""
+    if truth == "boxes":
+        return classifier_of(architecture, weights, side)
+    files = [weights / f"{truth}-{architecture}-{number}.pt" for number in (seed, 0)]
+    model = small(architecture, CLASSES[truth])
+    model.load_state_dict(torch.load(next(file for file in files if file.exists()), weights_only=True))
+    return Classifier(model.eval().requires_grad_(False), look(), None, architecture)
+
+
+# Photos
+
+
+def share_of(box: Sequence[float], x: torch.Tensor) -> float:
+    return (box[2] - box[0]) * (box[3] - box[1]) / (x.shape[2] * x.shape[3])
+
+
+def annotations(folder: Path) -> list[tuple[str, str, tuple[int, int, int, int]]]:
+    """Each validation photo's name, class and box, x1 and y1 exclusive."""
+    rows = [line.split("\t") for line in (folder / "val" / "val_annotations.txt").read_text().splitlines()]
+    return [(name, wnid, (int(x0), int(y0), int(x1) + 1, int(y1) + 1)) for name, wnid, x0, y0, x1, y1 in rows]
+
+
+def within(box: Sequence[float], seen: Any, x: torch.Tensor) -> tuple[float, float, float, float]:
+    """A photo's box in the pixels of the input that shows a part of it, cut off at its edges."""
+    across, down = x.shape[3] / seen.width, x.shape[2] / seen.height
+    found = [(place - (seen.left, seen.top)[i % 2]) * (across, down)[i % 2] for i, place in enumerate(box)]
+    ends = (x.shape[3], x.shape[2])
+    x0, y0, x1, y1 = (min(max(place, 0.0), ends[i % 2]) for i, place in enumerate(found))
+    return x0, y0, x1, y1
+
+
+def filled(box: Sequence[float], x: torch.Tensor) -> torch.Tensor:
+    """A box as truth values ``(H, W)``."""
+    x0, y0, x1, y1 = (round(place) for place in box)
+    found = torch.zeros(x.shape[2:], dtype=torch.bool)
+    found[y0:y1, x0:x1] = True
+    return found
+
+
+def boxes(classifier: Classifier, folder: Path) -> Iterator[Subject]:
+    """Photos that the model gets right and whose box leaves something beside it, in a shuffled order."""
+    rows, wnids = annotations(folder), (folder / "wnids.txt").read_text().split()
+    own = list(classifier.categories or ())
+    known = dict(zip(wnids, load("tiny").categories or (), strict=False))
+    index = {wnid: own.index(known[wnid]) for wnid in wnids if known.get(wnid) in own}
+    for number in np.random.default_rng(0).permutation(len(rows)).tolist():
+        name, wnid, box = rows[number]
+        if wnid not in index:
+            continue
+        with Image.open(folder / "val" / "images" / name) as opened:
+            image = opened.convert("RGB")
+        x = classifier.preprocess(image)[None]
+        inside = within(box, locate(classifier.preprocess, image.size), x)
+        if not 0 < share_of(inside, x) <= LARGEST_BOX or round(inside[0]) == round(inside[2]):
+            continue
+        with torch.inference_mode():
+            right = int(classifier.model(x).argmax()) == index[wnid]
+        if right:
+            yield Subject(Path(name).stem, x, index[wnid], filled(inside, x))
+
+
+def planted(classifier: Classifier, folder: Path) -> Iterator[Subject]:
+    """Photos with one mark and two decoys, and in turn with two marks and one decoy, that the network finds."""
+    photos, _, _ = planted_evidence.loaded(folder, "val", look(), 500)
+    number = -1
+    while True:
+        number += 1
+        marks = [number % MARKS, (number + 1) % MARKS][: 1 + number % 2]
+        generator = torch.Generator().manual_seed(5000 + number)
+        photo = photos[number * 37 % len(photos)]
+        scene = planted_evidence.planted(photo, marks, 3 - len(marks), look(), generator)
+        target = planted_evidence.CLASSES + marks[0]
+        with torch.inference_mode():
+            found = float(classifier.model(scene.x[None]).softmax(1)[0, target])
+        if found > 0.6 / len(marks):
+            yield Subject(f"planted-{number}", scene.x[None], target, scene.marks[marks[0]])
+
+
+def wider(found: Mapping[str, Any]) -> torch.Tensor:
+    """The masks of parts and objects, one pixel wider on all sides ``(8, H, W)``. What is hidden has none."""
+    empty = np.zeros((scenes.SIDE, scenes.SIDE), bool)
+    each = torch.from_numpy(np.stack([found.get(name, empty) for name in scenes.ELEMENTS])).float()
+    return F.max_pool2d(each[None], 3, 1, 1)[0] > 0
+
+
+def parts(classifier: Classifier, folder: Path | None = None) -> Iterator[Subject]:
+    """Creatures that the network gets right, and what each part and object is worth: measured by removing it."""
+    number = -1
+    names = scenes.PARTS
+    while True:
+        number += 1
+        label = number % scenes.CLASSES
+        scene = scenes.draw(label, FIRST_SCENE + number)
+        every = [scene.without(*(p for i, p in enumerate(names) if not kept >> i & 1)) for kept in range(ALL + 1)]
+        every += [scene.without(name) for name in scenes.OBJECTS]
+        x = as_input(np.stack([scenes.render(each) for each in every]))
+        with torch.inference_mode():
+            logits = classifier.model(x).double()
+        if int(logits[ALL].argmax()) != label:
+            continue
+        scores = logits[: ALL + 1, label].tolist()
+        objects = (logits[ALL, label] - logits[ALL + 1 :, label]).tolist()
+        worth = {"shapley": [*shapley(scores).tolist(), *objects], "removal": [*drops(scores).tolist(), *objects]}
+        where = wider(scenes.masks(scene))
+        yield Subject(f"scene-{number}", x[ALL : ALL + 1], label, where[: len(names)].any(0), where.float(), worth)
+
+
+def folder_photos(classifier: Classifier, folder: Path) -> Iterator[Subject]:
+    """Photos of ImageNet's classes at full size that the model gets right, in a shuffled order, without masks.
+
+    A class is a folder, named by its number or by its WordNet id if there are all thousand; or a file's first word.
+    """
+    wnids = sorted(path.name for path in folder.iterdir() if path.is_dir() and path.name.startswith("n"))
+    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg", ".png"))
+    for number in np.random.default_rng(0).permutation(len(files)).tolist():
+        file = files[number]
+        named = file.name.split("_")[0] if file.parent == folder else file.parent.name
+        target = wnids.index(named) if named in wnids and len(wnids) == 1000 else int(named)
+        with Image.open(file) as opened:
+            x = classifier.preprocess(opened.convert("RGB"))[None]
+        with torch.inference_mode():
+            right = int(classifier.model(x).argmax()) == target
+        if right:
+            yield Subject(file.stem, x, target, torch.zeros(x.shape[2:], dtype=torch.bool))
+
+
+SOURCES = {"boxes": boxes, "planted": planted, "parts": parts}
