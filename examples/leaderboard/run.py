@@ -217,7 +217,10 @@ def measure(
     tables = [explain.evaluate(model, x, maps, once, target=target, **where)]
     fewer = chosen(model, x[:1], seed, AGAIN, 8)
     fit = {name: BLIND.get(name) or fewer[name][0] for name in maps if name in BLIND or fewer[name][1] <= again_to}
-    tables += evaluated(model, x, fit, again, target)
+    smooth = [metric for metric in again if metric.name == "smprt"]
+    tables += evaluated(model, x, fit, [metric for metric in again if metric.name != "smprt"], target)
+    able = {name: each for name, each in fit.items() if name != "refinecam"}  # whose maps cannot be averaged over noise
+    tables += evaluated(model, x, able, smooth, target)
     shown = {name: Maps.of(name, each, x).per_pixel() for name, each in maps.items()}
     records = []
     for number, subject in enumerate(block):
