@@ -1,7 +1,7 @@
 """Measure the smallest evidence: how small sets are, what they cost, and how other ways to find them compare.
 
-    python examples/smallest_evidence.py FOLDER [--model NAME] [--photos 200] [--results FILE] [--rex] [--only WAY …]
-    python examples/smallest_evidence.py --table [--results FILE] [--paired]
+    python examples/smallest_evidence.py FOLDER [--model NAME] [--photos 200] [--results FILE] [--rex 8] [--only WAY …]
+    python examples/smallest_evidence.py --table [--update] --results imagenet.jsonl tiny.jsonl
     python examples/smallest_evidence.py --figure assets/evidence.png --results FILE [FILE …]
     python examples/smallest_evidence.py --picture assets/evidence-espresso.png
 
@@ -9,23 +9,26 @@ FOLDER has photos named ``<class number>_...``, as in a folder of ImageNet photo
 tiny-imagenet-200. Only photos that the model gets right count. Everything absent is zero after normalisation, for all
 ways alike, and a set is enough if the class is still on top; this is checked again with a plain forward pass.
 
-- `Sufficient` and `Necessary` with their defaults, and `Sufficient` with fewer passes;
-- ``--rex``: the package ``rex-xai`` with its defaults, in batches of 32, and `Sufficient` with as many passes;
+- `Sufficient` and `Necessary` with their defaults, and what `Sufficient` finds with fewer passes;
+- ``--rex``: the package ``rex-xai`` with its defaults, in batches of so many;
 - the shortest beginning of a map, in steps of 1% of the pixels, that is enough, for maps of five methods;
 - extremal perturbation, on the first ``--costly`` photos: the smallest of five areas that is enough.
 
-Each result is a line of the file, and those that are there are used again. So the work goes on where it stopped, ways
-can be measured one after the other (``--only``), and ``--table`` prints the table of what is there by now, with
-``--paired`` of the photos that ReX has too. ``--figure`` draws size against passes. Seconds are those of the processor.
-``--picture`` draws two reasons for the class of a photo.
+Each result is a line of the file, and those that are there are used again. So the work goes on where it stopped, and
+ways can be measured one after the other (``--only``), ReX in an environment of its own. ``--table`` prints the tables
+of what is there by now; ``--update`` writes them into docs/evidence.md. Times are those of the processor, as multiples
+of the time of `Sufficient` on the same photos. ``--figure`` draws size against passes, and ``--picture`` two reasons
+for the class of a photo.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatch
@@ -40,11 +43,36 @@ from explain.data.images import load_image
 from explain.methods import ExtremalPerturbation, Necessary, Sufficient
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT / "examples" / "benchmarks"))
+
+from tables import Table, line, replaced  # noqa: E402
+
+PAGE = ROOT / "docs" / "evidence.md"
+OWN = "`sufficient`"
+COLUMNS = ("way", "photos", "median size", "mean size", "size, × `sufficient`", "passes", "time, × `sufficient`",
+           "minimal")  # fmt: skip
+COMPARED = (
+    "results",
+    "photos",
+    "size",
+    "size, median photo",
+    "passes",
+    "time",
+    "not larger in",
+    "size in half of ReX's time",
+)
 MAPS = ("gradcam", "lrp", "integratedgradients", "occlusion", "rise(samples=2000)")
-BUDGETS = (100, 200, 400, 800)
+BUDGETS = (200, 400, 800)
 AREAS = (0.02, 0.05, 0.1, 0.2, 0.4)
 ITERATIONS = (2, 5)  # of ReX, beside its default
 STEPS = 100
+COLORS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#18181c", "#7f3b08")
+NAMES = {
+    "sufficient": OWN, "ReX": "ReX", "map: gradcam": "smallest part of a Grad-CAM that is enough",
+    "map: lrp": "… of LRP", "map: occlusion": "… of occlusion", "map: rise(samples=2000)": "… of RISE, 2,000 masks",
+    "map: integratedgradients": "… of integrated gradients",
+    "extremal perturbation": "smallest area of extremal perturbation that is enough", "necessary": "`necessary`",
+}  # fmt: skip
 Found = dict[str, Any]
 
 
@@ -81,11 +109,36 @@ def is_enough(model: nn.Module, x: torch.Tensor, masks: torch.Tensor, target: in
 
 
 def by_sets(method: Any, model: Counted, x: torch.Tensor, target: int) -> Found:
-    sets = explain.attribute(model, x, method, target=target).sets
+    """The first set, and what the search would have found with fewer samples: see `at_budget`."""
+    history: list[list[float]] = []
+    begun = (0, model.passes, time.process_time())
+    last = begun
+
+    def watch(done: int, _: int, maps: dict[str, torch.Tensor]) -> None:
+        """Note the set that an end after the previous batch would have given, where it is another one."""
+        nonlocal last
+        size = float((maps[method.name][0] > 0).double().mean())
+        if not history or history[-1][1] != size:
+            history.append([last[0], size, last[1] - begun[1], round(last[2] - begun[2], 3)])
+        last = done, model.passes, time.process_time()
+
+    sets = explain.attribute(model, x, method, target=target, progress=watch).sets
     if not sets or not sets[0]:
         return {"size": None}
     first = sets[0][0]
-    return {"size": first.size, "proof": first.proof, "mask": first.mask}
+    history.append([last[0], first.size, last[1] - begun[1], round(last[2] - begun[2], 3)])
+    return {"size": first.size, "proof": first.proof, "mask": first.mask, "history": history}
+
+
+def at_budget(found: Found, samples: float = math.inf, seconds: float = math.inf) -> Found:
+    """What `Sufficient(samples=samples)` finds: its search is the same up to where the samples, or the time, end.
+
+    A test compares the two.
+    """
+    if found["size"] is None or (samples >= found["history"][-1][0] and seconds >= found["seconds"]):
+        return found
+    _, size, passes, time_ = [each for each in found["history"] if each[0] <= samples and each[3] <= seconds][-1]
+    return {"size": size, "passes": passes, "seconds": time_, "proof": "found"}
 
 
 def by_threshold(method: Any, model: Counted, x: torch.Tensor, target: int) -> Found:
@@ -107,7 +160,7 @@ def by_areas(model: Counted, x: torch.Tensor, target: int) -> Found:
     return {"size": None}
 
 
-def by_rex(iterations: int | None, photo: Path, model: Counted, x: torch.Tensor, target: int) -> Found:
+def by_rex(iterations: int | None, batch: int, photo: Path, model: Counted, x: torch.Tensor, target: int) -> Found:
     from rex_xai.explanation.explanation import Explanation
     from rex_xai.explanation.rex import calculate_responsibility
     from rex_xai.input.config import CausalArgs
@@ -115,7 +168,7 @@ def by_rex(iterations: int | None, photo: Path, model: Counted, x: torch.Tensor,
     from rex_xai.responsibility.prediction import Prediction, default_prediction_function
 
     settings = CausalArgs()
-    settings.progress_bar, settings.batch_size, settings.seed = False, 32, 0
+    settings.progress_bar, settings.batch_size, settings.seed = False, batch, 0
     settings.iters = iterations or settings.iters
     data = Data(load_image(photo), list(x.shape), "cpu", mode="RGB")
     data.data = x
@@ -129,13 +182,13 @@ def by_rex(iterations: int | None, photo: Path, model: Counted, x: torch.Tensor,
     return {"size": float(mask.double().mean()), "mask": mask}
 
 
-def ways(photo: Path, rex: bool, costly: bool) -> dict[str, Callable[[Counted, torch.Tensor, int], Found]]:
+def ways(photo: Path, batch: int, costly: bool) -> dict[str, Callable[[Counted, torch.Tensor, int], Found]]:
     """All ways to find a small set."""
     found: dict[str, Callable[[Counted, torch.Tensor, int], Found]] = {}
-    if rex:
+    if batch:
         for count in (None, *ITERATIONS):
             name = f"ReX, {count} iterations" if count else "ReX"
-            found[name] = lambda *a, count=count: by_rex(count, photo, *a)  # type: ignore[misc]
+            found[name] = lambda *a, count=count: by_rex(count, batch, photo, *a)  # type: ignore[misc]
     for name, method in {"sufficient": Sufficient(baseline="zero"), "necessary": Necessary(baseline="zero")}.items():  # type: ignore[arg-type]
         found[name] = lambda *a, method=method: by_sets(method, *a)  # type: ignore[misc]
     for name in MAPS:
@@ -143,22 +196,6 @@ def ways(photo: Path, rex: bool, costly: bool) -> dict[str, Callable[[Counted, t
     if costly:
         found["extremal perturbation"] = by_areas
     return found
-
-
-def with_budgets(
-    one: dict[str, Found], model: Counted, x: torch.Tensor, target: int
-) -> Iterable[tuple[str, Callable[..., Found]]]:
-    """`Sufficient` with fewer passes, and with as many as ReX. What ends before is the same as without a limit."""
-    limits = {f"sufficient, {count} passes": count for count in BUDGETS}
-    limits |= {f"sufficient, as {name}": one[name]["passes"] for name in one if name.startswith("ReX")}
-    for name, count in limits.items():
-        if name not in one and "sufficient" in one:
-            whole = one["sufficient"]
-            method = Sufficient(baseline="zero", samples=count)  # type: ignore[arg-type]
-            if whole["passes"] <= count:
-                yield name, lambda *_, whole=whole: dict(whole)  # type: ignore[misc]
-            else:
-                yield name, lambda *a, method=method: by_sets(method, *a)  # type: ignore[misc]
 
 
 def measured(way: Callable[..., Found], model: Counted, x: torch.Tensor, target: int, *, alone: bool) -> Found:
@@ -171,38 +208,59 @@ def measured(way: Callable[..., Found], model: Counted, x: torch.Tensor, target:
     return found
 
 
-def summary(results: Sequence[dict[str, Found]]) -> list[tuple[str, ...]]:
-    """A row for each way: how many photos, sizes, passes, seconds, what is proved."""
-    rows = []
-    for name in dict.fromkeys(name for each in results for name in each):
-        found = [each[name] for each in results if name in each]
+def rows_of(results: Sequence[dict[str, Found]]) -> dict[str, list[tuple[Found, Found | None]]]:
+    """What each way found in each photo, with what `Sufficient` found there."""
+    rows: dict[str, list[tuple[Found, Found | None]]] = {}
+    for name in sorted(dict.fromkeys(name for each in results for name in each), key=place):
+        pairs = [(each[name], each.get("sufficient")) for each in results if name in each]
+        if name == "sufficient":
+            rows[OWN] = pairs
+            for count in reversed(BUDGETS):
+                rows[f"… {count} passes at most"] = [(at_budget(found, count), own) for found, own in pairs]
+        else:
+            rows[NAMES.get(name, name)] = pairs
+    return rows
+
+
+def place(name: str) -> int:
+    """The place of a way in the table."""
+    return [*NAMES].index(name) if name in NAMES else len(NAMES)
+
+
+def ratio(pairs: Sequence[tuple[Found, Found | None]], key: str) -> float:
+    """The mean of a figure, as a multiple of its mean for the other way in the same photos, where both have a set."""
+    both = [(one[key], own[key]) for one, own in pairs if own and one["size"] is not None and own["size"] is not None]
+    one, own = (sum(side) for side in zip(*both, strict=True))
+    return float(one / own)
+
+
+def summary(results: Sequence[dict[str, Found]]) -> str:
+    """The table of all ways: how many photos, sizes, passes, times, what is proved."""
+    lines = [Table("", COLUMNS, ()).head()]
+    for name, pairs in rows_of(results).items():
+        found = [one for one, _ in pairs]
         sizes = [each["size"] for each in found if each["size"] is not None]
         proofs = [each.get("proof") in ("minimal", "smallest") for each in found]
-        rows.append((
-            name, str(len(found)), f"{statistics.median(sizes):.1%}", f"{statistics.mean(sizes):.1%}",
-            f"{statistics.median(each['passes'] for each in found):.0f}",
-            f"{statistics.median(each['seconds'] for each in found):.2f}",
-            f"{statistics.mean(proofs):.0%}" if "proof" in found[0] else "–",
-        ))  # fmt: skip
+        without = len(found) - len(sizes)
+        lines.append(line((
+            name, str(len(found)) + (f", {without} without a set" if without else ""),
+            f"{statistics.median(sizes):.1%}", f"{statistics.mean(sizes):.1%}", f"{ratio(pairs, 'size'):.2f}",
+            f"{statistics.median(each['passes'] for each in found):.0f}", f"{ratio(pairs, 'seconds'):.2f}",
+            f"{statistics.mean(proofs):.1%}" if "proof" in found[0] else "–",
+        )))  # fmt: skip
         wrong = sum(not each.get("right", True) for each in found)
         if wrong:
             print(f"{name}: {wrong} of {len(found)} sets do not do what they should")
-    return rows
+    return "\n".join(lines)
 
 
 def stored(file: Path) -> dict[str, dict[str, Found]]:
     """The results of each photo, by the way that they were found in."""
     results: dict[str, dict[str, Found]] = {}
-    for line in file.read_text().splitlines() if file.exists() else ():
-        found = json.loads(line)
+    for each in file.read_text().splitlines() if file.exists() else ():
+        found = json.loads(each)
         results.setdefault(found.pop("photo"), {})[found.pop("way")] = found
     return results
-
-
-def print_table(results: Sequence[dict[str, Found]]) -> None:
-    print("| way | photos | median size | mean size | passes | seconds | minimal |\n|" + "---|" * 7)
-    for row in summary(results):
-        print(f"| {' | '.join(row)} |")
 
 
 def measure(options: argparse.Namespace) -> None:
@@ -227,58 +285,57 @@ def measure(options: argparse.Namespace) -> None:
 
         for each in todo:
             take(*each)
-        for each in with_budgets(one, model, x, target):
-            take(*each)
 
 
-def paired(results: Sequence[dict[str, Found]]) -> list[dict[str, Found]]:
-    """The photos with results of ReX and of `Sufficient`."""
-    wanted = {name for each in results if "ReX" in each for name in each if name in ("ReX", "sufficient")}
-    return [each for each in results if wanted <= each.keys()]
-
-
-def print_ratios(results: Sequence[dict[str, Found]]) -> None:
-    """Compare with ReX on the same photos, at most at its budget."""
-    pairs = [
-        (each["sufficient, as ReX"], each["ReX"]) for each in results if {"ReX", "sufficient, as ReX"} <= each.keys()
-    ]
+def compared(name: str, results: Sequence[dict[str, Found]]) -> str:
+    """A row that compares `Sufficient` with ReX on the same photos, with at most as many passes; empty without ReX."""
+    both = [(each["sufficient"], each["ReX"]) for each in results if {"ReX", "sufficient"} <= each.keys()]
+    pairs = [(at_budget(own, rex["passes"]), rex) for own, rex in both]
     if not pairs:
-        return
-    for name in ("size", "seconds", "passes"):
-        means = [statistics.mean(each[name] or 0 for each in side) for side in zip(*pairs, strict=True)]
-        ratios = [one[name] / other[name] for one, other in pairs if one[name] and other[name]]
-        middle = statistics.median(ratios)
-        print(f"{name} as a share of ReX's: {means[0] / means[1]:.2f} of the mean, {middle:.2f} in the median photo")
-    smaller = sum((one["size"] or 0) <= other["size"] for one, other in pairs)
-    print(f"not larger than ReX's in {smaller} of {len(pairs)} photos")
+        return ""
+    middle = statistics.median(own["size"] / rex["size"] for own, rex in pairs)
+    smaller = sum(own["size"] <= rex["size"] for own, rex in pairs)
+    size, passes, seconds = (f"{ratio(pairs, key):.2f}" for key in ("size", "passes", "seconds"))
+    half = ratio([(at_budget(own, seconds=rex["seconds"] / 2), rex) for own, rex in both], "size")
+    share = f"{smaller} of {len(pairs)}"
+    return line((name, str(len(pairs)), size, f"{middle:.2f}", passes, seconds, share, f"{half:.2f}"))
+
+
+def tables(files: Sequence[Path]) -> dict[str, str]:
+    """The tables of these results, by name."""
+    results = {file.stem: list(stored(file).values()) for file in files}
+    found = {f"evidence-{name}": summary(each) for name, each in results.items()}
+    rows = [row for name, each in results.items() if (row := compared(name, each))]
+    return found | {"evidence-rex": "\n".join([Table("", COMPARED, ()).head(), *rows])}
 
 
 def draw(files: Sequence[Path], place: Path) -> None:
-    """Draw size against passes: means over photos, a panel for each file of results."""
+    """Draw size against passes: medians over photos, a panel for each file of results."""
     import matplotlib.pyplot as plt
     from matplotlib.ticker import LogLocator
 
     figure, axes = plt.subplots(1, len(files), figsize=(5.4 * len(files), 4), squeeze=False, layout="constrained")
     for axis, file in zip(axes[0], files, strict=True):
         results = list(stored(file).values())
-        points = {}
-        for name in dict.fromkeys(name for each in results for name in each):
-            found = [each[name] for each in results if name in each and each[name]["size"] is not None]
-            middle = [statistics.median(each[key] for each in found) for key in ("passes", "size")]
-            points[name] = (middle[0], 100 * middle[1])
-        budgets = [f"sufficient, {count} passes" for count in BUDGETS]
-        line = sorted(points[name] for name in (*budgets, "sufficient") if name in points)
-        axis.plot(*zip(*line, strict=True), "o-", color="#d55e00", label="sufficient", zorder=3)
-        others = [name for name in points if name == "ReX" or name.startswith(("ReX,", "map", "extremal"))]
-        marks = zip(others, ("#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#18181c"), "sD^vP*", strict=False)
+        rows = rows_of(results)
+        own = [found for found, _ in rows[OWN]]
+        counts = [100 * 10 ** (k / 10) for k in range(20)]
+        curve = [statistics.median(at_budget(each, count)["size"] for each in own) for count in counts]
+        axis.plot(counts, [100 * size for size in curve], color="#d55e00", label="sufficient, at most", zorder=3)
+        others = [name for name in rows if name not in (OWN, "`necessary`") and "at most" not in name]
+        marks = zip((OWN, *others), COLORS, "os^DvP*X", strict=False)
         for name, color, mark in marks:
-            axis.plot(*points[name], mark, color=color, label=name.removeprefix("map: "), markersize=8)
+            found = [one for one, _ in rows[name] if one["size"] is not None]
+            middle = [statistics.median(each[key] for each in found) for key in ("passes", "size")]
+            label = name.strip("`").replace("smallest part of a ", "").replace("smallest area of ", "")
+            label = f"{label.removesuffix(' that is enough').removeprefix('… of ')}, {len(found)} photos"
+            axis.plot(middle[0], 100 * middle[1], mark, color=color, label=label, markersize=8)
         axis.set(xscale="log", yscale="log", xlabel="passes (median)", ylabel="size, % of the photo (median)")
         for side in (axis.xaxis, axis.yaxis):
             side.set_major_locator(LogLocator(subs=(1, 2, 5)))
             side.set_major_formatter("{x:g}")
             side.set_minor_formatter("")
-        axis.set_title(f"{file.stem}, {len(results)} photos", fontsize=10)
+        axis.set_title(file.stem, fontsize=10)
         axis.grid(alpha=0.3)
         axis.legend(fontsize=8)
     figure.savefig(place, dpi=130)
@@ -289,12 +346,12 @@ def main() -> None:
     parser.add_argument("folder", type=Path, nargs="?")
     parser.add_argument("--model", default="efficientnet-lite0")
     parser.add_argument("--photos", type=int, default=200)
-    parser.add_argument("--costly", type=int, default=20, help="photos for extremal perturbation")
+    parser.add_argument("--costly", type=int, default=200, help="photos for extremal perturbation")
     parser.add_argument("--results", type=Path, nargs="+", default=[Path("evidence-results.jsonl")])
     parser.add_argument("--only", nargs="*", default=["*"], help="ways of these names; * stands for anything")
-    parser.add_argument("--rex", action="store_true")
+    parser.add_argument("--rex", type=int, default=0, metavar="BATCH", help="run ReX, with so many photos in a batch")
     parser.add_argument("--table", action="store_true")
-    parser.add_argument("--paired", action="store_true", help="a table of the photos that have ReX's result too")
+    parser.add_argument("--update", action="store_true", help="write the tables into docs/evidence.md")
     parser.add_argument("--figure", type=Path)
     parser.add_argument("--picture", type=Path)
     parser.add_argument("--threads", type=int, default=1)
@@ -303,14 +360,17 @@ def main() -> None:
     if options.folder is not None:
         measure(options)
     if options.picture is not None:
-        found = explain.Explainer(options.model)(ROOT / "assets" / "coffee.png", Sufficient(reasons=2))
-        found.overlay(caption=True).save(options.picture)
+        explanation = explain.Explainer(options.model)(ROOT / "assets" / "coffee.png", Sufficient(reasons=2))
+        explanation.overlay(caption=True).save(options.picture)
     if options.figure is not None:
         draw(options.results, options.figure)
-    for file in options.results if options.folder is not None or options.table else ():
-        results = list(stored(file).values())
-        print_table(paired(results) if options.paired else results)
-        print_ratios(results)
+    found = tables(options.results) if options.table or options.update else {}
+    print("\n\n".join(found.values()))
+    if options.update:
+        page = PAGE.read_text("utf-8")
+        for name, text in found.items():
+            page = replaced(page, name, text)
+        PAGE.write_text(page, "utf-8")
 
 
 if __name__ == "__main__":

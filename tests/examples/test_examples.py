@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import explain
 from tests.conftest import ROOT
 from tests.hooks.test_tour import example
 
@@ -210,3 +211,38 @@ def test_verdicts_are_counted_and_written_into_the_page(
     assert (low, round(high, 3)) == (0, 0.161)
     with pytest.raises(SystemExit, match="place"):
         module.updated("nothing", "other", "")
+
+
+def test_the_history_of_a_search_has_what_fewer_samples_find() -> None:
+    module = example("smallest_evidence")
+    explainer = explain.Explainer("tiny")
+    model, x = module.Counted(explainer.model), explainer.as_input(ROOT / "assets" / "coffee.png")
+    target = int(explainer.model(x).argmax())
+
+    def found(**options: Any) -> Any:
+        return module.by_sets(explain.methods.Sufficient(10, "zero", **options), model, x, target)
+
+    whole = {"seconds": 1e9, "passes": 0} | found()
+    assert len(whole["history"]) > 5
+    for samples in (30, 100, 150, whole["history"][-1][0] - 1, whole["history"][-1][0]):
+        fewer, then = found(samples=samples), module.at_budget(whole, samples)
+        assert (then["size"], then["proof"]) == (fewer["size"], fewer["proof"])
+
+
+def test_the_smallest_evidence_is_compared_on_the_same_photos(tmp_path: Path) -> None:
+    module = example("smallest_evidence")
+    history = [[0, 0.0, 0, 0.0], [2, 1.0, 5, 0.5], [100, 0.4, 105, 1.0], [300, 0.1, 305, 3.0], [390, 0.1, 395, 4.0]]
+    own = {"size": 0.1, "passes": 400, "seconds": 4.0, "proof": "minimal", "right": True, "history": history}
+    lines = [
+        {"photo": "a", "way": "sufficient", **own},
+        {"photo": "a", "way": "ReX", "size": 0.8, "passes": 200, "seconds": 3.0, "right": True},
+        {"photo": "b", "way": "sufficient", **own},
+    ]
+    file = tmp_path / "few.jsonl"
+    file.write_text("".join(json.dumps(each) + "\n" for each in lines), "utf-8")
+    found = module.tables([file])
+    rows = found["evidence-few"].splitlines()
+    assert rows[2] == "| `sufficient` | 2 | 10.0% | 10.0% | 1.00 | 400 | 1.00 | 100.0% |"
+    assert rows[5] == "| … 200 passes at most | 2 | 40.0% | 40.0% | 4.00 | 105 | 0.25 | 0.0% |"
+    assert rows[6] == "| ReX | 1 | 80.0% | 80.0% | 8.00 | 200 | 0.75 | – |"
+    assert found["evidence-rex"].splitlines()[2] == "| few | 1 | 0.50 | 0.50 | 0.53 | 0.33 | 1 of 1 | 0.50 |"
