@@ -314,30 +314,38 @@ def draw(files: Sequence[Path], place: Path) -> None:
     import matplotlib.pyplot as plt
     from matplotlib.ticker import LogLocator
 
-    figure, axes = plt.subplots(1, len(files), figsize=(5.4 * len(files), 4), squeeze=False, layout="constrained")
+    figure, axes = plt.subplots(1, len(files), figsize=(5.4 * len(files), 4.8), squeeze=False, layout="constrained")
     for axis, file in zip(axes[0], files, strict=True):
         results = list(stored(file).values())
         rows = rows_of(results)
         own = [found for found, _ in rows[OWN]]
         counts = [100 * 10 ** (k / 10) for k in range(20)]
         curve = [statistics.median(at_budget(each, count)["size"] for each in own) for count in counts]
-        axis.plot(counts, [100 * size for size in curve], color="#d55e00", label="sufficient, at most", zorder=3)
+        axis.plot(
+            counts,
+            [100 * size for size in curve],
+            color="#d55e00",
+            label=f"sufficient, at most so many passes, {len(own)} photos",
+        )
         others = [name for name in rows if name not in (OWN, "`necessary`") and "at most" not in name]
-        marks = zip((OWN, *others), COLORS, "os^DvP*X", strict=False)
+        marks = zip(others, COLORS[1:], "s^DvP*X", strict=False)
         for name, color, mark in marks:
-            found = [one for one, _ in rows[name] if one["size"] is not None]
-            middle = [statistics.median(each[key] for each in found) for key in ("passes", "size")]
-            label = name.strip("`").replace("smallest part of a ", "").replace("smallest area of ", "")
-            label = f"{label.removesuffix(' that is enough').removeprefix('… of ')}, {len(found)} photos"
-            axis.plot(middle[0], 100 * middle[1], mark, color=color, label=label, markersize=8)
-        axis.set(xscale="log", yscale="log", xlabel="passes (median)", ylabel="size, % of the photo (median)")
+            found = [one for one, _ in rows[name]]
+            passes = statistics.median(one["passes"] for one in found)
+            size = statistics.median(1 if one["size"] is None else one["size"] for one in found)  # the whole photo
+            label = name.removeprefix("smallest part of a ").removeprefix("smallest area of ").removeprefix("… of ")
+            label = f"{label.removesuffix(' that is enough')}, {len(found)} photos"
+            axis.plot(passes, 100 * size, mark, color=color, label=label, markersize=8)
+        axis.set(
+            xscale="log", yscale="log", xlabel="passes (of other ways: median)", ylabel="size, % of the photo (median)"
+        )
         for side in (axis.xaxis, axis.yaxis):
             side.set_major_locator(LogLocator(subs=(1, 2, 5)))
             side.set_major_formatter("{x:g}")
             side.set_minor_formatter("")
         axis.set_title(file.stem, fontsize=10)
         axis.grid(alpha=0.3)
-        axis.legend(fontsize=8)
+        axis.legend(fontsize=8, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.15))
     figure.savefig(place, dpi=130)
 
 
