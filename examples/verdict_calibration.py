@@ -16,6 +16,7 @@ photos.
 import argparse
 import hashlib
 import json
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +34,8 @@ from explain.methods import Method
 from explain.methods.base import Style
 from explain.metrics.masked_scores import photo_maps
 from explain.targets import ClassTarget
+
+sys.path.append(str(Path(__file__).resolve().parent / "leaderboard"))
 
 PATTERNS = ("", "plus", "times")
 OTHER = {"tiny": "tiny-transformer"}
@@ -108,6 +111,12 @@ def uninformed(given: dict[str, torch.Tensor], seed: int) -> Iterator[Method]:
             yield made(given=given.get(kind), seed=seed)
 
 
+def plain_network(weights: Path) -> explain.Explainer:
+    from plain import explainer
+
+    return explainer(weights)
+
+
 def answers(explainer: explain.Explainer, other: explain.Explainer, path: Path, label: int, last: Any) -> Any:
     """Whether each map passes each check, for one photo; and its Grad-CAM, for the next one."""
     x = explainer.as_input(path)
@@ -157,6 +166,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("results", type=Path)
     parser.add_argument("--model", default="tiny")
+    parser.add_argument("--weights", type=Path, help="those that leaderboard/plain.py trained; the model is that one")
     parser.add_argument("--photos", type=int, default=100)
     parser.add_argument("--small", action="store_true", help="2 photos")
     parser.add_argument("--count", action="store_true", help="only print the table of what is there")
@@ -165,7 +175,8 @@ def main(arguments: list[str] | None = None) -> None:
     there = options.results.read_text("utf-8").splitlines() if options.results.exists() else []
     done = [json.loads(line) for line in there]
     if not options.count:
-        explainer, other = (explain.Explainer(name) for name in (options.model, OTHER.get(options.model, "tiny")))
+        other = explain.Explainer(OTHER.get(options.model, "tiny"))
+        explainer = explain.Explainer(options.model) if options.weights is None else plain_network(options.weights)
         known, last = {line["photo"] for line in done}, None
         for path, label in photos_of(options.folder, explainer.categories):
             if sum("maps" in line for line in done) >= (2 if options.small else options.photos):
