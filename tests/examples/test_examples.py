@@ -116,9 +116,9 @@ def test_every_script_has_help_and_begins_nothing(
         with pytest.raises(SystemExit) as ended:
             runpy.run_path(str(path), run_name="__main__")
     finally:
-        beside = {file.stem for file in path.parent.glob("*.py")}
-        for name in (set(sys.modules) - before) & beside:
-            sys.modules.pop(name)  # another script may have a neighbour of this name
+        for name in set(sys.modules) - before:
+            if str(ROOT / "examples") in str(getattr(sys.modules[name], "__file__", "")):
+                del sys.modules[name]  # another script may have a neighbour of this name
     assert not ended.value.code
     assert "usage:" in capsys.readouterr().out
     assert list(folder.iterdir()) == []
