@@ -49,7 +49,7 @@ os.environ["KINETO_LOG_LEVEL"] = "99"  # the profiler, which measures memory, ne
 warnings.filterwarnings("ignore", module="captum")  # at every call, that it hooks ReLUs and asks inputs for gradients
 
 COLUMNS = {
-    "explain": "explain", "grad-cam": "grad-cam", "Captum": "captum", "torchcam": "torchcam", "zennit": "zennit"
+    "explain": "explain-hooks", "grad-cam": "grad-cam", "Captum": "captum", "torchcam": "torchcam", "zennit": "zennit"
 }  # fmt: skip
 SEVEN = ["gradcam", "gradcam++", "xgradcam", "hirescam", "elementwisecam", "layercam", "eigencam"]
 COVERING = ["occlusion", "featureablation", "shapleysampling", "kernelshap", "lime"]
