@@ -24,13 +24,13 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import nn
 
-from explain.data.images import locate
 from explain.models import CenterCrop, Classifier, load
 from explain.models.small_networks import SmallResNet, SmallTransformer
 
 EXAMPLES = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(EXAMPLES), str(EXAMPLES / "benchmarks" / "parts")]
 
+import leaderboard  # noqa: E402
 import planted_evidence  # noqa: E402
 import scenes  # noqa: E402
 from dimensions import ALL, drops, shapley  # noqa: E402
@@ -40,7 +40,6 @@ from train import as_input, fit, training_scene  # noqa: E402
 ARCHITECTURES = ("residual", "transformer", "plain", "mobile")
 BUNDLED = {"residual": "tiny", "transformer": "tiny-transformer", "mobile": "efficientnet-lite0"}
 TRUTHS = ("boxes", "planted", "parts")
-LARGEST_BOX = 0.75
 MARKS, FIRST_SCENE = len(planted_evidence.PATTERNS), 3_000_000
 RATES = {"residual": 4e-3, "transformer": 1.5e-3, "plain": 2e-3, "mobile": 1e-3}
 STEPS = {"planted": {"residual": 400, "transformer": 600, "plain": 400, "mobile": 150},
@@ -146,25 +145,6 @@ def network(truth: str, architecture: str, seed: int, weights: Path, side: int) 
 # Photos
 
 
-def share_of(box: Sequence[float], x: torch.Tensor) -> float:
-    return (box[2] - box[0]) * (box[3] - box[1]) / (x.shape[2] * x.shape[3])
-
-
-def annotations(folder: Path) -> list[tuple[str, str, tuple[int, int, int, int]]]:
-    """Each validation photo's name, class and box, x1 and y1 exclusive."""
-    rows = [line.split("\t") for line in (folder / "val" / "val_annotations.txt").read_text().splitlines()]
-    return [(name, wnid, (int(x0), int(y0), int(x1) + 1, int(y1) + 1)) for name, wnid, x0, y0, x1, y1 in rows]
-
-
-def within(box: Sequence[float], seen: Any, x: torch.Tensor) -> tuple[float, float, float, float]:
-    """A photo's box in the pixels of the input that shows a part of it, cut off at its edges."""
-    across, down = x.shape[3] / seen.width, x.shape[2] / seen.height
-    found = [(place - (seen.left, seen.top)[i % 2]) * (across, down)[i % 2] for i, place in enumerate(box)]
-    ends = (x.shape[3], x.shape[2])
-    x0, y0, x1, y1 = (min(max(place, 0.0), ends[i % 2]) for i, place in enumerate(found))
-    return x0, y0, x1, y1
-
-
 def filled(box: Sequence[float], x: torch.Tensor) -> torch.Tensor:
     """A box as truth values ``(H, W)``."""
     x0, y0, x1, y1 = (round(place) for place in box)
@@ -175,24 +155,8 @@ def filled(box: Sequence[float], x: torch.Tensor) -> torch.Tensor:
 
 def boxes(classifier: Classifier, folder: Path) -> Iterator[Subject]:
     """Photos that the model gets right and whose box leaves something beside it, in a shuffled order."""
-    rows, wnids = annotations(folder), (folder / "wnids.txt").read_text().split()
-    own = list(classifier.categories or ())
-    known = dict(zip(wnids, load("tiny").categories or (), strict=False))
-    index = {wnid: own.index(known[wnid]) for wnid in wnids if known.get(wnid) in own}
-    for number in np.random.default_rng(0).permutation(len(rows)).tolist():
-        name, wnid, box = rows[number]
-        if wnid not in index:
-            continue
-        with Image.open(folder / "val" / "images" / name) as opened:
-            image = opened.convert("RGB")
-        x = classifier.preprocess(image)[None]
-        inside = within(box, locate(classifier.preprocess, image.size), x)
-        if not 0 < share_of(inside, x) <= LARGEST_BOX or round(inside[0]) == round(inside[2]):
-            continue
-        with torch.inference_mode():
-            right = int(classifier.model(x).argmax()) == index[wnid]
-        if right:
-            yield Subject(Path(name).stem, x, index[wnid], filled(inside, x))
+    for photo in leaderboard.photos(folder, classifier, sys.maxsize):
+        yield Subject(Path(photo.name).stem, photo.x, photo.target, filled(photo.box, photo.x))
 
 
 def planted(classifier: Classifier, folder: Path) -> Iterator[Subject]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +14,14 @@ import pytest
 import torch
 from torch import nn
 
-from tests.conftest import ROOT
-from tests.hooks.test_tour import example
-
-FOLDER = ROOT / "examples" / "benchmarks" / "parts"
-NEIGHBOURS = ("scenes", "dimensions", "train", "pages", "measure", "in_domain")
+from tests.hooks.test_tour import example, scripts_of
 
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Load a script of the folder by its name; other folders have scripts of these names, too."""
-    import sys
-
-    monkeypatch.syspath_prepend(str(FOLDER))
-    before = {name: sys.modules.pop(name) for name in NEIGHBOURS if name in sys.modules}
-    yield lambda name: example(f"benchmarks/parts/{name}")
-    for name in NEIGHBOURS:
-        sys.modules.pop(name, None)
-    sys.modules.update(before)
+def script() -> Iterator[Any]:
+    """Load a script of the folder by its name."""
+    with scripts_of("benchmarks/parts"):
+        yield lambda name: example(f"benchmarks/parts/{name}")
 
 
 def test_scenes_are_the_same_each_time_and_show_their_class(script: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,21 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from tests.conftest import ROOT
-from tests.hooks.test_tour import example
-
-NEIGHBOURS = ("run", "store", "subjects", "scenes", "dimensions", "train", "planted_evidence", "standings")
+from tests.hooks.test_tour import example, scripts_of
 
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    for folder in ("", "benchmarks/parts", "leaderboard"):
-        monkeypatch.syspath_prepend(str(ROOT / "examples" / folder))
-    before = {name: sys.modules.pop(name) for name in NEIGHBOURS if name in sys.modules}
-    yield lambda name: example(f"leaderboard/{name}")
-    for name in NEIGHBOURS:
-        sys.modules.pop(name, None)
-    sys.modules.update(before)
+def script() -> Iterator[Any]:
+    with scripts_of("", "benchmarks/parts", "leaderboard"):
+        yield lambda name: example(f"leaderboard/{name}")
 
 
 def test_a_map_is_right_where_its_largest_square_is_the_mark_and_where_parts_have_their_worth(script: Any) -> None:

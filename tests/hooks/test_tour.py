@@ -4,6 +4,8 @@ import importlib.util
 import re
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
 
 import pytest
@@ -19,6 +21,20 @@ def example(name: str) -> ModuleType:
     sys.modules[spec.name] = module  # where dataclasses look themselves up
     spec.loader.exec_module(module)
     return module
+
+
+@contextmanager
+def scripts_of(*folders: str) -> Iterator[None]:
+    """Let scripts of these folders find each other, and forget them afterwards: other folders have such names, too."""
+    names = {path.stem for folder in folders for path in (ROOT / "examples" / folder).glob("*.py")}
+    before = {name: sys.modules.pop(name) for name in names if name in sys.modules}
+    with pytest.MonkeyPatch.context() as patch:
+        for folder in folders:
+            patch.syspath_prepend(str(ROOT / "examples" / folder))
+        yield
+    for name in names:
+        sys.modules.pop(name, None)
+    sys.modules.update(before)
 
 
 tour = example("hooks_tour")
