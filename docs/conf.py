@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -46,7 +47,8 @@ napoleon_use_rtype = False
 napoleon_use_ivar = True
 
 # Pages
-myst_enable_extensions = ["colon_fence", "deflist"]
+myst_enable_extensions = ["colon_fence", "deflist", "substitution"]
+myst_substitutions = json.loads((HERE / "report" / "numbers.json").read_text("utf-8"))
 myst_heading_anchors = 3
 html_theme = "furo"
 html_title = f"explain {version}"

@@ -24,14 +24,15 @@ from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from verdicts import PAGE, interval, photos_of, updated
+from verdicts import PAGE, photos_of, updated
 
 import explain
 from explain._utils.errors import muted
-from explain.checks.verdict import check_maps
+from explain.checks.verdict import Share, check_maps
 from explain.engine import Evidence, InputGradients, Need
 from explain.methods import Method
 from explain.methods.base import Style
+from explain.metrics.base import digest_of
 from explain.metrics.masked_scores import photo_maps
 from explain.targets import ClassTarget
 
@@ -48,8 +49,19 @@ def noise(size: tuple[int, int], cells: int, seed: int) -> torch.Tensor:
     return F.interpolate(drawn, size=size, mode="bicubic")[0, 0]
 
 
+known: dict[bytes, torch.Tensor] = {}
+
+
+def photo_map(image: torch.Tensor, number: int) -> torch.Tensor:
+    """One of the maps of a photo, all of which are computed once."""
+    key = digest_of(image)
+    if key not in known:
+        known[key] = photo_maps(image)
+    return known[key][number]
+
+
 def of_photo(number: int) -> Callable[[torch.Tensor, int], torch.Tensor]:
-    return lambda image, seed: photo_maps(image)[number]
+    return lambda image, seed: photo_map(image, number)
 
 
 def blob(image: torch.Tensor, seed: int) -> torch.Tensor:
@@ -71,7 +83,7 @@ KINDS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
     "contrast x blob": of_photo(6),
     "distance from the mean": of_photo(0),
     "distance x blob": of_photo(7),
-    "edges x blob": lambda image, seed: photo_maps(image)[2] * photo_maps(image)[4],
+    "edges x blob": lambda image, seed: photo_map(image, 2) * photo_map(image, 4),
 }
 
 
@@ -120,6 +132,7 @@ def plain_network(weights: Path) -> explain.Explainer:
 def answers(explainer: explain.Explainer, other: explain.Explainer, path: Path, label: int, last: Any) -> Any:
     """Whether each map passes each check, for one photo; and its Grad-CAM, for the next one."""
     x = explainer.as_input(path)
+    known.clear()
     with torch.inference_mode():
         if int(explainer.model(x).argmax()) != label:
             return None, last
@@ -150,7 +163,7 @@ def table(lines: list[Any]) -> str:
         found = [line["maps"][name] for line in lines for name in chosen if name in line["maps"]]
         shares = [sum(each[check] is True for each in found) / len(found) for check in checks]
         hits = sum(all(each[check] is True for check in checks) for each in found)
-        low, high = interval(hits, len(found))
+        low, high = Share(hits, len(found)).interval
         every = f"{hits / len(found):.1%} ({low:.1%} to {high:.1%})"
         rows.append([label, str(len(found)), *(f"{share:.0%}" for share in shares), every])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)

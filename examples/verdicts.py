@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import random
 import time
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ import torch
 
 import explain
 from explain._utils.errors import muted
+from explain.checks.verdict import Share
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "verdict.md"
 METHODS = ["gradcam", "guidedgradcam", "guidedbackprop", "randomcam"]
@@ -66,21 +66,13 @@ def check(explainer: explain.Explainer, path: Path, index: int, methods: list[st
     return {"photo": path.name, "probability": probability, "seconds": seconds, **verdict.to_dict()}
 
 
-def interval(hits: int, count: int) -> tuple[float, float]:
-    """Wilson's interval of 95 % for a share."""
-    z, share = 1.96, hits / count
-    middle = (share + z * z / (2 * count)) / (1 + z * z / count)
-    half = z / (1 + z * z / count) * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
-    return max(0.0, middle - half), min(1.0, middle + half)
-
-
 def table(lines: list[dict[str, Any]]) -> str:
     """How many of the photos' maps pass each question, and all of them."""
     rows = [["method", "photos", "passed (95 % interval)", *WORDS]]
     for method in dict.fromkeys(name for line in lines for name in line["methods"]):
         found = [line["methods"][method] for line in lines if method in line["methods"]]
         hits = sum(each["passed"] for each in found)
-        low, high = interval(hits, len(found))
+        low, high = Share(hits, len(found)).interval
         shares = [sum(each["answers"][word]["passed"] is not False for each in found) / len(found) for word in WORDS]
         passed = f"{hits / len(found):.0%} ({low:.0%} to {high:.0%})"
         rows.append([method, str(len(found)), passed, *(f"{share:.0%}" for share in shares)])

@@ -150,8 +150,7 @@ class Verdict(Mapping[str, CheckResults]):
             [method, *(f"{each.mark} {each.word} {each.shown}" for each in results), WORDS[results.passed]]
             for method, results in self.results.items()
         ]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        lines = aligned(rows)
         for method, results in self.results.items():
             lines += [f"  {method} {each.mark} {each.word}: {each.reason}" for each in results if not each.passed]
             lines += [f"  {method}: {note}" for note in results.notes]
@@ -166,6 +165,72 @@ class Verdict(Mapping[str, CheckResults]):
         return "\n".join(self.lines())
 
     __repr__ = __str__
+
+
+@dataclass(frozen=True)
+class Share:
+    """``passed`` of ``count`` maps.
+
+    >>> print(Share(9, 10))
+    90% (60 to 98)
+    """
+
+    passed: int
+    count: int
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % interval of the share, by Wilson's formula; from 0 to 1 if there is no map."""
+        if not self.count:
+            return 0.0, 1.0
+        share, z = self.passed / self.count, 1.96**2 / self.count
+        half = math.sqrt(z * share * (1 - share) + z * z / 4)
+        return max(0.0, (share + z / 2 - half) / (1 + z)), min(1.0, (share + z / 2 + half) / (1 + z))
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        return f"{self.passed / self.count:.0%} ({100 * low:.0f} to {100 * high:.0f})" if self.count else "–"
+
+
+@dataclass(frozen=True, repr=False)
+class Summary:
+    """How often the maps of each method pass each check, on many photos: ``summary.shares["gradcam"]["faithful"]``.
+
+    "all" counts the maps that pass all checks. A check counts only maps that it applies to. It prints as a table.
+    """
+
+    shares: Mapping[str, Mapping[str, Share]]
+
+    @classmethod
+    def of(cls, verdicts: Iterable[Verdict]) -> "Summary":
+        """Count over verdicts, one for each photo.
+
+        >>> good, bad = (CheckResult("faithful", "faithful", p, p < 0.05, "") for p in (0.01, 0.5))
+        >>> print(Summary.of(Verdict("cat", {"lrp": CheckResults("lrp", (each,))}) for each in (good, good, bad)))
+        method  all             faithful
+        lrp     67% (21 to 94)  67% (21 to 94)
+        """
+        found: dict[str, dict[str, list[bool]]] = {}
+        for verdict in verdicts:
+            for method, results in verdict.items():
+                own = found.setdefault(method, {"all": []})
+                for name, passed in {"all": results.worst.passed, **{r.check: r.passed for r in results}}.items():
+                    own.setdefault(name, []).extend([] if passed is None else [passed])
+        return cls({m: {name: Share(sum(each), len(each)) for name, each in own.items()} for m, own in found.items()})
+
+    def __str__(self) -> str:
+        names = list(dict.fromkeys(name for own in self.shares.values() for name in own))
+        rows = [["method", *names]]
+        rows += [[method, *(str(own.get(n, Share(0, 0))) for n in names)] for method, own in self.shares.items()]
+        return "\n".join(aligned(rows))
+
+    __repr__ = __str__
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """A line for each row, with columns of equal width."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 COSTLY = 60

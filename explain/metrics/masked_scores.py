@@ -75,8 +75,11 @@ def photo_maps(image: torch.Tensor) -> torch.Tensor:
 
 
 def _mean_around(values: torch.Tensor, side: int) -> torch.Tensor:
-    around: torch.Tensor = F.avg_pool2d(values[None, None], side, 1, side // 2, count_include_pad=False)
-    return around[0, 0]
+    """Means over squares, which are cut at the borders: first over columns of pixels, then over rows of those."""
+    for kernel in ((side, 1), (1, side)):
+        padding = (kernel[0] // 2, kernel[1] // 2)
+        values = F.avg_pool2d(values[None, None], kernel, 1, padding, count_include_pad=False)[0, 0]
+    return values
 
 
 def _from_middle(count: int) -> torch.Tensor:

@@ -12,7 +12,7 @@ from torch import nn
 
 import explain
 from explain import MetricError
-from explain.checks import Faithful, Verdict
+from explain.checks import Faithful, Summary, Verdict
 from explain.checks.sanity import (
     CheckResult,
     DependsOnClass,
@@ -21,7 +21,7 @@ from explain.checks.sanity import (
     far_down,
     with_noise,
 )
-from explain.checks.verdict import CheckResults, check_maps, with_fewer_samples
+from explain.checks.verdict import CheckResults, Share, check_maps, with_fewer_samples
 from explain.data.inputs import as_inputs
 from explain.engine import Evidence, InputGradients, Need
 from explain.methods import GradCAM, Method, RandomCAM, Saliency
@@ -417,3 +417,20 @@ def test_what_is_no_single_photo_is_refused(model: nn.Module, photos: torch.Tens
         check_maps(model, photos, [(Saliency(), found)], ClassTarget((1, 1, 1)), "it")
     with pytest.raises(MetricError, match="maps must"):
         check_maps(model, photos[:1], [], ClassTarget((1,)), "it")
+
+
+@pytest.mark.parametrize(("passed", "count"), [(0, 7), (3, 7), (7, 7), (54, 100)])
+def test_the_ends_of_the_interval_are_as_far_from_the_share_as_chance_allows(passed: int, count: int) -> None:
+    for end in Share(passed, count).interval:  # Wilson's: the shares p for which |passed / n - p| is 1.96 deviations
+        assert abs(passed / count - end) == pytest.approx(1.96 * (end * (1 - end) / count) ** 0.5, abs=1e-12)
+
+
+def test_a_summary_counts_what_passes_on_many_photos() -> None:
+    def results(*passed: bool | None) -> CheckResults:
+        names = ("faithful", "stable")
+        return CheckResults("lrp", tuple(CheckResult(n, n, 0.5, p, "") for n, p in zip(names, passed, strict=True)))
+
+    found = [results(True, True), results(True, None), results(False, True), results(None, None)]
+    summary = Summary.of([Verdict("it", {"lrp": each}) for each in found])
+    assert summary.shares["lrp"] == {"all": Share(2, 3), "faithful": Share(2, 3), "stable": Share(2, 2)}
+    assert str(Summary.of([])) == "method"
