@@ -9,6 +9,6 @@
 """
 
 from explain.checks.sanity import Faithful
-from explain.checks.verdict import Summary, Verdict
+from explain.checks.verdict import Verdict
 
-__all__ = ["Faithful", "Summary", "Verdict"]
+__all__ = ["Faithful", "Verdict"]

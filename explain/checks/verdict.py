@@ -130,6 +130,22 @@ class Verdict(Mapping[str, CheckResults]):
         """The same with the results of another verdict on the same photo, which replace those of the same methods."""
         return replace(self, results={**self.results, **other.results}, seed=other.seed)
 
+    @staticmethod
+    def summary(verdicts: "Iterable[Verdict]") -> "Summary":
+        """Count what passes over the verdicts on many photos.
+
+        >>> good, bad = (CheckResult("faithful", "faithful", p, p < 0.05, "") for p in (0.01, 0.5))
+        >>> print(Verdict.summary(Verdict("cat", {"lrp": CheckResults("lrp", (each,))}) for each in (good, good, bad)))
+        method  all             faithful
+        lrp     67% (21 to 94)  67% (21 to 94)
+        """
+        found: dict[str, dict[str, list[bool]]] = {}
+        for method, results in (each for verdict in verdicts for each in verdict.items()):
+            own = found.setdefault(method, {"all": []})
+            for name, passed in (("all", results.worst.passed), *((each.check, each.passed) for each in results)):
+                own.setdefault(name, []).extend([] if passed is None else [passed])
+        return Summary({m: {name: Share(sum(p), len(p)) for name, p in own.items()} for m, own in found.items()})
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values: the results of each method's map."""
         methods = {method: results.to_dict() for method, results in self.results.items()}
@@ -200,23 +216,6 @@ class Summary:
     """
 
     shares: Mapping[str, Mapping[str, Share]]
-
-    @classmethod
-    def of(cls, verdicts: Iterable[Verdict]) -> "Summary":
-        """Count over verdicts, one for each photo.
-
-        >>> good, bad = (CheckResult("faithful", "faithful", p, p < 0.05, "") for p in (0.01, 0.5))
-        >>> print(Summary.of(Verdict("cat", {"lrp": CheckResults("lrp", (each,))}) for each in (good, good, bad)))
-        method  all             faithful
-        lrp     67% (21 to 94)  67% (21 to 94)
-        """
-        found: dict[str, dict[str, list[bool]]] = {}
-        for verdict in verdicts:
-            for method, results in verdict.items():
-                own = found.setdefault(method, {"all": []})
-                for name, passed in {"all": results.worst.passed, **{r.check: r.passed for r in results}}.items():
-                    own.setdefault(name, []).extend([] if passed is None else [passed])
-        return cls({m: {name: Share(sum(each), len(each)) for name, each in own.items()} for m, own in found.items()})
 
     def __str__(self) -> str:
         names = list(dict.fromkeys(name for own in self.shares.values() for name in own))

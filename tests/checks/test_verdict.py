@@ -12,7 +12,7 @@ from torch import nn
 
 import explain
 from explain import MetricError
-from explain.checks import Faithful, Summary, Verdict
+from explain.checks import Faithful, Verdict
 from explain.checks.sanity import (
     CheckResult,
     DependsOnClass,
@@ -431,6 +431,6 @@ def test_a_summary_counts_what_passes_on_many_photos() -> None:
         return CheckResults("lrp", tuple(CheckResult(n, n, 0.5, p, "") for n, p in zip(names, passed, strict=True)))
 
     found = [results(True, True), results(True, None), results(False, True), results(None, None)]
-    summary = Summary.of([Verdict("it", {"lrp": each}) for each in found])
+    summary = Verdict.summary([Verdict("it", {"lrp": each}) for each in found])
     assert summary.shares["lrp"] == {"all": Share(2, 3), "faithful": Share(2, 3), "stable": Share(2, 2)}
-    assert str(Summary.of([])) == "method"
+    assert str(Verdict.summary([])) == "method"
