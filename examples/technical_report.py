@@ -102,6 +102,10 @@ def numbers() -> dict[str, Any]:
         found[f"known_{key}" + (f"_{row[0].split(', ')[-1].split()[0]}" if "masks" in row[0] else "")] = (
             f"{percent(row[-1]):g} %"
         )
+    heads, rows = rows_of(block((DOCS / "verdict.md").read_text("utf-8"), "table", "tiny, other methods"))
+    found["natural_photos"] = rows[0][1]
+    for row in rows:
+        found[f"natural_{row[0]}"] = f"{percent(row[heads.index('faithful')]):g} %"
     for network in ("resnet", "transformer"):
         text = parts(network)
         found[f"parts_scenes_{network}"] = re.findall(r"- (\d+) scenes", text)[0]
