@@ -25,7 +25,8 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
-from explain._utils.errors import ModelError, did_you_mean, either, muted, option, quiet, warn
+from explain._utils.errors import ModelError, did_you_mean, either, muted, option, optional, quiet, warn
+from explain._utils.signals import temporarily
 from explain.data.images import Preprocess
 from explain.hooks.unwrap import unwrapped
 from explain.models import huggingface
@@ -98,11 +99,7 @@ def load_file(path: Path) -> nn.Module:
 
 
 def _onnx(path: Path) -> BlackBox:
-    try:
-        runtime = importlib.import_module("onnxruntime")
-    except ImportError as error:
-        told = f"onnxruntime, which cannot be imported ({error}); run pip install 'explain-hooks[onnx]'"
-        raise ModelError(f"model {str(path)!r} needs {told}") from None
+    runtime = optional("onnxruntime", f"for the model {str(path)!r}", "onnx", ModelError)
     session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     given = session.get_inputs()[0]
 
@@ -242,16 +239,13 @@ def _hub_or_cache() -> Iterator[None]:
     except (ImportError, AttributeError):  # of other releases
         yield
         return
-    offline = constants.HF_HUB_OFFLINE
-    try:
-        if not offline:
-            constants.HF_HUB_OFFLINE = True
-            with suppress(Exception):  # of requests or httpx, as the release has it
+    online = not constants.HF_HUB_OFFLINE
+    with temporarily(constants, HF_HUB_OFFLINE=True):
+        with suppress(Exception):  # of requests or httpx, as the release has it
+            if online:
                 session.head(constants.ENDPOINT, timeout=5)
                 constants.HF_HUB_OFFLINE = False
         yield
-    finally:
-        constants.HF_HUB_OFFLINE = offline
 
 
 def timm_config(model: nn.Module) -> Mapping[str, Any] | None:
