@@ -9,28 +9,25 @@ from typing import Any, TypeAlias, Unpack, overload
 import torch
 from torch import nn
 
-from explain._utils.errors import ImageError, PhotoError, keywords, naming
+from explain._utils.errors import PhotoError, keywords, naming
 from explain._utils.version import check_distribution
 from explain.attribution import records
 from explain.attribution.api import GROUPS, PhotoOptions, attribute
 from explain.attribution.concepts import find_concepts
 from explain.attribution.records import ModelOrigin, RecordedRequest, encode_target
 from explain.attribution.result import Attribution
-from explain.baselines import Black
 from explain.baselines.base import range_of
-from explain.baselines.replacements import get_baseline
-from explain.data.images import Box, ImageLike, Preprocess, load_image, locate, source_of
+from explain.baselines.replacements import Black, get_baseline
+from explain.data.images import Box, ImageLike, Preprocess, as_input, load_image, locate, source_of
 from explain.engine.validation import check_inputs
 from explain.explanation import photos as several
 from explain.explanation.explanation import Explanation, Explanations, PhotoConcepts
 from explain.explanation.photos import AT_ONCE, Photo, PhotoRequest
 from explain.hooks import Intervention, inspect, inspection, intervene, layer_names, preserve, unwrap
-from explain.methods import Method, list_methods
-from explain.methods.base import MethodLike, get_method, options
+from explain.methods.base import Method, MethodLike, get_method, list_methods, options
 from explain.models import Classifier, FiveCrops, classifier, classifier_of, custom, preprocessing
 from explain.render.styles import StyleLike, get_style
 from explain.targets import ClassTarget, Detections, Segmentation, Target, TopClass, as_target, layouts, texts
-from explain.targets.base import described
 from explain.targets.detections import Detected, Place
 from explain.targets.labels import Category, class_label
 from explain.targets.outputs import Activation, Outputs, Prediction, check_activation
@@ -422,11 +419,7 @@ class Explainer:
         >>> Explainer().as_input(Image.new("RGB", (30, 20))).shape
         torch.Size([1, 3, 224, 224])
         """
-        x = self.preprocess(load_image(image))
-        if not isinstance(x, torch.Tensor) or x.ndim != 3:
-            got = described(x)
-            raise ImageError(f"preprocess must return a tensor (C, H, W), got {got}; leave out the batch dimension")
-        return self._placed(x[None])
+        return self._placed(as_input(self.preprocess(load_image(image)))[None])
 
     def _placed(self, x: torch.Tensor) -> torch.Tensor:
         """Return inputs on the model's device and in its precision."""

@@ -12,7 +12,7 @@ import torch
 
 from explain._utils import nested
 from explain._utils.errors import TargetError, shown
-from explain.targets.base import described, find_tensor
+from explain.targets.base import described, find_tensor, named
 
 Size: TypeAlias = tuple[int, ...]
 Decode: TypeAlias = Callable[[Any], tuple[torch.Tensor, torch.Tensor]]
@@ -118,9 +118,7 @@ def _in_layout(output: Any, count: int, size: Size | None, layout: str | None) -
 
 def _part(value: Any, *names: str) -> Any:
     """The first of these items or attributes that there is."""
-    inside = value if isinstance(value, Mapping) else {}
-    found = (inside[name] if name in inside else getattr(value, name, None) for name in names)
-    return next((each for each in found if each is not None), None)
+    return next((each for each in named(value, names) if each is not None), None)
 
 
 def _results(output: Any, count: int, size: Size | None) -> Found | None:
