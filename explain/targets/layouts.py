@@ -39,8 +39,6 @@ class Found:
     existence: OfImages | None = None
     dense: bool = True
     layout: str = ""
-    ranked: dict[Any, Iterator[tuple[int, int]]] = field(default_factory=dict)
-    """The detections, best first, as far as they have been asked for."""
 
 
 @dataclass
@@ -56,7 +54,7 @@ _LAST_READ: ContextVar[_LastRead | None] = ContextVar("last_read", default=None)
 
 @contextmanager
 def reading_once() -> Iterator[None]:
-    """Within this block, the boxes of an output are read and ranked once, for all targets together."""
+    """Within this block, the boxes of an output are read once, for all targets together."""
     token = _LAST_READ.set(_LastRead())
     try:
         yield
