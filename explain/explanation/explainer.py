@@ -14,7 +14,6 @@ from explain._utils.version import check_distribution
 from explain.attribution import records
 from explain.attribution.api import GROUPS, PhotoOptions, attribute
 from explain.attribution.concepts import find_concepts
-from explain.attribution.records import ModelOrigin, RecordedRequest, encode_target
 from explain.attribution.result import Attribution
 from explain.baselines.base import range_of
 from explain.baselines.replacements import Black, get_baseline
@@ -204,7 +203,7 @@ class Explainer:
         if named and given is not None and texts.is_image_text(self.model):
             made["categories"] = list(given)
         parts = (*([] if named else ["model"]), *([] if preprocess is None else ["preprocess"]))
-        self._origin = ModelOrigin(found.name, found.weights, records.described(self.preprocess), made, parts)
+        self._origin = records.ModelOrigin(found.name, found.weights, records.described(self.preprocess), made, parts)
 
     def __repr__(self) -> str:
         return f"Explainer({self.name!r}, {type(self.model).__name__})"
@@ -277,8 +276,8 @@ class Explainer:
         chosen = methods if isinstance(methods, str) and methods in GROUPS else self._methods(methods)
         known = list(map(get_method, list_methods())) if isinstance(chosen, str) else chosen
         classes = {method.name: records.class_name(method) for method in known}
-        recorded = tuple(map(encode_target, chosen_targets))
-        question = RecordedRequest(classes, recorded, options.setdefault("precision", "full"))
+        recorded = tuple(map(records.encode_target, chosen_targets))
+        question = records.RecordedRequest(classes, recorded, options.setdefault("precision", "full"))
         alone = isinstance(self.preprocess, FiveCrops) or any(recorded)
         alone = alone or any(not isinstance(found, ClassTarget) for found in of_each or ())
         alone = alone or any(records.has_tensor(records.encode_fields(method)) for method in known)

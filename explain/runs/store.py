@@ -81,8 +81,9 @@ COUNTED = ("photos", "results")
 class Packed:
     """A map of any shape as float16, little-endian, row after row; its values are these numbers times ``scale``.
 
-    The scale is the largest magnitude of the map, so that this value is kept to float32, and no other is off by more
-    than ``2**-11`` of itself; those below ``2**-14`` of the largest, by no more than ``2**-25`` of the largest.
+    The scale is the largest magnitude of the map (1 where all is zero), so that this value is kept to float32, and no
+    other is off by more than ``2**-11`` of itself; those below ``2**-14`` of the largest, by no more than ``2**-25`` of
+    the largest.
     """
 
     content: bytes
