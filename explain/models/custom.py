@@ -32,7 +32,7 @@ from explain.hooks.unwrap import unwrapped
 from explain.models import huggingface
 from explain.models.bundled import NAME, NANODET, PERSON_SEGMENTER, TINY, TINY_CLIP, TRANSFORMER
 from explain.models.classifier import Classifier
-from explain.models.preprocessing import CenterCrop, CropLike, Interpolation, Values, adjusted, cropped
+from explain.models.preprocessing import CenterCrop, CropLike, Interpolation, Values, adjusted, center_of, cropped
 
 SUFFIXES = (".ts", ".torchscript", ".pt", ".pth", ".pt2", ".onnx")
 """The ends of the names of files that `load_file` reads."""
@@ -154,8 +154,7 @@ def load_torchvision(name: str, weights: str | Path | None = None, size: int | N
     published = models.get_model_weights(name).DEFAULT
     preprocess, categories = published.transforms(), published.meta["categories"]
     if size is not None:
-        crop, resize = preprocess.crop_size[0], preprocess.resize_size[0]
-        preprocess = CenterCrop(size, crop / max(crop, resize), tuple(preprocess.mean), tuple(preprocess.std))
+        preprocess = replace(center_of(preprocess, option("size")), side=size)
     if weights is None:
         try:  # as torchvision does: some builders set more than parameters by their published weights
             model = models.get_model(name, weights=published)
