@@ -194,7 +194,7 @@ def state(model: nn.Module) -> dict[str, Any]:
         "handlers": (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGALRM)),
         "counters": (
             len(preserve._uses), preserve._here.depth, len(signals.changed), preserve.is_under_way(),
-            bool(getattr(errors._here, "muted", False)), getattr(entry._running, "now", False),
+            getattr(errors._here, "overheard", None) is None, getattr(entry._running, "now", False),
         ),
     }  # fmt: skip
 

@@ -14,12 +14,12 @@ import sys
 import threading
 import unicodedata
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import fields
 from typing import Any, ParamSpec, TypeVar
 
-from explain._utils.signals import shared, signal_safe
+from explain._utils.signals import shared, temporarily
 from explain._utils.spelling import close_to as close_to
 from explain._utils.spelling import did_you_mean as did_you_mean
 from explain._utils.spelling import replacement
@@ -68,10 +68,15 @@ class RemovedModuleError(ExplainError, ImportError):
     """A module that the package no longer has; the message says what replaces it."""
 
 
-def getattr_of(module: str) -> Callable[[str], Any]:
-    """A module's ``__getattr__``, which says what replaces the names that are gone."""
+def getattr_of(module: str, later: Mapping[str, str] | None = None) -> Callable[[str], Any]:
+    """A module's ``__getattr__``, which says what replaces the names that are gone.
+
+    ``later`` says in which modules those names are that are not imported with the module itself.
+    """
 
     def missing(name: str) -> Any:
+        if name in (later or {}):
+            return getattr(importlib.import_module((later or {})[name]), name)
         message = replacement(f"{module}.{name}")
         if message is not None:
             raise RemovedError(message)
@@ -167,8 +172,15 @@ class ExplainWarning(UserWarning):
     """The result is right, but it may not show what its reader expects; the message says why."""
 
 
-_here = threading.local()
+class _Here(threading.local):
+    """What the messages of this thread follow: names of images, whether somebody types commands, who hears warnings."""
 
+    images: Sequence[str | None] = ()
+    typed = False
+    overheard: list[str] | None = None
+
+
+_here = _Here()
 
 for _kind in (*ExplainError.__subclasses__(), *OutputError.__subclasses__(), *LayerError.__subclasses__()):
     if not _kind.__name__.startswith("Removed"):
@@ -176,20 +188,9 @@ for _kind in (*ExplainError.__subclasses__(), *OutputError.__subclasses__(), *La
 LabelsError.__module__ = ExplainError.__module__ = ExplainWarning.__module__ = "explain"
 
 
-@signal_safe
-def _setting(name: str, value: Any) -> Iterator[None]:
-    """A setting that messages in this thread follow while a block lasts."""
-    before = vars(_here).get(name)
-    setattr(_here, name, value)
-    try:
-        yield
-    finally:
-        setattr(_here, name, before)
-
-
 def naming(images: Sequence[str | None]) -> AbstractContextManager[None]:
     """Let messages in this thread call the images of a batch by these names; those of None by their numbers."""
-    return _setting("images", images)
+    return temporarily(_here, images=images)
 
 
 def image_name(number: int) -> str:
@@ -201,13 +202,12 @@ def image_name(number: int) -> str:
     >>> image_name(1)
     '1'
     """
-    images: Sequence[str | None] = getattr(_here, "images", None) or ()
-    return (images[number] if number < len(images) else None) or str(number)
+    return (_here.images[number] if number < len(_here.images) else None) or str(number)
 
 
 def typed() -> AbstractContextManager[None]:
     """Let messages in this thread speak to somebody who types a command, and not Python."""
-    return _setting("typed", True)
+    return temporarily(_here, typed=True)
 
 
 def either(python: str, command: str) -> str:
@@ -219,7 +219,7 @@ def either(python: str, command: str) -> str:
     >>> either("pass overwrite=True", "give --force")
     'pass overwrite=True'
     """
-    return command if getattr(_here, "typed", False) else python
+    return command if _here.typed else python
 
 
 def option(name: str) -> str:
@@ -236,7 +236,7 @@ def option(name: str) -> str:
 
 def muted() -> AbstractContextManager[None]:
     """Keep the package's own warnings in this thread to itself."""
-    return _setting("muted", True)
+    return overheard([])
 
 
 def overheard(messages: list[str]) -> AbstractContextManager[None]:
@@ -248,7 +248,7 @@ def overheard(messages: list[str]) -> AbstractContextManager[None]:
     >>> said
     ['the map is empty']
     """
-    return _setting("overheard", messages)
+    return temporarily(_here, overheard=messages)
 
 
 def quiet() -> AbstractContextManager[None]:
@@ -261,9 +261,8 @@ def quiet() -> AbstractContextManager[None]:
 
 
 def _ignored() -> AbstractContextManager[Any]:
-    caught = warnings.catch_warnings()
+    caught = warnings.catch_warnings(action="ignore")
     caught.__enter__()
-    warnings.simplefilter("ignore")
     return caught
 
 
@@ -277,11 +276,8 @@ def note(message: str) -> None:
 
 def warn(message: str) -> None:
     """Warn the caller of the package: the warning carries the line outside it that led here."""
-    heard: list[str] | None = getattr(_here, "overheard", None)
-    if getattr(_here, "muted", False):
-        return
-    if heard is not None:
-        heard.append(printable(message))
+    if _here.overheard is not None:
+        _here.overheard.append(printable(message))
         return
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).split(".")[0] == "explain":

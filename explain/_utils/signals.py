@@ -147,6 +147,17 @@ def signal_safe(function: Callable[P, Iterator[T]]) -> Callable[P, AbstractConte
     return made
 
 
+@signal_safe
+def temporarily(holder: object, **values: Any) -> Iterator[None]:
+    """Give attributes of an object other values while a block lasts."""
+    before = {name: getattr(holder, name) for name in values}
+    try:
+        vars(holder).update(values)
+        yield
+    finally:
+        vars(holder).update(before)
+
+
 lock = threading.RLock()
 changed: dict[Any, tuple[int, Any]] = {}
 """By setting of the process that is changed: how many threads need it so, and a context whose end restores it."""

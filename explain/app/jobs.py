@@ -17,11 +17,9 @@ from explain.app.requests import CheckRequest, ExplainRequest
 from explain.attribution.pictures import array
 from explain.explanation.explainer import Explainer
 from explain.explanation.explanation import Explanation
-from explain.methods import Method
-from explain.methods.base import options, uses_layer
+from explain.methods.base import Method, options, uses_layer
 from explain.report.item import STEPS, as_drawn, curve, map_info, method_info, plane
-from explain.targets import Text
-from explain.targets.texts import is_image_text
+from explain.targets.texts import Text, is_image_text
 
 PATIENCE = 2.0
 """Seconds that a slow task waits for quick ones, however many come."""

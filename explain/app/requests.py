@@ -14,8 +14,7 @@ from PIL import Image
 from explain._utils.errors import ExplainError, ImageError, printable, quiet, shown
 from explain.baselines.replacements import get_baseline
 from explain.data.images import Box, load_image
-from explain.methods import Method
-from explain.methods.base import get_method
+from explain.methods.base import Method, get_method
 
 NAME_LENGTH = 100  # characters of a file name that stay
 

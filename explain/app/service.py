@@ -21,8 +21,7 @@ from explain.data.images import Box, load_image, locate
 from explain.explanation.explainer import Explainer
 from explain.explanation.explanation import Explanation
 from explain.layers import default_layer, list_layers
-from explain.methods import Method
-from explain.methods.base import get_method
+from explain.methods.base import Method, get_method
 from explain.models import FiveCrops
 from explain.report.item import Detail, item, jpeg, method_info, passes_run
 from explain.report.pages import page_with

@@ -23,8 +23,7 @@ from explain.cli.commands import UsageError, as_usage
 from explain.cli.output import DONE, FAILED, USAGE, Output, ProgressBar, notes
 from explain.data.files import distinct, slug
 from explain.data.images import EXTENSIONS, MAX_BYTES, hushed, load_image, photos_in
-from explain.engine import Attributions
-from explain.engine.perturbations import PerturbationRuns, Scores
+from explain.engine.perturbations import Attributions, PerturbationRuns, Scores
 from explain.hooks.interventions import Ablate
 from explain.methods import LRP, Method
 from explain.methods.base import get_method, uses_layer

@@ -9,13 +9,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from explain._utils.errors import ExplainError
 from explain._utils.spelling import close_to, did_you_mean
-
-if TYPE_CHECKING:
-    from explain.cli.output import Output
+from explain.cli.output import Output
 
 
 class UsageError(ExplainError):
@@ -125,7 +123,7 @@ class Command:
         """Its options by what is typed for each, without positional arguments."""
         return {flag: option for option in self.options for flag in option.flags if flag.startswith("-")}
 
-    def run(self, options: argparse.Namespace, answer: "Output") -> int | None:
+    def run(self, options: argparse.Namespace, answer: Output) -> int | None:
         """Do it, and return an exit code; None is 0. Its module is loaded here, since most of them take a while."""
         name, _, function = self.function.partition(".")
         collects = gc.isenabled() and "torch" not in sys.modules

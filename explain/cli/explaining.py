@@ -30,8 +30,7 @@ from explain.cli.commands import UsageError
 from explain.cli.output import DONE, Output, ProgressBar
 from explain.data.files import Files, slug
 from explain.explanation.explanation import compare
-from explain.methods import Method
-from explain.methods.base import get_method
+from explain.methods.base import Method, get_method
 from explain.report import item, pages
 from explain.runs.manifest import alike, described_method, identity
 from explain.targets import Text

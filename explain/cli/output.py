@@ -4,12 +4,11 @@ import io
 import os
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
-from explain._utils.errors import ExplainWarning, OutputError, printable
+from explain._utils.errors import OutputError, overheard, printable, quiet
 from explain._utils.progress import StatusLine, duration
 
 if TYPE_CHECKING:
@@ -139,15 +138,13 @@ def tell(line: str) -> None:
 @contextmanager
 def notes(answer: Output, about: str = "") -> Iterator[None]:
     """Print the package's own warnings as notes, and keep those of libraries to themselves."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("ignore")
-        warnings.simplefilter("always", ExplainWarning)
-        try:
+    heard: list[str] = []
+    try:
+        with quiet(), overheard(heard):
             yield
-        finally:
-            for warning in caught:
-                said = str(warning.message)
-                answer.note(f"{about}: {said}" if about and about not in said else said, once=True)
+    finally:
+        for said in heard:
+            answer.note(f"{about}: {said}" if about and about not in said else said, once=True)
 
 
 MOMENT = 1.0  # seconds after which the passes of one photo are shown

@@ -36,12 +36,7 @@ def run(options: argparse.Namespace, answer: Output) -> int:
     line, begun = RunProgress(), time.monotonic()
     line.hidden = answer.quiet
     try:
-        with (
-            as_usage(*args.ASKED),
-            closing(line),
-            notes(answer),
-            args.blaming(options.model),
-        ):  # they hold for every photo
+        with as_usage(*args.ASKED), closing(line), notes(answer), args.blaming(options.model):  # for every photo
             found = runner(
                 source, explainer, methods, output=options.output,
                 targets=targets_of(options.target, explainer.categories), top_k=options.top_k, metrics=metrics,

@@ -90,7 +90,7 @@ def halved(array: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarra
     return (array / scale).astype(np.float16), np.asarray(scale)
 
 
-def restored(values: np.ndarray[Any, Any], scale: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def restored(values: np.ndarray[Any, Any], scale: np.ndarray[Any, Any] | np.float32) -> np.ndarray[Any, Any]:
     """Return what `halved` keeps of an array, as float32."""
     found: np.ndarray[Any, Any] = values.astype(np.float32) * scale
     return found

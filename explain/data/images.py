@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from explain._utils.errors import ExplainError, ImageError, quiet, warn
+from explain._utils.errors import ExplainError, ImageError, quiet, shown, warn
 
 Array: TypeAlias = np.ndarray[Any, Any]
 ImageLike: TypeAlias = str | os.PathLike[str] | bytes | io.IOBase | Image.Image | np.ndarray[Any, Any]
@@ -83,6 +83,17 @@ def load_image(image: ImageLike) -> Image.Image:
     raise ImageError(f"image {name} {reason}")
 
 
+def as_input(x: Any) -> torch.Tensor:
+    """Return the model's input for one photo ``(C, H, W)``, as a preprocessing has made it.
+
+    Raises:
+        ImageError: it is no such tensor.
+    """
+    if not isinstance(x, torch.Tensor) or x.ndim != 3:
+        raise ImageError(f"preprocess must return a tensor (C, H, W), got {shown(x)}; leave out the batch dimension")
+    return x
+
+
 def photos_in(
     folder: str, inside: str = "", *, recursive: bool = True, apart_from: str = ""
 ) -> Iterator[tuple[str, str | None]]:
@@ -145,19 +156,7 @@ def opened(path: Path, *, pipes: bool = False) -> IO[bytes]:
     kind = stat.S_IFMT(path.stat().st_mode)
     if kind not in (stat.S_IFREG, stat.S_IFDIR) and not (pipes and kind == stat.S_IFIFO):
         raise NoFileError(errno.EINVAL, f"got {_KINDS.get(kind, 'something else')}")
-    file = open(path, "rb", opener=_at_once)  # noqa: SIM115  # the caller closes it
-    if stat.S_IFMT(os.fstat(file.fileno()).st_mode) != kind:  # it has been replaced meanwhile
-        file.close()
-        raise NoFileError(errno.EINVAL, "got something else")
-    return file
-
-
-def _at_once(path: str, flags: int) -> int:
-    """Open a file without waiting, in case a pipe has replaced it meanwhile."""
-    descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
-    if hasattr(os, "set_blocking"):
-        os.set_blocking(descriptor, True)
-    return descriptor
+    return open(path, "rb")  # the caller closes it
 
 
 def _open(file: Any, name: str, size: int) -> Image.Image:
@@ -238,23 +237,14 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 def _scale_grey(image: Image.Image) -> Image.Image:
     """Bring greys deeper than 8 bits to 0-255: integers by their type's range, floats by [0, 1] or their maximum."""
-    values = np.asarray(image)
-    rows = max(1, 2**20 // max(1, image.width))  # at a time: in double precision, all of them might not fit
-    bands = [slice(start, start + rows) for start in range(0, len(values), rows)]
-    peak = max((_positive(values[band]).max(initial=0.0) for band in bands), default=0.0)
+    values = np.nan_to_num(np.asarray(image).astype(np.float32), posinf=0.0, neginf=0.0).clip(min=0)
+    peak = values.max(initial=0.0)
     if image.mode == "F":
         full = 1.0 if peak <= 1 else 255.0 if peak <= 255 else peak
     else:
         full = 255.0 if peak <= 255 and image.mode == "I" else 65535.0 if peak <= 65535 else peak
-    grey = np.empty(values.shape, np.uint8)
-    for band in bands:
-        grey[band] = (_positive(values[band]) / full * 255).round()
-    return Image.fromarray(grey).convert("RGB")
-
-
-def _positive(values: Array) -> Array:
-    finite: Array = np.nan_to_num(values.astype(np.float64), posinf=0.0, neginf=0.0)
-    return finite.clip(min=0)
+    values *= 255 / full
+    return Image.fromarray(values.round().astype(np.uint8)).convert("RGB")
 
 
 def _from_array(array: Array) -> Image.Image:

@@ -8,11 +8,9 @@ import json
 import linecache
 import os
 import platform
-import warnings
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import fill
@@ -21,7 +19,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 from torch import nn
 
-from explain._utils.errors import ExplainError, HookError, ModelError, raised
+from explain._utils.errors import ExplainError, HookError, ModelError, quiet, raised
 from explain._utils.version import __version__
 from explain.data.files import Files
 from explain.data.images import opened
@@ -160,7 +158,7 @@ def import_package(path: str | os.PathLike[str]) -> Packaged:
     except (RuntimeError, ImportError, ValueError, TypeError, KeyError):
         raise ModelError(f"path must be an archive of export_package, got {str(path)!r}, which is another") from None
     try:
-        with _quiet():
+        with quiet():  # torch.package is written with storages that torch deprecates, which no caller can help
             model = importer.load_pickle(HOME, "model.pkl", map_location="cpu")
     except ImportError as error:
         missing = f"module {error.name!r}" if isinstance(error, ModuleNotFoundError) else raised(error)
@@ -251,7 +249,7 @@ def _written(
     linecache.checkcache()  # torch.package reads sources through this cache, which may hold an older version
     file = io.BytesIO()
     try:
-        with _quiet(), PackageExporter(file) as exporter:
+        with quiet(), PackageExporter(file) as exporter:
             _report(exporter, labels)
             for kind, callback in callbacks.items():
                 if callback is not None:
@@ -341,11 +339,3 @@ def _unpackageable(error: "PackagingError") -> HookError:
 
 def _cannot(name: str, reason: str, remedy: str) -> str:
     return f"model must be made of code that can be packaged, but module {name!r} cannot be: {reason}; {remedy}"
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence one warning: torch.package is written with storages that torch deprecates, which no caller can help."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "TypedStorage is deprecated", UserWarning)
-        yield

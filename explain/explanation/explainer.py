@@ -9,28 +9,24 @@ from typing import Any, TypeAlias, Unpack, overload
 import torch
 from torch import nn
 
-from explain._utils.errors import ImageError, PhotoError, keywords, naming
+from explain._utils.errors import PhotoError, keywords, naming
 from explain._utils.version import check_distribution
 from explain.attribution import records
 from explain.attribution.api import GROUPS, PhotoOptions, attribute
 from explain.attribution.concepts import find_concepts
-from explain.attribution.records import ModelOrigin, RecordedRequest, encode_target
 from explain.attribution.result import Attribution
-from explain.baselines import Black
 from explain.baselines.base import range_of
-from explain.baselines.replacements import get_baseline
-from explain.data.images import Box, ImageLike, Preprocess, load_image, locate, source_of
+from explain.baselines.replacements import Black, get_baseline
+from explain.data.images import Box, ImageLike, Preprocess, as_input, load_image, locate, source_of
 from explain.engine.validation import check_inputs
 from explain.explanation import photos as several
 from explain.explanation.explanation import Explanation, Explanations, PhotoConcepts
 from explain.explanation.photos import AT_ONCE, Photo, PhotoRequest
 from explain.hooks import Intervention, inspect, inspection, intervene, layer_names, preserve, unwrap
-from explain.methods import Method, list_methods
-from explain.methods.base import MethodLike, get_method, options
+from explain.methods.base import Method, MethodLike, get_method, list_methods, options
 from explain.models import Classifier, FiveCrops, classifier, classifier_of, custom, preprocessing
 from explain.render.styles import StyleLike, get_style
 from explain.targets import ClassTarget, Detections, Segmentation, Target, TopClass, as_target, layouts, texts
-from explain.targets.base import described
 from explain.targets.detections import Detected, Place
 from explain.targets.labels import Category, class_label
 from explain.targets.outputs import Activation, Outputs, Prediction, check_activation
@@ -207,7 +203,7 @@ class Explainer:
         if named and given is not None and texts.is_image_text(self.model):
             made["categories"] = list(given)
         parts = (*([] if named else ["model"]), *([] if preprocess is None else ["preprocess"]))
-        self._origin = ModelOrigin(found.name, found.weights, records.described(self.preprocess), made, parts)
+        self._origin = records.ModelOrigin(found.name, found.weights, records.described(self.preprocess), made, parts)
 
     def __repr__(self) -> str:
         return f"Explainer({self.name!r}, {type(self.model).__name__})"
@@ -280,8 +276,8 @@ class Explainer:
         chosen = methods if isinstance(methods, str) and methods in GROUPS else self._methods(methods)
         known = list(map(get_method, list_methods())) if isinstance(chosen, str) else chosen
         classes = {method.name: records.class_name(method) for method in known}
-        recorded = tuple(map(encode_target, chosen_targets))
-        question = RecordedRequest(classes, recorded, options.setdefault("precision", "full"))
+        recorded = tuple(map(records.encode_target, chosen_targets))
+        question = records.RecordedRequest(classes, recorded, options.setdefault("precision", "full"))
         alone = isinstance(self.preprocess, FiveCrops) or any(recorded)
         alone = alone or any(not isinstance(found, ClassTarget) for found in of_each or ())
         alone = alone or any(records.has_tensor(records.encode_fields(method)) for method in known)
@@ -422,11 +418,7 @@ class Explainer:
         >>> Explainer().as_input(Image.new("RGB", (30, 20))).shape
         torch.Size([1, 3, 224, 224])
         """
-        x = self.preprocess(load_image(image))
-        if not isinstance(x, torch.Tensor) or x.ndim != 3:
-            got = described(x)
-            raise ImageError(f"preprocess must return a tensor (C, H, W), got {got}; leave out the batch dimension")
-        return self._placed(x[None])
+        return self._placed(as_input(self.preprocess(load_image(image)))[None])
 
     def _placed(self, x: torch.Tensor) -> torch.Tensor:
         """Return inputs on the model's device and in its precision."""

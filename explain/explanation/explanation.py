@@ -25,7 +25,6 @@ from explain.data.images import Box
 from explain.engine.settings import Progress
 from explain.methods.base import get_method, title_of
 from explain.render import captions, overlays, sheets, styles
-from explain.render.captions import Mark
 from explain.render.sheets import Group, Layout, Tile
 from explain.render.styles import StyleLike
 from explain.report.pages import Reportable, Section, document, widget
@@ -349,10 +348,10 @@ class Explanation(Reportable):
             raise NotExplainedError(f"method {name!r} was not explained here; {did_you_mean(name, result)}")
         return result[name]
 
-    def _marks(self, method: str, index: int) -> tuple[Mark, ...]:
+    def _marks(self, method: str, index: int) -> tuple[captions.Mark, ...]:
         """The results of the checks of a map as marks under its picture; none before it was checked."""
         checks = self.verdicts[index].get(method, ()) if index in self.verdicts else ()
-        return tuple(Mark(each.word, each.passed) for each in checks)
+        return tuple(captions.Mark(each.word, each.passed) for each in checks)
 
     def _label(self, target: int) -> str:
         chosen = next(iter(self.results[target].values())).target

@@ -32,8 +32,7 @@ Models and graphs:
                    heads, while they are computed
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from explain._utils.errors import getattr_of
 from explain.hooks.capturing import FeatureExtractor, capture
@@ -56,10 +55,6 @@ __all__ = [
 ]  # fmt: skip
 
 if not TYPE_CHECKING:
-    _missing = getattr_of(__name__)
     # They run models for targets, which rooms do that import this one.
-    _LATER = {"ActivationStore": "explain.runs.activations"}
-    _LATER |= dict.fromkeys(["trace", "lens"], "explain.attribution.effects")
-
-    def __getattr__(name: str) -> Any:
-        return getattr(import_module(_LATER[name]), name) if name in _LATER else _missing(name)
+    _LATER = dict.fromkeys(["trace", "lens"], "explain.attribution.effects")
+    __getattr__ = getattr_of(__name__, {"ActivationStore": "explain.runs.activations", **_LATER})

@@ -23,7 +23,6 @@ from torch.autograd.graph import get_gradient_edge
 
 from explain._utils import nested
 from explain._utils.errors import HookError, LayerError, NotRecordedError, note
-from explain._utils.nested import SwappedInputs
 from explain._utils.signals import signal_safe
 from explain._utils.spelling import did_you_mean
 from explain.hooks import attention_parts, graph_start, guard, preserve, unwrap
@@ -220,7 +219,7 @@ class Capture:
             names = ", ".join(map(repr, dict.fromkeys(self._missing + self._graph_start.missing)))
             raise LayerError(f"layer {names} must give tensors with a graph, but some have none; run with gradients on")
 
-    def _begin_pass(self, module: nn.Module, args: Any, kwargs: Any) -> SwappedInputs | None:
+    def _begin_pass(self, module: nn.Module, args: Any, kwargs: Any) -> nested.SwappedInputs | None:
         """See whether gradients are off: if they are off only later, the network itself has turned them off."""
         self._graph_start.cut = self._may_be_cut = self._cut and not torch.is_grad_enabled()
         if self._cut or not self._wanted or not torch.is_grad_enabled():
@@ -229,7 +228,7 @@ class Capture:
         # Weights that require no gradient would leave what is below the layer without a history.
         return None if any(tensor.requires_grad for tensor in given) else graph_start.aliased_inputs((args, kwargs))
 
-    def _end_pass(self, swapped: SwappedInputs | None, output: Any) -> None:
+    def _end_pass(self, swapped: nested.SwappedInputs | None, output: Any) -> None:
         """See whether a graph that began while gradients were off goes on to the end of the pass.
 
         A model that switches gradients itself gives back the mode that it found, which was off.
@@ -258,7 +257,7 @@ class Capture:
         group.forward(place.module, leave)
 
     def _watch_input(self, group: HookGroup, place: LayerPlace) -> None:
-        def enter(module: nn.Module, args: Any, kwargs: Any) -> SwappedInputs | None:
+        def enter(module: nn.Module, args: Any, kwargs: Any) -> nested.SwappedInputs | None:
             first = nested.first_tensor((args, kwargs))
             if first is None:
                 raise LayerError(f"layer {place.layer!r} must be given a tensor, got none; choose another layer")
@@ -270,7 +269,7 @@ class Capture:
             if not torch.is_grad_enabled():
                 self._mark_without_graph(record)
                 return None
-            swapped = SwappedInputs((args, kwargs), lambda tensor: alias(tensor) if tensor is first else tensor)
+            swapped = nested.SwappedInputs((args, kwargs), lambda tensor: alias(tensor) if tensor is first else tensor)
             self._sources[record], self._requested_with[record] = self._follow(record, swapped.pairs[0][1])
             return swapped
 

@@ -9,10 +9,9 @@ from typing import Any, TypeAlias
 
 import torch
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
-from torch.autograd.graph import Node
+from torch.autograd.graph import Node, get_gradient_edge
 
 from explain._utils.errors import HookError
-from explain.hooks.preserve import recording
 
 
 def graph(start: torch.Tensor | Node | None) -> Iterator[Node]:
@@ -82,9 +81,7 @@ def accumulator(leaf: torch.Tensor) -> Node:
     """
     if not (leaf.is_leaf and leaf.requires_grad):
         raise HookError("leaf must be a leaf that requires a gradient, such as a parameter, for it to be accumulated")
-    with recording(True):
-        parent = leaf.expand_as(leaf).grad_fn
-    return parent.next_functions[0][0]  # type: ignore[return-value, union-attr]
+    return get_gradient_edge(leaf).node
 
 
 Answer: TypeAlias = Callable[[torch.Tensor | None], torch.Tensor | None]

@@ -15,8 +15,7 @@ from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.modules import module as global_hooks
 
-from explain._utils import nested
-from explain._utils.nested import SwappedInputs
+from explain._utils.nested import SwappedInputs, edit, paths
 from explain.hooks.graph import alias, is_alias, try_continue_from
 from explain.hooks.group import HookGroup
 from explain.hooks.unwrap import modules_of
@@ -60,7 +59,7 @@ class GraphStart:
     def begin(self, module: nn.Module, *inputs: Any) -> bool:
         """Turn gradients on where they are off and this is allowed; say whether a graph begins here."""
         if torch.is_grad_enabled():
-            given = (tensor for _, tensor in nested.paths(inputs))
+            given = (tensor for _, tensor in paths(inputs))
             return not any(tensor.requires_grad for tensor in (*given, *module.parameters()))
         if not self.cut:
             return False  # the network itself has turned gradients off here
@@ -72,7 +71,7 @@ class GraphStart:
         """Where a module overwrote an alias, let the tensor's history continue from the alias; return the output."""
         names = {}
         for tensor, other in () if swapped is None else swapped.pairs:
-            if any(view._base is other for _, view in nested.paths(output)):  # it may be overwritten through these yet
+            if any(view._base is other for _, view in paths(output)):  # it may be overwritten through these yet
                 self._older.append((layer, tensor, tensor._version))
             if is_alias(other):
                 continue  # nothing has overwritten it
@@ -80,7 +79,7 @@ class GraphStart:
                 names[id(other)] = tensor
             else:
                 self._missing.append(layer)
-        return nested.edit(output, lambda path, t: names.get(id(t), t)) if names else None
+        return edit(output, lambda path, t: names.get(id(t), t)) if names else None
 
 
 def aliased_inputs(inputs: Any) -> SwappedInputs:

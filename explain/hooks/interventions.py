@@ -8,7 +8,7 @@ import math
 import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
@@ -19,7 +19,7 @@ from torch import nn
 from explain._utils import nested
 from explain._utils.errors import ExplainError, HookError, warn
 from explain._utils.random_numbers import seeded
-from explain._utils.signals import came_by_signal, signal_safe
+from explain._utils.signals import came_by_signal, signal_safe, temporarily
 from explain.hooks.attention_parts import NO_ATTENTION
 from explain.hooks.capturing import read_outputs
 from explain.hooks.group import HookGroup
@@ -40,17 +40,12 @@ class _Here(threading.local):
 _here = _Here()
 
 
-@contextmanager
-def rows_of(*images: torch.Tensor) -> Iterator[None]:
+def rows_of(*images: torch.Tensor) -> AbstractContextManager[None]:
     """Say which of the explained images each row of a batch belongs to, for values that differ between images.
 
     Several tensors are for parts of the network that run with other numbers of rows.
     """
-    before, _here.images = _here.images, images
-    try:
-        yield
-    finally:
-        _here.images = before
+    return temporarily(_here, images=images)
 
 
 def for_rows(values: torch.Tensor, count: int, what: str) -> torch.Tensor:

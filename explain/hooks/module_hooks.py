@@ -16,9 +16,8 @@ from torch.optim import Optimizer
 from torch.optim import optimizer as optimizers
 from torch.utils.hooks import RemovableHandle
 
-from explain._utils import nested
 from explain._utils.errors import HookError, LayerError
-from explain._utils.nested import SwappedInputs
+from explain._utils.nested import SwappedInputs, first_tensor
 from explain._utils.signals import unsplit
 from explain.hooks.attention_parts import NO_ATTENTION, AttentionTracer
 from explain.hooks.full_backward import BeforeEvery, Gates
@@ -443,7 +442,7 @@ def _replace_first(
     site: Site, fn: Hook, with_kwargs: bool, module: nn.Module, args: Any, kwargs: Any
 ) -> SwappedInputs | None:
     """Call a hook on the first tensor that a module is given; give the module what it returns."""
-    first = nested.first_tensor((args, kwargs))
+    first = first_tensor((args, kwargs))
     if first is None:
         raise LayerError(f"{site.where} must be given a tensor, got none; choose another layer")
     made = answered(site, fn, module, args, *((kwargs,) if with_kwargs else ()), first)

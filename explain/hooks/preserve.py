@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from explain._utils.errors import HookError, ModelError
-from explain._utils.signals import at_fork, changed, lock, shared, signal_safe
+from explain._utils.signals import at_fork, changed, lock, shared, signal_safe, temporarily
 from explain.hooks.unwrap import modules_of, parameters_of
 
 DEVICES = ("cpu", "cuda")
@@ -198,18 +198,15 @@ def untouched(model: nn.Module, *, grad: bool = False, create_graph: bool = Fals
     global _used_threads
     _used_threads = _used_threads or torch.get_num_threads() > 1
     rng = preserving_rng([p.device for p in parameters_of(model)])
-    outer = _here.busy, _here.create_graph
-    _here.busy, _here.create_graph = True, create_graph
+    here = temporarily(_here, busy=True, create_graph=create_graph)
     try:
-        with _restoring_torch(grad or create_graph), eager(), rng, evaluating(model) as disturbed:
+        with here, _restoring_torch(grad or create_graph), eager(), rng, evaluating(model) as disturbed:
             yield
     except (RuntimeError, HookError) as error:
         remedy = next((_REMEDIES[part] for part in _REMEDIES if part in str(error)), None)
         if remedy is None:
             raise
         raise ModelError(remedy) from None
-    finally:
-        _here.busy, _here.create_graph = outer
     if disturbed:
         remedy = "explain a copy of it: explain.hooks.copied(model)"
         raise ModelError(f"model must stay in evaluation mode, but another thread called its train(); {remedy}")

@@ -1,8 +1,8 @@
 """From what people wrap around a model to the module that they mean, and whether it has hooks."""
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from itertools import product
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch.nn.modules import module as global_hooks
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from explain._utils.errors import ModelError, warn
+from explain._utils.signals import temporarily
 from explain.hooks.guard import Registered, is_ours, name_of_function
 
 
@@ -73,15 +74,10 @@ class _Inserted(threading.local):
 _inserted = _Inserted()
 
 
-@contextmanager
-def inserting(model: nn.Module, modules: Iterable[tuple[str, nn.Module]]) -> Iterator[None]:
+def inserting(model: nn.Module, modules: Iterable[tuple[str, nn.Module]]) -> AbstractContextManager[None]:
     """Let modules that hooks insert into a model have names in it, such as ``layer3/sae``, for this thread."""
-    before = _inserted.of
-    _inserted.of = {**before, model: {**before.get(model, {}), **dict(modules)}}
-    try:
-        yield
-    finally:
-        _inserted.of = before
+    others = _inserted.of
+    return temporarily(_inserted, of={**others, model: {**others.get(model, {}), **dict(modules)}})
 
 
 def submodule(model: nn.Module, name: str) -> nn.Module:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from explain._utils.errors import RunError, overheard, shown
+from explain._utils.errors import RunError, muted, shown
 from explain.attribution.api import attribute
 from explain.baselines.replacements import BaselineLike, get_baseline
 from explain.insight import class_statistics, maps
@@ -162,7 +162,7 @@ def corrected(
     lead = Difference(ClassTarget(pair.prediction_class), ClassTarget(pair.label_class))
 
     def masks(batch: Batch) -> torch.Tensor:
-        with overheard([]):  # of maps that are zero, of which the first pixels are covered
+        with muted():  # of maps that are zero, of which the first pixels are covered
             heatmaps = attribute(photos.explainer.model, batch.x, method, target=lead).heatmap
         return _stacked(_highest(each, share) for each in heatmaps)
 

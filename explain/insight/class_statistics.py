@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from explain._utils.errors import overheard
+from explain._utils.errors import muted
 from explain.attribution.api import attribute
 from explain.insight.maps import GRID, RunMaps, as_in, fields_of, object_of, percent, plain, short
 from explain.insight.reattribution import RunPhotos, one_for_each_photo
@@ -268,7 +268,7 @@ def with_reasons(found: Sequence[Confusion], photos: RunPhotos, method: MethodLi
         rows = one_for_each_photo(photos.run, label=pair.label, correct=False)
         spoken = []
         for batch in photos.batches(row for row in rows if row.name in pair.photos):
-            with overheard([]):  # of maps that are zero: nothing speaks for one of the classes, as the picture shows
+            with muted():  # of maps that are zero: nothing speaks for one of the classes, as the picture shows
                 for_wrong = attribute(model, batch.x, method, target=Difference(wrong, right))
                 for_right = attribute(model, batch.x, method, target=Difference(right, wrong))
             maps = (for_wrong.heatmap.cpu(), for_right.heatmap.cpu(), for_wrong.score.tolist())

@@ -9,10 +9,10 @@ import torch
 
 from explain._utils.errors import ExplainError, RunError, shown
 from explain.attribution.records import method_of
-from explain.data.images import load_image
+from explain.data.images import as_input, load_image
 from explain.explanation.explainer import Explainer
 from explain.methods import Method
-from explain.runs import manifest, preparing, result
+from explain.runs import manifest, result
 from explain.runs.reading import Row
 from explain.targets import ClassTarget, as_target
 from explain.targets.labels import class_label
@@ -69,8 +69,8 @@ class RunPhotos(result.PhotoReader):
         for row in rows:
             try:
                 found = self.read(row)
-                found = found if isinstance(found, torch.Tensor) else self.explainer.preprocess(load_image(found))
-                x = preparing.as_input(found)
+                made = found if isinstance(found, torch.Tensor) else self.explainer.preprocess(load_image(found))
+                x = as_input(made)
             except ExplainError as error:
                 self.missing[row.name] = str(error)
                 continue

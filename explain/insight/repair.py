@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import nn
 
-from explain._utils.errors import ExplainError, LayerError, RunError, keywords, option, overheard
+from explain._utils.errors import ExplainError, LayerError, RunError, keywords, muted, option
 from explain.attribution.api import attribute
 from explain.data.files import Files
 from explain.data.images import Box
@@ -220,7 +220,7 @@ def maps(repair: Repair) -> Image.Image:
     tiles = []
     for row, photo, x in cases:
         for name, model in (("before", explainer.model), ("after", repair.model)):
-            with overheard([]):
+            with muted():
                 found = attribute(model, explainer._placed(x[None]), method, target=TopClass())
             picture = heated(photo, found.heatmap[0], Box(0, 0, *map(float, photo.size)), found.style)
             answer = class_label(explainer.categories, int(found.target[0]))

@@ -159,13 +159,11 @@ class Insight:
 
     def to_dict(self) -> dict[str, Any]:
         """All of it in plain values."""
-        further: dict[str, Any] = {
-            name: getattr(self, name) for name in ("channels", "concepts", "direction", "evidence")
-        }
+        further = {name: plain(getattr(self, name)) for name in ("channels", "concepts", "direction", "evidence")}
         return {
             "run": str(self.run.path), "method": self.method, "maps": len(self.maps), "empty": self.maps.empty,
             "repeated": self.maps.repeated, "looks": plain(self.looks), "reasons": plain(self.reasons),
-            "mistakes": plain(self.pairs), **{name: plain(each) for name, each in further.items() if each is not None},
+            "mistakes": plain(self.pairs), **{name: each for name, each in further.items() if each is not None},
         }  # fmt: skip
 
     def __str__(self) -> str:

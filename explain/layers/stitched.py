@@ -145,8 +145,7 @@ class Stitched(nn.Module):
         if self.weights == "uniform":
             return weights
         for dim, side in enumerate(sides, start=2):
-            away = torch.arange(side, dtype=torch.float64) - (side - 1) / 2
-            gaussian = (-(away**2) / (2 * (SIGMA * side) ** 2)).exp()
+            gaussian = torch.signal.windows.gaussian(side, std=SIGMA * side, dtype=torch.float64)
             weights = weights * gaussian.reshape([-1 if i == dim else 1 for i in range(weights.ndim)])
         return weights.clamp(min=LEAST)
 

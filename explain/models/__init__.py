@@ -19,7 +19,6 @@ from torch import nn
 from explain._utils.errors import ModelError, option, shown, warn
 from explain.layers.stitched import Stitched
 from explain.models import bundled, custom
-from explain.models.bundled import TINY_CLIP, load_tiny_clip
 from explain.models.classifier import Classifier
 from explain.models.custom import list_models
 from explain.models.preprocessing import CenterCrop, FiveCrops, WholePhoto, check_size
@@ -27,7 +26,7 @@ from explain.models.preprocessing import CenterCrop, FiveCrops, WholePhoto, chec
 __all__ = ["CenterCrop", "Classifier", "FiveCrops", "Stitched", "WholePhoto", "list_models", "load"]
 
 OWN = {
-    custom.DEFAULT: bundled.load_imagenet, bundled.TINY: bundled.load_tiny, TINY_CLIP: load_tiny_clip,
+    custom.DEFAULT: bundled.load_imagenet, bundled.TINY: bundled.load_tiny, bundled.TINY_CLIP: bundled.load_tiny_clip,
     bundled.TRANSFORMER: bundled.load_tiny_transformer, bundled.NANODET: bundled.load_nanodet,
     bundled.PERSON_SEGMENTER: bundled.load_person_segmenter, "bundled": bundled.load_tiny,  # what old records say
 }  # fmt: skip

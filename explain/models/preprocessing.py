@@ -178,7 +178,7 @@ def cropped(preprocess: Preprocess, crop: CropLike, model: nn.Module) -> Preproc
         raise ModelError(f"{option('crop')} must be {known}, got {shown(crop)}; {did_you_mean(str(crop), names)}")
     if crop == "center" or (crop == "whole" and isinstance(preprocess, WholePhoto)):
         return preprocess
-    center = _center_of(preprocess, f"{option('crop')} {crop!r}")
+    center = center_of(preprocess, f"{option('crop')} {crop!r}")
     if isinstance(crop, (int, float)):
         return replace(center, crop=float(crop))
     if crop == "five":
@@ -193,8 +193,12 @@ def takes_any_size(model: nn.Module) -> bool:
     return (1 in pools or (1, 1) in pools) and not fixed
 
 
-def _center_of(preprocess: Any, wanted: str) -> CenterCrop:
-    """Return the centre crop that a preprocessing is, or torchvision's published transforms amount to."""
+def center_of(preprocess: Any, wanted: str) -> CenterCrop:
+    """Return the centre crop that a preprocessing is, or torchvision's published transforms amount to.
+
+    Raises:
+        ModelError: it is another preprocessing, which ``wanted`` cannot change.
+    """
     if isinstance(preprocess, CenterCrop):
         return preprocess
     names = ("crop_size", "resize_size", "mean", "std", "interpolation")
@@ -239,7 +243,7 @@ def adjusted(
     if interpolation is not None and interpolation not in get_args(Interpolation):
         known = " or ".join(map(repr, get_args(Interpolation)))
         raise ModelError(f"{option('interpolation')} must be {known}, got {shown(interpolation)}; use 'bilinear'")
-    center = _center_of(preprocess, f"{option('mean')}, {option('std')} or {option('interpolation')}")
+    center = center_of(preprocess, f"{option('mean')}, {option('std')} or {option('interpolation')}")
     given: dict[str, Any] = {} if interpolation is None else {"interpolation": interpolation}
     lengths = [len(values) for values in (mean, std) if isinstance(values, (list, tuple))]
     channels = channels or (1 if lengths[:1] == [1] else len(center.mean))

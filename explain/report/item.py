@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,10 +27,6 @@ from explain.hooks.preserve import untouched
 from explain.methods.base import Style, get_method, innermost, title_of
 from explain.report.reproduce import Reproduction, Subject, reproduction
 from explain.targets import Detections, Segmentation
-
-if TYPE_CHECKING:
-    from explain.metrics.base import MetricLike
-
 
 DIGITS = 5
 STEPS, FEWEST_STEPS = 20, 8
@@ -138,7 +134,7 @@ def _of_target(
     target, score = _target_and_score(subject, index)
     if target is None or not maps:
         return {}
-    metrics: list[MetricLike] = [Deletion(steps=steps, score=score), Insertion(steps=steps, score=score)]
+    metrics = Deletion(steps=steps, score=score), Insertion(steps=steps, score=score)
     explainer = subject.explainer
     try:
         table = evaluate(

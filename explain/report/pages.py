@@ -20,8 +20,7 @@ from explain._utils.html import LARGEST, escaped, picture_html, png
 from explain._utils.version import __version__
 from explain.data.files import Files
 from explain.engine.settings import Progress
-from explain.render import Mask
-from explain.render.styles import lookup_table
+from explain.render.styles import Mask, lookup_table
 from explain.report.item import Detail, has_model, item, name_of, summary
 from explain.report.reproduce import Reproduction, Subject
 from explain.targets.labels import class_label, find_label

@@ -16,8 +16,7 @@ from explain.attribution.records import ModelOrigin, RecordedRequest, decode, me
 from explain.attribution.result import Attribution
 from explain.baselines.base import Baseline
 from explain.data.images import Box
-from explain.methods import Method
-from explain.methods.base import get_method, options
+from explain.methods.base import Method, get_method, options
 from explain.targets.outputs import Prediction
 
 
@@ -96,11 +95,10 @@ def _command(subject: Subject, records: Mapping[str, Any], specs: Iterable[str])
         category = next(iter(result.values())).target
         words += ["--target", str(int(category[0]))] if isinstance(category, torch.Tensor) else []
     layer, fuse = _layer_and_fuse(records)
-    checked = any(record.get("verdict") is not None for record in records.values())
     for name in [layer] if isinstance(layer, str) else layer or []:
         words += ["--layer", name]
     words += ["--fuse", fuse] if fuse else []
-    words += ["--check"] if checked else []
+    words += ["--check"] if _is_checked(records) else []
     words += ["--bf16"] if subject.question.precision == "bf16" else []
     return shlex.join([*words, "--html"])
 
@@ -119,7 +117,6 @@ def _python(subject: Subject, records: Mapping[str, Any], specs: Mapping[str, st
     target = f"target={targets[0]}" if len(targets) == 1 else f"targets=[{', '.join(targets)}]"
     methods = [_method_code(name, spec, records[name]) for name, spec in specs.items()]
     layer, fuse = _layer_and_fuse(records)
-    checked = any(record.get("verdict") is not None for record in records.values())
     lines += [
         "explanation = explainer(",
         f"    {repr(subject.source) if subject.source else 'photo'},",
@@ -129,7 +126,7 @@ def _python(subject: Subject, records: Mapping[str, Any], specs: Mapping[str, st
         *([f"    fuse={fuse!r},"] if fuse else []),
         *([f"    precision={subject.question.precision!r},"] if subject.question.precision != "full" else []),
         ")",
-        *(["explanation.check()"] if checked else []),
+        *(["explanation.check()"] if _is_checked(records) else []),
         f"explanation.to_html({(Path(subject.source).stem if subject.source else 'report') + '.html'!r})",
     ]
     if not subject.source:
@@ -146,6 +143,10 @@ def _explainer_arguments(subject: Subject) -> dict[str, Any]:
         for name, value in subject.origin.arguments.items()
         if name in (*FLAGS, "channels") and value is not None and (name, value) != ("crop", "center")
     }
+
+
+def _is_checked(records: Mapping[str, Any]) -> bool:
+    return any(record.get("verdict") is not None for record in records.values())
 
 
 def _layer_and_fuse(records: Mapping[str, Any]) -> tuple[str | list[str] | None, str | None]:

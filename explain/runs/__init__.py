@@ -17,7 +17,7 @@
 A source is one class that lists entries and reads them.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from explain._utils.errors import getattr_of
 from explain.runs.sources import Content, Entry, Source
@@ -27,10 +27,4 @@ __all__ = ["Content", "Entry", "Source", "run_on_ray"]
 if TYPE_CHECKING:
     from explain.runs.cluster import run_on_ray
 else:
-
-    def __getattr__(name: str) -> Any:
-        if name != "run_on_ray":
-            return getattr_of(__name__)(name)
-        from explain.runs.cluster import run_on_ray  # which needs all else
-
-        return run_on_ray
+    __getattr__ = getattr_of(__name__, {"run_on_ray": "explain.runs.cluster"})  # which needs all else

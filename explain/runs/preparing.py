@@ -23,12 +23,10 @@ import torch
 
 from explain._utils.errors import ExplainError, ImageError, either, overheard, quiet, raised
 from explain._utils.signals import came_by_signal
-from explain.data.images import Box, Preprocess, load_image, locate
+from explain.data.images import Box, Preprocess, as_input, load_image, locate
 from explain.explanation.photos import each_tried
 from explain.runs.sources import Corners, Entry, Label, Source
 from explain.targets.labels import class_label
-
-MAX_SIZES = 256  # sizes of photos whose part that the model sees is remembered
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,8 +95,6 @@ class Preparer:
             x = as_input(self.preprocess(photo)).detach().cpu().contiguous()
             size, digest = photo.size, hashlib.sha256(photo.tobytes())
             if size not in self._boxes:  # it may take some pictures to find out where the model looks
-                if len(self._boxes) >= MAX_SIZES:
-                    self._boxes.clear()
                 self._boxes[size] = locate(self.preprocess, size)
             box = self._boxes[size]
         label = entry.label if found.label is None else found.label
@@ -109,18 +105,6 @@ def failed(entry: Entry, error: Exception) -> Failed:
     """Return what is stored of a photo that could not be read or explained."""
     reason = str(error) if isinstance(error, ExplainError) else raised(error)
     return Failed(entry.name, reason, entry.path, stamp=entry.stamp)
-
-
-def as_input(x: Any) -> torch.Tensor:
-    """Check the model's input for one photo.
-
-    Raises:
-        ImageError: it is no float tensor ``(C, H, W)``.
-    """
-    if not isinstance(x, torch.Tensor) or x.ndim != 3 or not x.is_floating_point():
-        got = f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, torch.Tensor) else type(x).__name__
-        raise ImageError(f"preprocess must return a float tensor (C, H, W), got {got}; convert what it returns")
-    return x
 
 
 PIXELS = 8 * 224 * 224  # of a batch on a CPU: more are no faster, and their activations have to fit
@@ -398,13 +382,10 @@ def _work(preparer: Preparer, pipe: Connection) -> None:
     with contextlib.suppress(EOFError, OSError):
         pipe.send("there")
         while True:
-            found = preparer(pipe.recv())
-            if isinstance(found, Prepared):  # the input as plain bytes, which are not copied again and again
-                x = found.x
-                pipe.send((replace(found, x=torch.empty(0), entry=Entry("")), tuple(x.shape), x.dtype))
-                pipe.send_bytes(x.view(torch.uint8).numpy().reshape(-1).data)
-            else:
-                pipe.send(found)
+            sent: Any = preparer(pipe.recv())
+            if isinstance(sent, Prepared):  # the input as plain bytes: torch would share its memory by an open file
+                sent = replace(sent, x=torch.empty(0), entry=Entry("")), sent.x.view(torch.uint8).numpy(), sent.x.dtype
+            pipe.send(sent)
     os._exit(0)  # and nothing that was inherited is closed or written
 
 
@@ -412,7 +393,5 @@ def _received(pipe: Connection) -> Ready:
     found = pipe.recv()
     if isinstance(found, Failed):
         return found
-    prepared, shape, dtype = found
-    x = torch.empty(shape, dtype=dtype)
-    pipe.recv_bytes_into(x.view(torch.uint8).numpy().reshape(-1).data)
-    return replace(prepared, x=x)  # type: ignore[no-any-return]
+    prepared, values, dtype = found
+    return replace(prepared, x=torch.from_numpy(values).view(dtype))  # type: ignore[no-any-return]

@@ -5,7 +5,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Unpack
@@ -31,7 +31,7 @@ from explain.runs.manifest import described_method, identity, named_layer
 from explain.runs.preparing import Failed, KnownPhoto, Labels, Prepared, Preparer, Ready
 from explain.runs.result import Run
 from explain.runs.sources import Corners, Entry, Label, Source, entries_of, text
-from explain.runs.store import FORMAT, MapRecord, PhotoRecord, Store, Writer, locked, method_row, pack
+from explain.runs.store import FORMAT, MapRecord, PhotoRecord, Store, locked, method_row, pack
 from explain.targets.labels import class_label
 from explain.targets.resolve import TargetLike, one_per_image
 
@@ -465,25 +465,17 @@ class RunCall:
 
 def _go(call: RunCall, store: Store, count: int, timeout: float) -> None:
     """Explain the photos that the file lacks, which are prepared by ``count`` workers."""
-    writer = Writer()
     same: list[Entry] = []  # photos that were read, and are those of the file
-    try:
-        with closing(_prepared(call, count, timeout)) as ready:
-            for found in call.job.request.each(_changed(ready, call, same), call.job.labels):
-                failures = [each for each in found if isinstance(each, Failed)]
-                first = not call.done
-                call.count(len(found) - len(failures), failures)
-                if first and call.done:
-                    rows = list(map(method_row, call.job.request.methods or ()))
-                    writer.put(store.enter_methods, rows, call.job.manifest)
-                writer.put(store.write, found)
-                call.report()
-    except BaseException:  # the results until then are stored; our reason to stop counts more than the writer's
-        with suppress(RunError):
-            writer.close()
-        raise
-    writer.put(store.confirm, same)
-    writer.close()
+    with closing(_prepared(call, count, timeout)) as ready:
+        for found in call.job.request.each(_changed(ready, call, same), call.job.labels):
+            failures = [each for each in found if isinstance(each, Failed)]
+            first = not call.done
+            call.count(len(found) - len(failures), failures)
+            if first and call.done:
+                store.enter_methods(map(method_row, call.job.request.methods or ()), call.job.manifest)
+            store.write(found)
+            call.report()
+    store.confirm(same)
     call.report()
     store.forget_failures(but=call.named)
     store.end(time.strftime(TIME, time.gmtime()))

@@ -9,9 +9,7 @@ import json
 import math
 import os
 import sqlite3
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import resources
@@ -83,8 +81,9 @@ COUNTED = ("photos", "results")
 class Packed:
     """A map of any shape as float16, little-endian, row after row; its values are these numbers times ``scale``.
 
-    The scale is the largest magnitude of the map, so that this value is kept to float32, and no other is off by more
-    than ``2**-11`` of itself; those below ``2**-14`` of the largest, by no more than ``2**-25`` of the largest.
+    The scale is the largest magnitude of the map (1 where all is zero), so that this value is kept to float32, and no
+    other is off by more than ``2**-11`` of itself; those below ``2**-14`` of the largest, by no more than ``2**-25`` of
+    the largest.
     """
 
     content: bytes
@@ -98,10 +97,8 @@ def pack(values: np.ndarray[Any, Any]) -> Packed:
     >>> pack(np.array([[0.0, 3.0]], np.float32))
     Packed(content=b'\\x00\\x00\\x00<', shape=(1, 2), scale=3.0)
     """
-    plain = np.asarray(values, np.float32)
-    scale = float(np.abs(plain).max(initial=0.0))
-    parts = plain / np.float32(scale) if scale > 0 else plain
-    return Packed(parts.astype("<f2").tobytes(), tuple(plain.shape), scale)
+    parts, scale = files.halved(np.asarray(values, np.float32))
+    return Packed(parts.astype("<f2").tobytes(), tuple(parts.shape), float(scale))
 
 
 def unpack(content: bytes, shape: tuple[int, ...], scale: float) -> torch.Tensor:
@@ -110,7 +107,7 @@ def unpack(content: bytes, shape: tuple[int, ...], scale: float) -> torch.Tensor
     >>> unpack(b"\\x00\\x00\\x00<", (1, 2), 3.0)
     tensor([[0., 3.]])
     """
-    return torch.from_numpy(np.frombuffer(content, "<f2").astype(np.float32).reshape(shape) * np.float32(scale))
+    return torch.from_numpy(files.restored(np.frombuffer(content, "<f2").reshape(shape), np.float32(scale)))
 
 
 def digest(*cells: Any) -> int:
@@ -207,7 +204,7 @@ class Store:
     def __init__(self, file: Path, manifest: Mapping[str, Any], *, compare: bool = True) -> None:
         self.file = file
         with self._translated():
-            self._db = sqlite3.connect(file, timeout=PATIENCE, isolation_level=None, check_same_thread=False)
+            self._db = sqlite3.connect(file, timeout=PATIENCE, isolation_level=None)
         try:
             with self._translated():
                 self._open(manifest, compare)
@@ -385,29 +382,3 @@ def locked(file: Path) -> Iterator[None]:
         with contextlib.suppress(OSError):
             lock.unlink()  # while it is still locked: nobody else can have locked this very file
         files.unlock(descriptor)
-
-
-MAX_WAITING = 4  # batches that wait to be written: their maps have to fit into memory
-
-
-class Writer:
-    """Does what it is given in that order, in a thread of its own.
-
-    An error is raised by a later `put`, or by `close`.
-    """
-
-    def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, "explain-writing")
-        self._waiting: deque[Future[None]] = deque()
-
-    def put(self, work: Callable[..., None], *args: Any) -> None:
-        """Have something done; wait if too much is waiting already."""
-        self._waiting.append(self._thread.submit(work, *args))
-        while self._waiting and (len(self._waiting) > MAX_WAITING or self._waiting[0].done()):
-            self._waiting.popleft().result()
-
-    def close(self) -> None:
-        """Wait until all is done."""
-        self._thread.shutdown()
-        while self._waiting:
-            self._waiting.popleft().result()

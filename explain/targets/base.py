@@ -203,10 +203,15 @@ def _tensors(output: Any, names: Sequence[str]) -> list[torch.Tensor]:
     """The tensors in an output: those with one of the names, then the others in their order."""
     if isinstance(output, torch.Tensor):
         return [output]
+    found = (*named(output, names), *(value for _, value in nested.items(output)))
+    return [value for value in found if isinstance(value, torch.Tensor)]
+
+
+def named(output: Any, names: Sequence[str]) -> list[Any]:
+    """The items or attributes of a model's output with these names; None for those that are not there."""
     inside = dict(nested.items(output))
     outside = None if isinstance(output, Mapping) else output  # the attributes of a mapping may be its keys again
-    named = [inside[name] if name in inside else getattr(outside, name, None) for name in names]
-    return [value for value in (*named, *inside.values()) if isinstance(value, torch.Tensor)]
+    return [inside[name] if name in inside else getattr(outside, name, None) for name in names]
 
 
 def described(output: Any) -> str:

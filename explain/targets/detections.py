@@ -4,7 +4,7 @@ a place on the image as text: the second cup, the person at a point, what is in 
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice, tee
+from itertools import islice
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
@@ -134,13 +134,8 @@ class Detections(Target):
         return list(self._detected(found, image, find_category(label, None)))
 
     def _detected(self, found: Found, image: int, label: int | None) -> Iterator[tuple[int, int]]:
-        which = image, label, self.threshold
-        ranked = found.ranked.get(which)
-        if ranked is None:
-            scores, least = found.scores[image].detach(), self.threshold if found.dense else -torch.inf
-            ranked = suppressed(_of_label(scores, label), found.boxes[image].detach(), least, found.dense)
-        found.ranked[which], mine = tee(ranked)
-        return mine
+        scores, least = found.scores[image].detach(), self.threshold if found.dense else -torch.inf
+        return suppressed(_of_label(scores, label), found.boxes[image].detach(), least, found.dense)
 
     def _find(self, found: Found, image: int, label: int | None, wanted: torch.Tensor | None) -> tuple[int, int]:
         """The position and label of the box that is meant in one image."""

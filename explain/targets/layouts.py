@@ -12,7 +12,7 @@ import torch
 
 from explain._utils import nested
 from explain._utils.errors import TargetError, shown
-from explain.targets.base import described, find_tensor
+from explain.targets.base import described, find_tensor, named
 
 Size: TypeAlias = tuple[int, ...]
 Decode: TypeAlias = Callable[[Any], tuple[torch.Tensor, torch.Tensor]]
@@ -39,8 +39,6 @@ class Found:
     existence: OfImages | None = None
     dense: bool = True
     layout: str = ""
-    ranked: dict[Any, Iterator[tuple[int, int]]] = field(default_factory=dict)
-    """The detections, best first, as far as they have been asked for."""
 
 
 @dataclass
@@ -56,7 +54,7 @@ _LAST_READ: ContextVar[_LastRead | None] = ContextVar("last_read", default=None)
 
 @contextmanager
 def reading_once() -> Iterator[None]:
-    """Within this block, the boxes of an output are read and ranked once, for all targets together."""
+    """Within this block, the boxes of an output are read once, for all targets together."""
     token = _LAST_READ.set(_LastRead())
     try:
         yield
@@ -118,9 +116,7 @@ def _in_layout(output: Any, count: int, size: Size | None, layout: str | None) -
 
 def _part(value: Any, *names: str) -> Any:
     """The first of these items or attributes that there is."""
-    inside = value if isinstance(value, Mapping) else {}
-    found = (inside[name] if name in inside else getattr(value, name, None) for name in names)
-    return next((each for each in found if each is not None), None)
+    return next((each for each in named(value, names) if each is not None), None)
 
 
 def _results(output: Any, count: int, size: Size | None) -> Found | None:

@@ -1,15 +1,14 @@
 """A class within a region of the image as the target, for models that give maps of classes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 
-from explain._utils import nested
 from explain._utils.errors import TargetError, in_short
-from explain.targets.base import Labels, Picked, Target, check_class, check_count, find_tensor, unsuitable
+from explain.targets.base import Labels, Picked, Target, check_class, check_count, find_tensor, named, unsuitable
 from explain.targets.labels import find_category
 
 
@@ -42,26 +41,21 @@ def read_class_maps(output: Any, count: int) -> ClassMaps | None:
     ('queries', tensor([0.2500, 0.2500, 0.2500, 0.2500]))
     """
     for names in (("class_queries_logits", "masks_queries_logits"), ("logits", "pred_masks")):
-        logits, masks = _named(output, names, count)
+        logits, masks = _of_images(output, names, count)
         if logits.ndim == 3 and masks.ndim == 4 and logits.shape[:2] == masks.shape[:2]:
             shares = logits.softmax(-1)[..., :-1]
             return ClassMaps(torch.einsum("nqk,nqhw->nkhw", shares, masks.sigmoid()), "queries")
-    masks, quality = _named(output, ("pred_masks", "iou_scores"), count)
+    masks, quality = _of_images(output, ("pred_masks", "iou_scores"), count)
     if masks.ndim == 5 and masks.shape[:3] == quality.shape:
         return ClassMaps(masks.flatten(1, 2), "prompts", quality.detach().flatten(1))
     maps = find_tensor(output, count, (4, 5), ("out", "logits"))
     return None if maps is None else ClassMaps(maps, "class maps")
 
 
-def _named(output: Any, names: tuple[str, ...], count: int) -> list[torch.Tensor]:
+def _of_images(output: Any, names: tuple[str, ...], count: int) -> list[torch.Tensor]:
     """The tensors of an output with these names; one that is not there, or has other rows, has no dimensions."""
-    inside = dict(nested.items(output))
-    outside = None if isinstance(output, Mapping) else output  # the attributes of a mapping may be its keys again
-    found = [inside[name] if name in inside else getattr(outside, name, None) for name in names]
-    return [
-        each if isinstance(each, torch.Tensor) and each.ndim and len(each) == count else torch.tensor(0)
-        for each in found
-    ]
+    found = [each if isinstance(each, torch.Tensor) else torch.tensor(0) for each in named(output, names)]
+    return [each if each.ndim and len(each) == count else torch.tensor(0) for each in found]
 
 
 @dataclass(frozen=True, eq=False)

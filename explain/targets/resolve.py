@@ -197,11 +197,9 @@ def as_target(target: TargetLike, categories: Sequence[str] | None = None) -> Ta
 
 
 def as_targets(
-    target: TargetLike = None,
-    targets: Sequence[TargetLike] | None = None,
-    top_k: int | None = None,
+    target: TargetLike = None, targets: Sequence[TargetLike] | None = None, top_k: int | None = None,
     categories: Sequence[str] | None = None,
-) -> list[Target]:
+) -> list[Target]:  # fmt: skip
     """Return the targets of every image, of which a caller gives one ``target``, several ``targets``, or ``top_k``.
 
     Raises:

@@ -16,6 +16,7 @@ import explain
 from explain import ExplainWarning, ModelError
 from explain.cli import main
 from explain.models import CenterCrop, WholePhoto
+from explain.models.custom import load_torchvision
 from explain.models.preprocessing import adjusted
 from tests.conftest import TinyNet, settled
 
@@ -111,3 +112,15 @@ def test_the_command_line_takes_them_and_the_record_brings_them_back(
     assert main([*common, "--model", "adjusted_net:make", "--size", "16", "-o", "none"]) == 0
     assert "ImageNet's mean and standard deviation; give --mean, --std, or give" in capsys.readouterr().err
     sys.modules.pop("adjusted_net", None)
+
+
+def test_another_size_keeps_the_interpolation_that_is_published(monkeypatch: pytest.MonkeyPatch) -> None:
+    models = pytest.importorskip("torchvision.models")
+    monkeypatch.setattr(models, "get_model", lambda name, weights: torch.nn.Identity())  # nothing is downloaded
+    for name in ("swin_t", "resnet50"):
+        published = models.get_model_weights(name).DEFAULT.transforms()
+        found = load_torchvision(name, size=112).preprocess
+        assert found == CenterCrop(
+            112, published.crop_size[0] / published.resize_size[0], tuple(published.mean), tuple(published.std),
+            published.interpolation.value,
+        )  # fmt: skip
