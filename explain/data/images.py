@@ -156,7 +156,19 @@ def opened(path: Path, *, pipes: bool = False) -> IO[bytes]:
     kind = stat.S_IFMT(path.stat().st_mode)
     if kind not in (stat.S_IFREG, stat.S_IFDIR) and not (pipes and kind == stat.S_IFIFO):
         raise NoFileError(errno.EINVAL, f"got {_KINDS.get(kind, 'something else')}")
-    return open(path, "rb")  # the caller closes it
+    file = open(path, "rb", opener=_at_once)  # noqa: SIM115  # the caller closes it
+    if stat.S_IFMT(os.fstat(file.fileno()).st_mode) != kind:  # it has been replaced meanwhile
+        file.close()
+        raise NoFileError(errno.EINVAL, "got something else")
+    return file
+
+
+def _at_once(path: str, flags: int) -> int:
+    """Open a file without waiting, in case a pipe has replaced it meanwhile."""
+    descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+    if hasattr(os, "set_blocking"):
+        os.set_blocking(descriptor, True)
+    return descriptor
 
 
 def _open(file: Any, name: str, size: int) -> Image.Image:
