@@ -11,13 +11,14 @@ from torch.profiler import ProfilerActivity, profile
 
 
 def interleaved(
-    works: dict[str, Callable[[], object]], rounds: int, clock: Callable[[], float] = time.perf_counter
-) -> dict[str, list[float]]:
+    works: dict[str, Callable[[], object]], rounds: int, clock: Callable[[], float] = time.perf_counter, *,
+    warm: bool = True,
+) -> dict[str, list[float]]:  # fmt: skip
     """Run every piece of work once to warm up, then ``rounds`` times in turn; return the seconds of each run.
 
     With one thread, ``time.process_time`` as the clock leaves out what other programs take.
     """
-    for work in works.values():
+    for work in works.values() if warm else ():
         work()
     seconds: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(rounds):

@@ -44,6 +44,7 @@ class CommonOptions(TypedDict, total=False):
     fuse: Fusion | None
     batch_size: int | None
     precision: Precision
+    compile: bool
     samples: int | None
     tolerance: float | None
     max_seconds: float | None
@@ -231,7 +232,7 @@ class Request:
                     for path in self._paths
                 ]
                 keep = self.settings.keep_partial
-                every = (each for row in used for calls in row.values() for each in calls)
+                every = [each for row in used for calls in row.values() for each in calls]
                 if keep and not all(method.needs <= set(each.found) for each in every):
                     continue  # interrupted before all that it needs was found
                 try:
@@ -243,7 +244,8 @@ class Request:
                     continue
                 if not self.settings.create_graph:  # early in training, maps of zeros are nothing unusual
                     warn_of_result(method, attributions[name], [each for calls in used[0].values() for each in calls])
-                attributions[name] = replace(attributions[name], interventions=altered)
+                rounding = max(plan.of_method(name, every[0].rounding), default=None)
+                attributions[name] = replace(attributions[name], interventions=altered, rounding=rounding)
             found.append(attributions)
         if not all(found):
             raise KeyboardInterrupt("interrupted before any method had something to show")
@@ -524,6 +526,8 @@ def attribute(
             If it takes a third argument, that is the maps so far, by method.
         precision: "bf16" computes these runs in bfloat16 where only their scores are needed; gradients in bfloat16
             are off by tens of percent.
+        compile: whether such runs of 256 inputs and more go through ``torch.compile``, again where their scores alone
+            are needed. It takes 10 to 60 seconds, once for each model and size of photos.
         samples, tolerance, max_seconds: for methods that estimate, how many altered photos to run at most; the largest
             standard error over the largest magnitude that is small enough to stop; and after how many seconds to stop.
         keep_partial: whether an interrupt (Ctrl-C) gives what there is by then, with ``finished`` false.

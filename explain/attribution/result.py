@@ -62,6 +62,9 @@ class Attribution(Outcome):
     ``words`` are those of a text that was explained together with the image, with their values; ``tokens`` are its
     tokens, in the part of it.
 
+    ``rounding`` says by how much scores in bfloat16 are off, where some are: the largest error of eight altered photos,
+    divided by the largest change of the score among these.
+
     ``interventions`` are those that the model was explained under, with the values that they took from inputs.
 
     Of a video ``(N, C, T, H, W)``, all of these have a dimension for frames before height and width.
@@ -86,6 +89,7 @@ class Attribution(Outcome):
     interventions: tuple[Intervention, ...] = field(default=(), repr=False)
     sets: EvidenceSets | None = field(default=None, repr=False, kw_only=True)
     tokens: tuple[str, ...] = field(default=(), repr=False)
+    rounding: float | None = field(default=None, kw_only=True)
 
     def __len__(self) -> int:
         return len(self.values)
@@ -131,6 +135,11 @@ class Attribution(Outcome):
         if not by_time and (self.finished is None or bool(self.finished.all())):
             return ""
         return f"stopped early after {int(self.spent.max()):,} of {int(self.planned.max()):,}"
+
+    @property
+    def rounded(self) -> str:
+        """In words, by how much scores in bfloat16 are off; empty where none are."""
+        return "" if self.rounding is None else f"bfloat16 scores off by {self.rounding:.1%} of their largest change"
 
     @property
     def relative_error(self) -> torch.Tensor | None:
@@ -207,6 +216,7 @@ class Attribution(Outcome):
         target = ", ".join(targets[:6] + ["..."] * (len(targets) > 6)) or self.target
         images = f"{len(self)} image{'s' * (len(self) != 1)}"
         under = f", under {'; '.join(map(str, self.interventions))}" if self.interventions else ""
+        under += "" if self.rounding is None else f", {self.rounded}"
         values = tuple(self.values.shape)
         return f"Attribution({self.method!r}, {images}, values {values}{where}, target {target}{under})"
 

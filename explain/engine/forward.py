@@ -51,6 +51,7 @@ class ResolvedTarget:
     attention: Sequence[AttentionRecord] = ()
     """What the latest backward pass brings the attention of the network."""
     found: dict[NeedAtLayer, Any] = field(default_factory=dict)
+    rounding: dict[perturbations.Perturbation, float] = field(default_factory=dict)
 
     def of_rows(self, images: Tensor) -> Target:
         """The target for rows that belong to these images: what was settled for the unperturbed image stays so."""
@@ -254,6 +255,8 @@ class RerunContext:
     """Whether a method runs further rows, after some that were found not to depend on each other."""
     longest: int = 0
     """The number of rows of the longest stream, whose first row is also run alone for this check."""
+    compiled: list[Callable[..., Any]] = field(default_factory=list)
+    """The compiled model, once it was found to give the same scores."""
     known: list[IncrementalInference] = field(default_factory=list)
     """What is known of the photos, for incremental inference; one, once it was needed."""
     interrupted: list[BaseException] = field(default_factory=list)

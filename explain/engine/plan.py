@@ -11,13 +11,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from explain._utils.html import lines_html
 from explain._utils.progress import duration
 from explain.engine.needs import Backward, BlockAttention, Need, NeedAtLayer, RevealCancel, needs_at
 from explain.engine.perturbations import Attributions, Perturbation, PerturbationRuns, Unperturbed
 from explain.engine.settings import Precision
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,12 @@ class Stream:
         """The evidence that is needed of each perturbed row."""
         of_methods = [(need, need.kind.method.needs) for need in self.needs if isinstance(need.kind, Attributions)]
         return frozenset(need.at_same_place(inner) for need, needs in of_methods for inner in needs)
+
+    @property
+    def in_bfloat16(self) -> bool:
+        """Whether its rows may be run in bfloat16: scores are off by less than a percent then, gradients by tens."""
+        inner = Plan({"": self.inner})
+        return not (inner.whole or inner.layers or self.of.full_precision)
 
 
 @dataclass(frozen=True)
@@ -96,6 +104,13 @@ class Plan:
                 depends = of.of_layer or any(need.of_layer for need in of.needs)
                 found.setdefault((of, need.layer if depends else None), []).append(need)
         return tuple(Stream(of, layer, tuple(needs)) for (of, layer), needs in found.items())
+
+    def of_method(self, name: str, found: Mapping[Perturbation, T]) -> list[T]:
+        """What was found for the perturbed rows of a method, with those that methods have named later."""
+        own = Plan({"": self.wanted[name]})
+        mine, every = ({stream.of for stream in plan.streams} for plan in (own, self))
+        later = any(isinstance(need.kind, PerturbationRuns) for need in own.needs)
+        return [value for of, value in found.items() if of in mine or (later and of not in every)]
 
     @cached_property
     def answered_at_once(self) -> tuple[NeedAtLayer, ...]:

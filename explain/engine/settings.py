@@ -19,7 +19,8 @@ from explain.hooks import HookGroup
 from explain.layers.calls import on_leaves
 from explain.targets.outputs import Activation
 
-Precision: TypeAlias = Literal["full", "bf16"]
+Precision: TypeAlias = Literal["full", "bf16", "bfloat16"]
+"""The last two are the same."""
 Progress = Callable[..., Any] | bool
 """Called with the number of perturbed rows done and their total; if it takes three arguments, also with the maps so
 far, by method. True prints a line."""
@@ -31,6 +32,7 @@ TRIED_ELSEWHERE = (64, 128, 256, 32)
 CACHE = 8 * 2**20
 """Bytes that the largest tensor of a batch may take to stay in a CPU's cache from one layer to the next."""
 BatchSizes = tuple[int, ...] | None
+WORTH_COMPILING = 256  # rows from which on the model is compiled for them, if wanted
 WORTH_IT = 1.0  # seconds of work from which on the fastest batch size is looked for
 
 
@@ -42,6 +44,7 @@ class RuntimeSettings(Options):
         batch_size: the number of rows in a batch; None takes what fits into memory and was fastest in a short trial.
         progress: called with ``(done, total)`` after each batch.
         precision: "bf16" runs perturbed rows in bfloat16 where only their scores are needed.
+        compile: perturbed rows run in a compiled model where only their scores are needed.
         keep_partial: an interrupt ends the work early, and the result is what there is by then.
         activation: what makes probabilities of the model's outputs; None finds it out.
         create_graph: evidence keeps its graph.
@@ -50,6 +53,7 @@ class RuntimeSettings(Options):
     batch_size: int | None = None
     progress: Progress | None = None
     precision: Precision = "full"
+    compile: bool = False
     keep_partial: bool = False
     activation: Activation | None = None
     create_graph: bool = False
@@ -148,6 +152,11 @@ def sizes_in_cache(most: int, device: torch.device) -> BatchSizes:
     return first, 2 * first, max(1, first // 2), max(1, first // 4)
 
 
+def tried_on(device: torch.device) -> tuple[int, ...]:
+    """Batch sizes that are tried on a device, those that are often fast first."""
+    return TRIED if device.type == "cpu" else TRIED_ELSEWHERE
+
+
 _fastest: weakref.WeakKeyDictionary[nn.Module, dict[Any, int]] = weakref.WeakKeyDictionary()
 
 
@@ -162,7 +171,7 @@ class BatchSizeTuner:
     def __init__(
         self, model: nn.Module, kind: Any, most: int, device: torch.device, given: int | None, sizes: BatchSizes
     ) -> None:
-        tried = sizes or (TRIED if device.type == "cpu" else TRIED_ELSEWHERE)
+        tried = sizes or tried_on(device)
         self._known = _fastest.setdefault(model, {})
         self._kind, self._device, self._given = (kind, str(device)), device, given
         self._most = min(most, self._known.get(("fit", self._kind), most))
