@@ -244,7 +244,7 @@ class Request:
                     continue
                 if not self.settings.create_graph:  # early in training, maps of zeros are nothing unusual
                     warn_of_result(method, attributions[name], [each for calls in used[0].values() for each in calls])
-                rounding = max(plan.of_method(name, every[0].rounding), default=None)
+                rounding = plan.rounding(name, every[0].rounding)
                 attributions[name] = replace(attributions[name], interventions=altered, rounding=rounding)
             found.append(attributions)
         if not all(found):

@@ -460,8 +460,8 @@ class IncrementalPass(Tracer):
 
 _faster: weakref.WeakKeyDictionary[nn.Module, dict[Any, bool | None]] = weakref.WeakKeyDictionary()
 """Of networks, the box sizes for which incremental inference was faster; None after one trial that said no."""
-_COARSE, FEW = 8, 4  # pixels that the size of a box is told by; rows that are run as a whole in a trial
-_WORTH_A_TRIAL = 12 * FEW  # rows from which on a trial costs little
+_COARSE, _FEW = 8, 4  # pixels that the size of a box is told by; rows that are run as a whole in a trial
+_WORTH_A_TRIAL = 12 * _FEW  # rows from which on a trial costs little
 
 
 class IncrementalInference:
@@ -496,7 +496,7 @@ class IncrementalInference:
             return found
         self._trials += 1
         between = time.perf_counter()
-        few = min(FEW, len(x))
+        few = min(_FEW, len(x))
         whole = run(few)
         if not agree(found, whole):  # some of it cannot be seen, such as scripted code
             self._decided["any"] = False

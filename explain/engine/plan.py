@@ -11,15 +11,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 from explain._utils.html import lines_html
 from explain._utils.progress import duration
 from explain.engine.needs import Backward, BlockAttention, Need, NeedAtLayer, RevealCancel, needs_at
 from explain.engine.perturbations import Attributions, Perturbation, PerturbationRuns, Unperturbed
 from explain.engine.settings import Precision
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -105,12 +103,12 @@ class Plan:
                 found.setdefault((of, need.layer if depends else None), []).append(need)
         return tuple(Stream(of, layer, tuple(needs)) for (of, layer), needs in found.items())
 
-    def of_method(self, name: str, found: Mapping[Perturbation, T]) -> list[T]:
-        """What was found for the perturbed rows of a method, with those that methods have named later."""
+    def rounding(self, name: str, found: Mapping[Perturbation, float]) -> float | None:
+        """The largest error that was found for the perturbed rows of a method, and for those that were named later."""
         own = Plan({"": self.wanted[name]})
         mine, every = ({stream.of for stream in plan.streams} for plan in (own, self))
         later = any(isinstance(need.kind, PerturbationRuns) for need in own.needs)
-        return [value for of, value in found.items() if of in mine or (later and of not in every)]
+        return max((error for of, error in found.items() if of in mine or (later and of not in every)), default=None)
 
     @cached_property
     def answered_at_once(self) -> tuple[NeedAtLayer, ...]:

@@ -25,17 +25,11 @@ from explain._utils.errors import ArgumentError, ExplainError, MethodError, note
 from explain._utils.nested import first_tensor, replace_first
 from explain._utils.signals import came_by_signal
 from explain.data.inputs import Inputs, Path, dotted
+from explain.engine import forward
 from explain.engine import settings as runtime
 from explain.engine.collectors import explained_blocks, with_first
-from explain.engine.forward import (
-    Add,
-    DependentImagesError,
-    DependentRowsError,
-    RerunContext,
-    ResolvedTarget,
-    TargetAccumulators,
-)
-from explain.engine.incremental import FEW, IncrementalInference, Overwriting, PrefixRecorder, ReachedError, Replay, Tape
+from explain.engine.forward import Add, DependentImagesError, DependentRowsError, RerunContext, TargetAccumulators
+from explain.engine.incremental import IncrementalInference, Overwriting, PrefixRecorder, ReachedError, Replay, Tape
 from explain.engine.needs import EvidenceLookup, Need, NeedAtLayer, RowOrigin
 from explain.engine.perturbations import Attributor, Perturbation, PerturbedRows, Scores
 from explain.engine.plan import Plan, Stream
@@ -48,7 +42,7 @@ from explain.layers.layouts import Grid
 from explain.targets.base import find_logits
 from explain.targets.layouts import reading_once
 
-ROUNDED = 8  # rows that are run in bfloat16 and in full precision, to see by how much scores are off
+FEW = 8  # rows that are run in another way as well, to see by how much their scores are off
 Run = Callable[[Tensor, bool], Sequence[Add]]
 
 
@@ -111,7 +105,7 @@ def _note_rounding(stream: Stream, rows: Mapping[Path, PerturbedRows], context: 
     if context.settings.precision == "full" or not stream.in_bfloat16 or stream.of.is_reference or context.again:
         return
     owners = rows[context.inputs.path].owners
-    few = torch.linspace(0, len(owners) - 1, min(ROUNDED, len(owners)), device=owners.device).long()
+    few = torch.linspace(0, len(owners) - 1, min(FEW, len(owners)), device=owners.device).long()
     need, found, chosen = NeedAtLayer(Scores(stream.of), stream.layer), [], {at: r.some(few) for at, r in rows.items()}
     its_rows = Stream(stream.of, stream.layer, (need,))
     for precision in (context.settings.precision, "full"):
@@ -171,8 +165,7 @@ class _StreamRun:
         numbers = torch.arange(len(first.owners), device=device)
         most, compile = context.footprint.most(device, graph=graph), context.settings.compile and not inner.wanted[""]
         compile &= len(numbers) >= runtime.WORTH_COMPILING and not (context.one_at_a_time or has_hooks(context.model))
-        sizes = runtime.tried_on(device)[:1] if compile else None  # it is compiled once more for each size
-        tuner = context.tuner((graph, compile), most, sizes)
+        tuner = context.tuner((graph, compile), most, runtime.COMPILED.get(device.type, (64,)) if compile else None)
         incremental = None if graph or compile or precision != "full" else context.incremental()
         size = (context.settings.batch_size or tuner.size) if compile else 0
         self.run_in_batches(numbers, partial(self._run_batch, inner, precision, incremental, size), tuner, first.owners)
@@ -181,7 +174,7 @@ class _StreamRun:
         self, inner: Plan, precision: Precision, incremental: IncrementalInference | None, compiled: int,
         numbers: Tensor, check: bool,
     ) -> list[Add]:  # fmt: skip
-        """Gather what the accumulators need of a batch of perturbed inputs; of so many rows, in the ``compiled`` model."""
+        """Gather what the accumulators need of a batch of perturbed inputs; compiled, if it has so many rows."""
         context, inputs, first = self.context, self.context.inputs, self.rows[self.context.inputs.path]
         with calculating(inputs.x.device.type, create_graph=context.settings.create_graph):
             images = first.owners[numbers]
@@ -339,7 +332,7 @@ class PerturbationRunner:
     """Runs perturbed rows that a method can name only when it sees the evidence."""
 
     context: RerunContext
-    resolved: ResolvedTarget
+    resolved: forward.ResolvedTarget
     layer: str | None
     precision: torch.autocast
     kept: dict[Any, Any] = field(default_factory=dict)

@@ -20,7 +20,6 @@ from explain.layers.calls import on_leaves
 from explain.targets.outputs import Activation
 
 Precision: TypeAlias = Literal["full", "bf16", "bfloat16"]
-"""The last two are the same."""
 Progress = Callable[..., Any] | bool
 """Called with the number of perturbed rows done and their total; if it takes three arguments, also with the maps so
 far, by method. True prints a line."""
@@ -32,7 +31,7 @@ TRIED_ELSEWHERE = (64, 128, 256, 32)
 CACHE = 8 * 2**20
 """Bytes that the largest tensor of a batch may take to stay in a CPU's cache from one layer to the next."""
 BatchSizes = tuple[int, ...] | None
-WORTH_COMPILING = 256  # rows from which on the model is compiled for them, if wanted
+WORTH_COMPILING, COMPILED = 256, {"cpu": (16,)}  # from how many rows on the model is compiled, and for which batches
 WORTH_IT = 1.0  # seconds of work from which on the fastest batch size is looked for
 
 
@@ -152,11 +151,6 @@ def sizes_in_cache(most: int, device: torch.device) -> BatchSizes:
     return first, 2 * first, max(1, first // 2), max(1, first // 4)
 
 
-def tried_on(device: torch.device) -> tuple[int, ...]:
-    """Batch sizes that are tried on a device, those that are often fast first."""
-    return TRIED if device.type == "cpu" else TRIED_ELSEWHERE
-
-
 _fastest: weakref.WeakKeyDictionary[nn.Module, dict[Any, int]] = weakref.WeakKeyDictionary()
 
 
@@ -171,7 +165,7 @@ class BatchSizeTuner:
     def __init__(
         self, model: nn.Module, kind: Any, most: int, device: torch.device, given: int | None, sizes: BatchSizes
     ) -> None:
-        tried = sizes or tried_on(device)
+        tried = sizes or (TRIED if device.type == "cpu" else TRIED_ELSEWHERE)
         self._known = _fastest.setdefault(model, {})
         self._kind, self._device, self._given = (kind, str(device)), device, given
         self._most = min(most, self._known.get(("fit", self._kind), most))

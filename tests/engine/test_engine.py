@@ -458,7 +458,8 @@ BOTH: list[Any] = ["full", "bfloat16"]
 def test_the_error_of_bfloat16_is_in_the_result(net: TinyNet, x: torch.Tensor) -> None:
     net, x = net.float(), x.float()[:1]
     height, width = x.shape[2] // 2, x.shape[3] // 2
-    found = explain.attribute(net, x, Occlusion(window=(height, width), stride=(height, width)), target=1, precision="bfloat16")
+    quarters = Occlusion(window=(height, width), stride=(height, width))
+    found = explain.attribute(net, x, quarters, target=1, precision="bfloat16")
     rows = x.repeat(4, 1, 1, 1)
     for row, (top, left) in zip(rows, product((0, height), (0, width)), strict=True):
         row[:, top : top + height, left : left + width] = 0
