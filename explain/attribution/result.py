@@ -62,10 +62,9 @@ class Attribution(Outcome):
     ``words`` are those of a text that was explained together with the image, with their values; ``tokens`` are its
     tokens, in the part of it.
 
+    ``interventions`` are those that the model was explained under, with the values that they took from inputs.
     ``rounding`` says by how much scores in bfloat16 are off, where some are: the largest error of eight altered photos,
     divided by the largest change of the score among these.
-
-    ``interventions`` are those that the model was explained under, with the values that they took from inputs.
 
     Of a video ``(N, C, T, H, W)``, all of these have a dimension for frames before height and width.
     """
@@ -139,7 +138,7 @@ class Attribution(Outcome):
     @property
     def rounded(self) -> str:
         """In words, by how much scores in bfloat16 are off; empty where none are."""
-        return "" if self.rounding is None else f"bfloat16 scores off by {self.rounding:.1%} of their largest change"
+        return "" if self.rounding is None else f"bfloat16: scores off by {100 * self.rounding:.2g} % of their change"
 
     @property
     def relative_error(self) -> torch.Tensor | None:

@@ -255,8 +255,6 @@ class RerunContext:
     """Whether a method runs further rows, after some that were found not to depend on each other."""
     longest: int = 0
     """The number of rows of the longest stream, whose first row is also run alone for this check."""
-    compiled: list[Callable[..., Any]] = field(default_factory=list)
-    """The compiled model, once it was found to give the same scores."""
     known: list[IncrementalInference] = field(default_factory=list)
     """What is known of the photos, for incremental inference; one, once it was needed."""
     interrupted: list[BaseException] = field(default_factory=list)

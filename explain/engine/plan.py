@@ -41,8 +41,7 @@ class Stream:
     @property
     def in_bfloat16(self) -> bool:
         """Whether its rows may be run in bfloat16: scores are off by less than a percent then, gradients by tens."""
-        inner = Plan({"": self.inner})
-        return not (inner.whole or inner.layers or self.of.full_precision)
+        return not (self.of.full_precision or any(need.kind.whole or need.kind.at_layer for need in self.inner))
 
 
 @dataclass(frozen=True)
@@ -105,10 +104,9 @@ class Plan:
 
     def rounding(self, name: str, found: Mapping[Perturbation, float]) -> float | None:
         """The largest error that was found for the perturbed rows of a method, and for those that were named later."""
-        own = Plan({"": self.wanted[name]})
-        mine, every = ({stream.of for stream in plan.streams} for plan in (own, self))
-        later = any(isinstance(need.kind, PerturbationRuns) for need in own.needs)
-        return max((error for of, error in found.items() if of in mine or (later and of not in every)), default=None)
+        later = self.names_of(*(need for need in self.needs if isinstance(need.kind, PerturbationRuns)))
+        names = {stream.of: self.names_of(*stream.needs) for stream in self.streams}
+        return max((error for of, error in found.items() if name in names.get(of, later)), default=None)
 
     @cached_property
     def answered_at_once(self) -> tuple[NeedAtLayer, ...]:

@@ -468,7 +468,7 @@ def test_the_error_of_bfloat16_is_in_the_result(net: TinyNet, x: torch.Tensor) -
         with torch.autocast("cpu", torch.bfloat16):
             rounded = net(rows)[:, 1].float()
     assert found.rounding == pytest.approx(float((rounded - exact).abs().max() / change.abs().max()), rel=0.02)
-    assert f"bfloat16 scores off by {found.rounding:.1%} of their largest change" in repr(found)
+    assert f"bfloat16: scores off by {100 * found.rounding:.2g} % of their change" in repr(found)
     several = ["scorecam", "integratedgradients", "gradcam", "kernelshap"]
     values = explain.attribute(net, x, several, target=1, precision="bf16")
     assert [values[name].rounding is not None for name in several] == [True, False, False, True]
