@@ -99,9 +99,9 @@ def run_streams(plan: Plan, context: RerunContext) -> None:
 
 def _note_rounding(stream: Stream, rows: Mapping[Path, PerturbedRows], context: RerunContext) -> None:
     """Note by how much scores in bfloat16 are off: those of a few rows, by the largest change of the score in them."""
-    if context.settings.precision == "full" or not stream.in_bfloat16 or stream.of.is_reference or context.again:
+    owners, wanted = rows[context.inputs.path].owners, context.settings.precision != "full" and not context.again
+    if not (len(owners) and wanted and stream.in_bfloat16) or stream.of.is_reference:
         return
-    owners = rows[context.inputs.path].owners
     few = torch.linspace(0, len(owners) - 1, min(FEW, len(owners)), device=owners.device).long()
     need, found, chosen = NeedAtLayer(Scores(stream.of), stream.layer), [], {at: r.some(few) for at, r in rows.items()}
     its_rows = Stream(stream.of, stream.layer, (need,))
