@@ -15,6 +15,7 @@ from torch import nn
 
 import explain
 from explain import ArgumentError, LayerError, MethodError
+from explain.hooks.preserve import eager
 from explain.methods import RISE, KernelSHAP
 from tests.conftest import TinyNet, settled, snapshot
 
@@ -206,6 +207,20 @@ def test_only_long_runs_for_scores_alone_are_compiled(monkeypatch: pytest.Monkey
     handle = net.layer1.register_forward_hook(lambda module, args, output: 2 * output)
     assert run(RISE(samples=300)) == 0, "hooks are not looked for in compiled code"
     handle.remove()
+    inside, leave = threading.Event(), threading.Event()
+
+    def explain_meanwhile() -> None:
+        with eager():
+            inside.set()
+            leave.wait(60)
+
+    thread = threading.Thread(target=explain_meanwhile)
+    thread.start()
+    assert inside.wait(10)
+    assert run(RISE(samples=300)) == 0, "another explanation needs compiled code not to run"
+    leave.set()
+    thread.join()
+    assert run(RISE(samples=300)) == 17
     torch.compiler.reset()
 
 
