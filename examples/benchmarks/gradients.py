@@ -116,7 +116,9 @@ def main() -> None:
             per = [quick[0] * a / b / count for a, b in zip(seconds[key], seconds["pass"], strict=True)]
             told = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
             print(line([work_of(name, key), told, f"{statistics.median(per):.2f}"]), flush=True)
-        print(f"the loop: {best[0]} photos, {best[1]}; the pass: {quick[0]} photos, {quick[1]}", flush=True)
+        per = [quick[0] * a / b / rows for a, b in zip(seconds["loop"], seconds["pass"], strict=True)]
+        print(f"the loop: {best[0]} photos, {best[1]}, each {statistics.median(per):.2f} of the pass; "
+              f"the pass: {quick[0]} photos, {quick[1]}", flush=True)  # fmt: skip
 
 
 if __name__ == "__main__":

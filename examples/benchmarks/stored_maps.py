@@ -41,21 +41,21 @@ def explained(options: argparse.Namespace, progress: Any = None) -> explain.Run:
     return explain.run(paths, explainer, "gradcam", output=options.file, workers=0, progress=progress)
 
 
-def killed(options: argparse.Namespace) -> tuple[int, float]:
-    """Kill a run when half of its photos are done; return how many were, and seconds for each."""
+def killed(options: argparse.Namespace) -> tuple[int, float, float]:
+    """Kill a run when half of its photos are done; return how many were, and seconds for each, also of processors."""
     given = [str(options.folder), "--count", str(options.count), "--model", options.model, "--file", options.file]
-    done, first, begun = 0, 0, 0.0
+    done, first, begun, used, before = 0, 0, 0.0, 0.0, 0.0
     with subprocess.Popen([sys.executable, __file__, *given, "--part", "run"], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            done = int(line)
+            done, used = int(line.split()[0]), float(line.split()[1])
             if not begun:
-                begun, first = time.perf_counter(), done
+                begun, first, before = time.perf_counter(), done, used
             if done >= options.count // 2:
                 process.send_signal(signal.SIGKILL)
                 break
         seconds = time.perf_counter() - begun
-    return done, seconds / max(1, done - first)
+    return done, seconds / max(1, done - first), (used - before) / max(1, done - first)
 
 
 def copies(file: str, maps: int) -> Iterator[PhotoRecord]:
@@ -86,7 +86,7 @@ def main() -> None:
     parser.add_argument("--file", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.part == "run":
-        explained(options, lambda state: print(state.done, flush=True))
+        explained(options, lambda state: print(state.done, time.process_time(), flush=True))
         return
     if options.part == "insight":
         begun, used = time.perf_counter(), time.process_time()
@@ -97,10 +97,12 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         options.file = f"{folder}/run.sqlite"
-        done, each = killed(options)
+        done, each, used = killed(options)
         kept, begun = len(explain.open_run(options.file)), time.perf_counter()
         found, seconds = len(explained(options)), time.perf_counter() - begun
-        print(f"killed after {done} photos: {kept} are stored, {max(0, done - kept) * each:.2f} s of work are lost")
+        lost = max(0, done - kept)
+        print(f"killed after {done} photos: {kept} are stored, {lost * each:.2f} s of work are lost, of processors "
+              f"{lost * used:.2f} s")  # fmt: skip
         print(f"continued in {seconds:.0f} s: {found} photos, each stored once", flush=True)
         store, records = Store(Path(options.file), {}, compare=False), copies(options.file, options.maps)
         while block := list(islice(records, BLOCK)):

@@ -11,13 +11,15 @@ from torch.profiler import ProfilerActivity, profile
 
 
 def interleaved(
-    works: dict[str, Callable[[], object]], rounds: int, clock: Callable[[], float] = time.perf_counter
-) -> dict[str, list[float]]:
+    works: dict[str, Callable[[], object]], rounds: int, clock: Callable[[], float] | None = None, *,
+    warm: bool = True,
+) -> dict[str, list[float]]:  # fmt: skip
     """Run every piece of work once to warm up, then ``rounds`` times in turn; return the seconds of each run.
 
-    With one thread, ``time.process_time`` as the clock leaves out what other programs take.
+    With one thread they are those of the processor, which leave out what other programs take.
     """
-    for work in works.values():
+    clock = clock or (time.process_time if torch.get_num_threads() == 1 else time.perf_counter)
+    for work in works.values() if warm else ():
         work()
     seconds: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(rounds):

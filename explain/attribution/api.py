@@ -44,6 +44,7 @@ class CommonOptions(TypedDict, total=False):
     fuse: Fusion | None
     batch_size: int | None
     precision: Precision
+    compile: bool
     samples: int | None
     tolerance: float | None
     max_seconds: float | None
@@ -231,7 +232,7 @@ class Request:
                     for path in self._paths
                 ]
                 keep = self.settings.keep_partial
-                every = (each for row in used for calls in row.values() for each in calls)
+                every = [each for row in used for calls in row.values() for each in calls]
                 if keep and not all(method.needs <= set(each.found) for each in every):
                     continue  # interrupted before all that it needs was found
                 try:
@@ -243,7 +244,8 @@ class Request:
                     continue
                 if not self.settings.create_graph:  # early in training, maps of zeros are nothing unusual
                     warn_of_result(method, attributions[name], [each for calls in used[0].values() for each in calls])
-                attributions[name] = replace(attributions[name], interventions=altered)
+                rounding = plan.rounding(name, every[0].rounding)
+                attributions[name] = replace(attributions[name], interventions=altered, rounding=rounding)
             found.append(attributions)
         if not all(found):
             raise KeyboardInterrupt("interrupted before any method had something to show")
@@ -522,8 +524,10 @@ def attribute(
             and is fastest, found in a short trial where the work is long.
         progress: called with the number of such inputs done and their total; True prints them in a line.
             If it takes a third argument, that is the maps so far, by method.
-        precision: "bf16" computes these runs in bfloat16 where only their scores are needed; gradients in bfloat16
-            are off by tens of percent.
+        precision: "bfloat16" (or "bf16") computes these runs in bfloat16 where only their scores are needed, and
+            ``rounding`` of the result says how far they are off; gradients would be off by tens of percent.
+        compile: whether such runs of 256 inputs and more go through ``torch.compile``, which takes 10 to 60 seconds for
+            each model and size of photos: for many photos. Hooks and interventions run uncompiled.
         samples, tolerance, max_seconds: for methods that estimate, how many altered photos to run at most; the largest
             standard error over the largest magnitude that is small enough to stop; and after how many seconds to stop.
         keep_partial: whether an interrupt (Ctrl-C) gives what there is by then, with ``finished`` false.

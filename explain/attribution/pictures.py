@@ -235,6 +235,7 @@ def remark(attribution: Attribution) -> str:
         found.append(f"null map: {does}")
     else:
         found.append(attribution.stopped)
+    found.append(attribution.rounded)
     return "; ".join(filter(None, found))
 
 

@@ -35,7 +35,7 @@ from explain.engine.settings import Footprint, Precision, RuntimeSettings, autoc
 from explain.hooks import HookGroup
 from explain.hooks.attention import attention
 from explain.hooks.capturing import Capture, Source, cut_where_allowed, read_outputs
-from explain.hooks.preserve import own_statistics, recording, untouched
+from explain.hooks.preserve import own_statistics, recording, run_compiled, untouched
 from explain.hooks.unwrap import has_hooks, scripted
 from explain.layers.calls import executed_modules, grids_of, split_call
 from explain.relevance.composites import propagate
@@ -53,12 +53,13 @@ Wanted: TypeAlias = Mapping[NeedAtLayer, Sequence[Source]]
 def gather(
     model: nn.Module, inputs: InputsLike, plan: Plan, targets: Sequence[Target],
     settings: RuntimeSettings | None = None, *, precision: Precision = "full", origin: RowOrigin | None = None,
-    check_modules: Callable[[Sequence[str]], None] | None = None,
+    check_modules: Callable[[Sequence[str]], None] | None = None, compiled: Callable[..., Any] | None = None,
 ) -> list[EvidenceLookup]:  # fmt: skip
     """Run a plan on ``inputs``; for each target, return a function from a layer or none, and an input, to evidence.
 
     ``precision`` is that of these passes; that of perturbed rows is in ``settings``. ``check_modules`` is called after
-    the forward pass with the names of the modules that ran, and may raise.
+    the forward pass with the names of the modules that ran, and may raise. ``compiled`` is called in place of the
+    model, for a plan that needs nothing of it but scores.
 
     Raises:
         ExplainError: bad input, a target that does not fit, a layer that is never called or has no map, a score that
@@ -69,7 +70,7 @@ def gather(
     _must_be_open(model, plan)
     own = own_statistics(model) if settings.create_graph else nullcontext()
     with validation.alone(), untouched(model, create_graph=settings.create_graph), own:
-        run = partial(_Passes, model, inputs, plan, settings, precision, follow=check_modules is not None)
+        run = partial(_Passes, model, inputs, plan, settings, precision, compiled, follow=check_modules is not None)
         passes = cut_where_allowed(run)
         if passes.forward.layers.misses and passes.cut:
             note("the pass is recorded from the input on: what a layer gives reaches the score in more than one way")
@@ -107,7 +108,7 @@ def _evidence(
     mine = {a.kind: v for a, v in resolved.found.items() if a.layer in (None, layer) and a.input in (None, path)}
     mine |= {kind: make(resolved=resolved, layer=layer) for kind, make in runners.items()}
     about = x, resolved.score, resolved.classes, resolved.name, forward.grids, forward.logits
-    return Evidence(*about, layer, mine, origin, outputs)
+    return Evidence(*about, layer, mine, origin, outputs, resolved.rounding)
 
 
 class _Passes:
@@ -118,8 +119,8 @@ class _Passes:
     """
 
     def __init__(
-        self, model: nn.Module, inputs: Inputs, plan: Plan, settings: RuntimeSettings, precision: Precision, cut: bool,
-        *, follow: bool,
+        self, model: nn.Module, inputs: Inputs, plan: Plan, settings: RuntimeSettings, precision: Precision,
+        compiled: Callable[..., Any] | None, cut: bool, *, follow: bool,
     ) -> None:  # fmt: skip
         self.plan, self.cut, self.footprint = plan, cut and not (plan.whole or settings.create_graph), Footprint()
         self._precision, self._create_graph = precision, settings.create_graph
@@ -144,7 +145,7 @@ class _Passes:
             self._prefix = None if taped is None else incremental.PrefixRecorder(group, model, taped)
             given = inputs.replaced(explained)
             with nullcontext() if self._prefix is None else self._prefix.tape:
-                output = given.call(model)
+                output = given.call(model) if compiled is None else run_compiled(compiled, model, given.copied())
             graph_is_on = torch.is_grad_enabled() or any(tensor.requires_grad for _, tensor in nested.paths(output))
         about = model, inputs, explained, grids_of(model, inputs), layers, output, graph_is_on
         noted = Operations() if operations is None else operations.operations

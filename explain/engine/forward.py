@@ -51,6 +51,7 @@ class ResolvedTarget:
     attention: Sequence[AttentionRecord] = ()
     """What the latest backward pass brings the attention of the network."""
     found: dict[NeedAtLayer, Any] = field(default_factory=dict)
+    rounding: dict[perturbations.Perturbation, float] = field(default_factory=dict)
 
     def of_rows(self, images: Tensor) -> Target:
         """The target for rows that belong to these images: what was settled for the unperturbed image stays so."""

@@ -325,6 +325,8 @@ class Evidence:
     """For perturbed rows, the images that they were made of."""
     find_outputs: Callable[[], Outputs] = field(default=Outputs, repr=False)
     """Finds out how the class scores become probabilities."""
+    rounding: Mapping[Any, float] = field(default_factory=dict, repr=False)
+    """By how much scores in bfloat16 are off, by the perturbation of the rows that have been run so."""
 
     def __getitem__(self, need: Need[T]) -> T:
         return self.found[need]  # type: ignore[no-any-return]

@@ -30,6 +30,10 @@ class PerturbedRows:
     carry: Callable[[Tensor, Tensor], Tensor] | None = None
     keep: Make | None = None
 
+    def some(self, numbers: Tensor) -> "PerturbedRows":
+        """Those with some numbers, for their scores alone."""
+        return PerturbedRows(self.owners[numbers], lambda rows: self.make(numbers[rows]))
+
 
 def interleaved(counts: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
     """The image of each row, and the number of the row among those of its image.

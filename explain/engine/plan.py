@@ -38,6 +38,11 @@ class Stream:
         of_methods = [(need, need.kind.method.needs) for need in self.needs if isinstance(need.kind, Attributions)]
         return frozenset(need.at_same_place(inner) for need, needs in of_methods for inner in needs)
 
+    @property
+    def in_bfloat16(self) -> bool:
+        """Whether its rows may be run in bfloat16: scores are off by less than a percent then, gradients by tens."""
+        return not (self.of.full_precision or any(need.kind.whole or need.kind.at_layer for need in self.inner))
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -96,6 +101,12 @@ class Plan:
                 depends = of.of_layer or any(need.of_layer for need in of.needs)
                 found.setdefault((of, need.layer if depends else None), []).append(need)
         return tuple(Stream(of, layer, tuple(needs)) for (of, layer), needs in found.items())
+
+    def rounding(self, name: str, found: Mapping[Perturbation, float]) -> float | None:
+        """The largest error that was found for the perturbed rows of a method, and for those that were named later."""
+        later = self.names_of(*(need for need in self.needs if isinstance(need.kind, PerturbationRuns)))
+        names = {stream.of: self.names_of(*stream.needs) for stream in self.streams}
+        return max((error for of, error in found.items() if name in names.get(of, later)), default=None)
 
     @cached_property
     def answered_at_once(self) -> tuple[NeedAtLayer, ...]:

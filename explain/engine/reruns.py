@@ -21,20 +21,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from explain._utils.errors import ExplainError, MethodError, note, raised
+from explain._utils.errors import ArgumentError, ExplainError, MethodError, note, raised
 from explain._utils.nested import first_tensor, replace_first
 from explain._utils.signals import came_by_signal
 from explain.data.inputs import Inputs, Path, dotted
+from explain.engine import forward
 from explain.engine import settings as runtime
 from explain.engine.collectors import explained_blocks, with_first
-from explain.engine.forward import (
-    Add,
-    DependentImagesError,
-    DependentRowsError,
-    RerunContext,
-    ResolvedTarget,
-    TargetAccumulators,
-)
+from explain.engine.forward import Add, DependentImagesError, DependentRowsError, RerunContext, TargetAccumulators
 from explain.engine.incremental import IncrementalInference, Overwriting, PrefixRecorder, ReachedError, Replay, Tape
 from explain.engine.needs import EvidenceLookup, Need, NeedAtLayer, RowOrigin
 from explain.engine.perturbations import Attributor, Perturbation, PerturbedRows, Scores
@@ -48,6 +42,7 @@ from explain.layers.layouts import Grid
 from explain.targets.base import find_logits
 from explain.targets.layouts import reading_once
 
+FEW = 8  # rows that are run in another way as well, to see by how much their scores are off
 Run = Callable[[Tensor, bool], Sequence[Add]]
 
 
@@ -81,6 +76,7 @@ def run_streams(plan: Plan, context: RerunContext) -> None:
         for stream, rows in ordered:
             accumulators = [TargetAccumulators(stream, context, resolved, names) for resolved in context.targets]
             try:
+                _note_rounding(stream, rows, context)
                 _StreamRun(stream, rows, accumulators, context, progress).run()
             except KeyboardInterrupt as error:
                 if not context.settings.keep_partial:
@@ -99,6 +95,24 @@ def run_streams(plan: Plan, context: RerunContext) -> None:
         context.one_at_a_time = True
         progress.restart()
         run_all()
+
+
+def _note_rounding(stream: Stream, rows: Mapping[Path, PerturbedRows], context: RerunContext) -> None:
+    """Note by how much scores in bfloat16 are off: those of a few rows, by the largest change of the score in them."""
+    owners, wanted = rows[context.inputs.path].owners, context.settings.precision != "full" and not context.again
+    if not (len(owners) and wanted and stream.in_bfloat16) or stream.of.is_reference:
+        return
+    few = torch.linspace(0, len(owners) - 1, min(FEW, len(owners)), device=owners.device).long()
+    need, found, chosen = NeedAtLayer(Scores(stream.of), stream.layer), [], {at: r.some(few) for at, r in rows.items()}
+    its_rows = Stream(stream.of, stream.layer, (need,))
+    for precision in (context.settings.precision, "full"):
+        its = replace(context, settings=replace(context.settings, precision=precision, progress=None))
+        sums = [TargetAccumulators(its_rows, its, each, {}) for each in its.targets]
+        _StreamRun(its_rows, chosen, sums, its, ProgressCallback(its.settings, 0)).run()
+        found.append([each.results(partial=False)[need] for each in sums])
+    for resolved, rounded, exact in zip(context.targets, *found, strict=True):
+        largest = (exact - resolved.score[owners[few]]).abs().max()
+        resolved.rounding[stream.of] = float((rounded - exact).abs().max() / largest) if largest else 0.0
 
 
 def _rows(stream: Stream, context: RerunContext) -> dict[Path, PerturbedRows]:
@@ -144,17 +158,20 @@ class _StreamRun:
             return
         inner = Plan({"": self.stream.inner})
         graph = inner.whole or bool(inner.layers)
-        # gradients in bfloat16 are off by tens of percent, scores by less than a percent
-        precision: Precision = "full" if graph or of.full_precision else context.settings.precision
+        precision: Precision = context.settings.precision if self.stream.in_bfloat16 else "full"
         numbers = torch.arange(len(first.owners), device=device)
-        tuner = context.tuner(graph, context.footprint.most(device, graph=graph))
-        incremental = None if graph or precision != "full" else context.incremental()
-        self.run_in_batches(numbers, partial(self._run_batch, inner, precision, incremental), tuner, first.owners)
+        most, compile = context.footprint.most(device, graph=graph), context.settings.compile and not inner.wanted[""]
+        compile &= len(numbers) >= runtime.WORTH_COMPILING and not (context.one_at_a_time or has_hooks(context.model))
+        tuner = context.tuner((graph, compile), most, runtime.COMPILED.get(device.type, (64,)) if compile else None)
+        incremental = None if graph or compile or precision != "full" else context.incremental()
+        size = (context.settings.batch_size or tuner.size) if compile else 0
+        self.run_in_batches(numbers, partial(self._run_batch, inner, precision, incremental, size), tuner, first.owners)
 
     def _run_batch(
-        self, inner: Plan, precision: Precision, incremental: IncrementalInference | None, numbers: Tensor, check: bool
-    ) -> list[Add]:
-        """Gather what the accumulators need of a batch of perturbed inputs."""
+        self, inner: Plan, precision: Precision, incremental: IncrementalInference | None, compiled: int,
+        numbers: Tensor, check: bool,
+    ) -> list[Add]:  # fmt: skip
+        """Gather what the accumulators need of a batch of perturbed inputs; compiled, if it has so many rows."""
         context, inputs, first = self.context, self.context.inputs, self.rows[self.context.inputs.path]
         with calculating(inputs.x.device.type, create_graph=context.settings.create_graph):
             images = first.owners[numbers]
@@ -165,7 +182,7 @@ class _StreamRun:
             perturbed = {path: torch.cat([t, inputs.tensor(path)[unperturbed]]) for path, t in perturbed.items()}
         given, size = context.evidence(context.targets[0], None), context.settings.batch_size
 
-        def gather(inputs: Inputs, count: int | None = None) -> Sequence[EvidenceLookup]:
+        def gather(inputs: Inputs, count: int | None = None, **how: Any) -> Sequence[EvidenceLookup]:
             """Gather what is needed of all rows, or of so many."""
             owners = images[:count]
 
@@ -181,14 +198,27 @@ class _StreamRun:
             settings = replace(context.settings, progress=None, batch_size=1 if context.one_at_a_time else size)
             about = {"precision": precision, "origin": RowOrigin(given.images, carried, given.find_outputs)}
             with rows_of(owners):
-                return context.gather(rows, plan=inner, targets=targets, settings=settings, **about)
+                return context.gather(rows, plan=inner, targets=targets, settings=settings, **about, **how)
 
         def agree(one: Sequence[EvidenceLookup], other: Sequence[EvidenceLookup]) -> bool:
             found = zip(self.accumulators, one, other, strict=True)
             scores = [(target.resolved, a(None).score, b(None).score) for target, a, b in found]
             return all(context.same_scores(target, a[: len(b)], b) for target, a, b in scores)
 
+        def run_compiled(inputs: Inputs) -> Sequence[EvidenceLookup]:
+            """Gather in the compiled model, whose first scores must be those of the model."""
+            try:
+                found = gather(inputs, compiled=torch.compile(context.model.forward, dynamic=False))
+            except Exception as error:
+                runtime.raise_unless_of_network(error)
+                raise ArgumentError(f"compile must be False here: torch.compile {raised(error)}") from error
+            if int(numbers[0]) <= compiled and not agree(found, gather(inputs, FEW)):
+                raise ArgumentError("compile must be False: the compiled model gives other scores than the model")
+            return found
+
         def run(inputs: Inputs) -> Sequence[EvidenceLookup]:
+            if len(images) == compiled:
+                return run_compiled(inputs)
             if incremental is None or len(images) < 2 or context.fixed:
                 return gather(inputs)
             return incremental.run(images, inputs.x, partial(gather, inputs), agree, total=len(first.owners))
@@ -297,7 +327,7 @@ class PerturbationRunner:
     """Runs perturbed rows that a method can name only when it sees the evidence."""
 
     context: RerunContext
-    resolved: ResolvedTarget
+    resolved: forward.ResolvedTarget
     layer: str | None
     precision: torch.autocast
     kept: dict[Any, Any] = field(default_factory=dict)

@@ -19,7 +19,7 @@ from explain.hooks import HookGroup
 from explain.layers.calls import on_leaves
 from explain.targets.outputs import Activation
 
-Precision: TypeAlias = Literal["full", "bf16"]
+Precision: TypeAlias = Literal["full", "bf16", "bfloat16"]
 Progress = Callable[..., Any] | bool
 """Called with the number of perturbed rows done and their total; if it takes three arguments, also with the maps so
 far, by method. True prints a line."""
@@ -31,6 +31,7 @@ TRIED_ELSEWHERE = (64, 128, 256, 32)
 CACHE = 8 * 2**20
 """Bytes that the largest tensor of a batch may take to stay in a CPU's cache from one layer to the next."""
 BatchSizes = tuple[int, ...] | None
+WORTH_COMPILING, COMPILED = 256, {"cpu": (16,)}  # from how many rows on the model is compiled, and for which batches
 WORTH_IT = 1.0  # seconds of work from which on the fastest batch size is looked for
 
 
@@ -42,6 +43,7 @@ class RuntimeSettings(Options):
         batch_size: the number of rows in a batch; None takes what fits into memory and was fastest in a short trial.
         progress: called with ``(done, total)`` after each batch.
         precision: "bf16" runs perturbed rows in bfloat16 where only their scores are needed.
+        compile: perturbed rows run in a compiled model where only their scores are needed.
         keep_partial: an interrupt ends the work early, and the result is what there is by then.
         activation: what makes probabilities of the model's outputs; None finds it out.
         create_graph: evidence keeps its graph.
@@ -50,6 +52,7 @@ class RuntimeSettings(Options):
     batch_size: int | None = None
     progress: Progress | None = None
     precision: Precision = "full"
+    compile: bool = False
     keep_partial: bool = False
     activation: Activation | None = None
     create_graph: bool = False

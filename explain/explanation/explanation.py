@@ -305,7 +305,7 @@ class Explanation(Reportable):
             **records.origin_of(self.photo, self.source, self.origin, self.box, self.input_size),
             "method": attribution.method, "class": self.question.classes.get(attribution.method),
             "options": records.options_run(attribution, len(self.crops) or 1),
-            "fuse": attribution.fuse, "precision": self.question.precision,
+            "fuse": attribution.fuse, "precision": self.question.precision, "rounding": attribution.rounding,
             **({"interventions": records.encode(list(attribution.interventions))} if attribution.interventions else {}),
             "layer": list(attribution.layer) if isinstance(attribution.layer, tuple) else attribution.layer,
             "target": chosen if isinstance(chosen, str) else int(chosen[0]),

@@ -389,6 +389,7 @@ _FIELDS: Mapping[str, Any] = {
     "values.sets?": lambda value: isinstance(value, list) and all(isinstance(x, dict) and _is_set(**x) for x in value),
     "values.style?": (None, *get_args(Style)), "fuse?": (None, *get_args(Fusion)), "precision?": get_args(Precision),
     "delta?": lambda value: value is None or is_number(value),
+    "rounding?": lambda value: value is None or is_number(value),
     "label?": str, "interventions?": list, "activation?": (None, *get_args(Activation)), "verdict?": dict | None,
     "estimate?": lambda value: value is None or (isinstance(value, dict) and type(value.get("samples")) is int),
 }  # fmt: skip

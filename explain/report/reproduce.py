@@ -99,7 +99,7 @@ def _command(subject: Subject, records: Mapping[str, Any], specs: Iterable[str])
         words += ["--layer", name]
     words += ["--fuse", fuse] if fuse else []
     words += ["--check"] if _is_checked(records) else []
-    words += ["--bf16"] if subject.question.precision == "bf16" else []
+    words += ["--bf16"] if subject.question.precision != "full" else []
     return shlex.join([*words, "--html"])
 
 

@@ -107,9 +107,7 @@ def failed(entry: Entry, error: Exception) -> Failed:
     return Failed(entry.name, reason, entry.path, stamp=entry.stamp)
 
 
-PIXELS = 8 * 224 * 224  # of a batch on a CPU: more are no faster, and their activations have to fit
-DEVICE_PIXELS = 64 * 224 * 224  # of a batch on an accelerator
-MAX_BATCH = 128
+IMAGE = 224 * 224  # pixels
 MAX_WAITING = 2  # batches that may be waiting for photos of their shape
 
 Result = TypeVar("Result")
@@ -119,10 +117,10 @@ def at_once(x: torch.Tensor, device: torch.device) -> int:
     """Return how many inputs like ``x`` ``(C, H, W)`` are best run together.
 
     >>> at_once(torch.empty(3, 224, 224), torch.device("cpu")), at_once(torch.empty(3, 64, 64), torch.device("cpu"))
-    (8, 98)
+    (8, 16)
     """
-    pixels = PIXELS if device.type == "cpu" else DEVICE_PIXELS
-    return max(1, min(MAX_BATCH, pixels // max(1, int(x.shape[-1]) * int(x.shape[-2]))))
+    most, large = (16, 8) if device.type == "cpu" else (128, 64)  # more are no faster on a CPU, and have to fit
+    return max(1, min(most, large * IMAGE // max(1, int(x.shape[-1]) * int(x.shape[-2]))))
 
 
 def in_batches(ready: Iterable[Ready], size: Callable[[Prepared], int]) -> Iterator[list[Prepared] | Failed]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from explain.engine.execution import gather
 from explain.engine.needs import BlockAttention, RuleCoverage
 from explain.engine.perturbations import PerturbationRuns, Scores
 from explain.engine.plan import plan_of
-from explain.methods import AblationCAM, GradCAM, ShapleyCAM
+from explain.methods import AblationCAM, GradCAM, Occlusion, ShapleyCAM
 from explain.methods.base import get_method, uses_layer
 from explain.relevance.gradient_rules import Guided
 from explain.targets import ClassTarget, ScoreTarget, TopClass
@@ -451,7 +452,27 @@ def test_long_work_can_be_interrupted(x: torch.Tensor) -> None:
         assert snapshot(net) == before
 
 
-BOTH: list[Any] = ["full", "bf16"]
+BOTH: list[Any] = ["full", "bfloat16"]
+
+
+def test_the_error_of_bfloat16_is_in_the_result(net: TinyNet, x: torch.Tensor) -> None:
+    net, x = net.float(), x.float()[:1]
+    height, width = x.shape[2] // 2, x.shape[3] // 2
+    quarters = Occlusion(window=(height, width), stride=(height, width))
+    found = explain.attribute(net, x, quarters, target=1, precision="bfloat16")
+    rows = x.repeat(4, 1, 1, 1)
+    for row, (top, left) in zip(rows, product((0, height), (0, width)), strict=True):
+        row[:, top : top + height, left : left + width] = 0
+    with torch.no_grad():
+        exact, change = net(rows)[:, 1], net(rows)[:, 1] - net(x)[:, 1]
+        with torch.autocast("cpu", torch.bfloat16):
+            rounded = net(rows)[:, 1].float()
+    assert found.rounding == pytest.approx(float((rounded - exact).abs().max() / change.abs().max()), rel=0.02)
+    assert f"bfloat16: scores off by {100 * found.rounding:.2g} % of their change" in repr(found)
+    several = ["scorecam", "integratedgradients", "gradcam", "kernelshap"]
+    values = explain.attribute(net, x, several, target=1, precision="bf16")
+    assert [values[name].rounding is not None for name in several] == [True, False, False, True]
+    assert explain.attribute(net, x, "scorecam", target=1).rounding is None
 
 
 def test_bfloat16_is_for_altered_photos_whose_scores_alone_are_needed(net: TinyNet, x: torch.Tensor) -> None:

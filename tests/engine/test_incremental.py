@@ -123,16 +123,40 @@ def test_random_networks_give_what_a_whole_pass_gives(seed: int) -> None:
         where = tuple(slice(start := draw.randint(0, side - 1), start + draw.randint(1, 4)) for side in sides)
         perturbed[(row, slice(None), *where)] = draw.random()
     model = random_network(seed, sides)
-    with torch.no_grad():
-        expected = model(perturbed.clone())
-        results: list[Any] = []
-        for _ in range(2):  # the second time with the results of the first
-            box, rows = changed_box(x, owners, perturbed), perturbed.clone()
-            assert box is not None
-            with IncrementalPass(box, rows, results) as tracer:
-                found = model(rows)
-            tracer.fill()
-            torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    for dtype, off in ((torch.double, 1e-12), (torch.float, 1e-5)):
+        model, x, perturbed = model.to(dtype), x.to(dtype), perturbed.to(dtype)
+        with torch.no_grad():
+            expected = model(perturbed.clone())
+            results: list[Any] = []
+            for _ in range(2):  # the second time with the results of the first
+                box, rows = changed_box(x, owners, perturbed), perturbed.clone()
+                assert box is not None
+                with IncrementalPass(box, rows, results) as tracer:
+                    found = model(rows)
+                tracer.fill()
+                torch.testing.assert_close(found, expected, rtol=off, atol=off * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+def test_it_is_used_where_a_trial_finds_it_faster(factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = random_network(1, (26, 26)), torch.rand(1, 3, 26, 26, dtype=torch.double)
+    now, passes = [0.0], [0]
+    fill = IncrementalPass.fill
+
+    def filled(self: IncrementalPass) -> None:
+        passes[0] += 1
+        fill(self)
+
+    def forward(module: nn.Module, args: tuple[Tensor]) -> None:
+        tracing = torch._C._len_torch_function_stack() > 0
+        now[0] += len(args[0]) * (factor if tracing else 1.0)
+
+    monkeypatch.setattr("explain.engine.incremental.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr(IncrementalPass, "fill", filled)
+    handle = model.register_forward_pre_hook(forward)
+    explain.attribute(model, x, Occlusion(window=4, stride=2), target=1, batch_size=8)
+    handle.remove()
+    assert passes[0] == (18 if factor < 1 else 2)
 
 
 def test_feature_maps_that_are_the_output_are_filled() -> None:
