@@ -420,6 +420,35 @@ def test_a_record_has_the_sets(tmp_path: Path) -> None:
         assert (one.alone, one.without, one.proof) == (other.alone, other.without, other.proof)
 
 
+def test_a_record_of_regions_of_a_layer_is_loaded_and_repeated(tmp_path: Path) -> None:
+    model = Halved(0, 2).double()
+    model.maps[0] = nn.Conv2d(3, 5, 3, 2, padding=1).double()
+    draw = np.random.default_rng(0)
+    pictures = [Image.fromarray(draw.integers(0, 255, (SIDE, SIDE, 3), dtype=np.uint8)) for _ in range(2)]
+    x, other = (to_tensor(each)[None] for each in pictures)
+    with torch.no_grad():
+        model.head.bias.sub_((model(x) + model(other))[0] / 2)
+    becomes = int(model(other).argmax())
+    explainer = explain.Explainer(model, preprocess=to_tensor, size=SIDE, categories=["cup", "pot", "pan"])
+    method = Necessary(baseline=OtherPhoto(other), becomes=becomes, of_layer=True)
+    explanation = explainer(pictures[0], methods=[method], layer="maps")
+    explanation.save(tmp_path)
+    (file,) = tmp_path.glob("*.json")
+    loaded = explain.load(file)
+    (made,), (read,) = explanation["necessary"].sets[0], loaded.attribution.sets[0]
+    assert made.mask.any()
+    assert torch.equal(made.mask, read.mask)
+    assert loaded.attribution.layer == "maps"
+    again = loaded.repeat(explainer, image=pictures[0])
+    assert torch.equal(again["necessary"].sets[0][0].mask, made.mask)
+    assert again["necessary"].sets[0][0].without == made.without
+    page = explanation.to_html(tmp_path / "page.html").read_text("utf-8")
+    assert (
+        f"of maps keep {explainer.categories[int(model(x).argmax())]} from being {explainer.categories[becomes]}"
+        in page
+    )
+
+
 def test_a_caption_says_what_is_proved_and_what_turns_the_answer() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2, bias=False)).double()
     with torch.no_grad():
@@ -435,3 +464,4 @@ def test_a_caption_says_what_is_proved_and_what_turns_the_answer() -> None:
     for method, words in told.items():
         a = explain.attribute(model, x, method, target=0)
         assert sentence(a, "cup") == f"These {words}"
+        assert sentence(a, "cup", ["cup", "pot"]) == f"These {words}".replace("class 1", "pot")
