@@ -177,8 +177,9 @@ def sentence(attribution: Attribution, label: str, categories: Sequence[str] | N
     if not first.size:
         return f"{label} stays when all is absent" if enough else f"{label} is no answer for the whole photo"
     what = f"are {role} for {label}" if other is None else f"keep {label} from being {other}"
-    scores = f"{first.alone:.2f} alone, {first.without:.2f} without; {PROVED[first.proof]}"
-    more = "".join(f"; so are another {percent(each.size)} ({each.alone:.2f} alone)" for each in others)
+    known = first.alone == first.alone  # nothing is run any more after an interrupt
+    scores = (f"{first.alone:.2f} alone, {first.without:.2f} without; " if known else "") + PROVED[first.proof]
+    more = "".join(f"; so are another {percent(each.size)}{f' ({each.alone:.2f} alone)' * known}" for each in others)
     return f"These {percent(first.size)} of {of} {what} ({scores}){more}"
 
 

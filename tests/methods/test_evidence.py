@@ -383,6 +383,26 @@ def test_an_interrupt_keeps_the_sets_of_earlier_images_and_leaves_later_ones_emp
     assert a.finished.tolist() == [True, False, False]
 
 
+def test_what_an_interrupt_leaves_is_told_without_scores() -> None:
+    model, x = network(5), photo(5, network(5))
+
+    def stop(done: int, total: int) -> None:
+        if done > 40:
+            raise KeyboardInterrupt
+
+    a = explain.attribute(model, x, Sufficient(SIDE, Zero()), progress=stop, keep_partial=True)
+    assert sentence(a, "cup").endswith("of the photo are enough for cup (some of it may not be needed)")
+
+
+def test_an_answer_that_nothing_turns_into_another_class_is_warned_of() -> None:
+    model, x = network(0), photo(0, network(0))
+    answer = int(model(x).argmax())
+    becomes = next(each for each in range(3) if each not in (answer, int(model(torch.zeros_like(x)).argmax())))
+    with pytest.warns(explain.ExplainWarning, match="not the other class either with all regions absent"):
+        a = explain.attribute(model, x, Necessary(3, Zero(), becomes=becomes))
+    assert a.sets[0] == ()
+
+
 def test_a_guide_and_regions_by_content_give_sets_that_are_enough() -> None:
     pytest.importorskip("skimage", reason="superpixels are made by scikit-image")
     model, x = network(6), photo(6, network(6))
