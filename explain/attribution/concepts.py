@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar
 
 import torch
 from PIL import Image
@@ -14,9 +13,9 @@ from explain._utils.html import picture_html
 from explain._utils.random_numbers import normal
 from explain.data.images import Box
 from explain.data.inputs import Inputs, InputsLike
-from explain.engine import Activations, Evidence, Need, Perturbation, PerturbedRows
+from explain.engine import Activations
 from explain.engine.execution import gather
-from explain.engine.perturbations import PerturbationRuns, ScoreOf
+from explain.engine.perturbations import GivenMaps, PerturbationRuns, PerturbedRows, ScoreOf
 from explain.engine.plan import plan_of
 from explain.engine.settings import RuntimeSettings
 from explain.engine.validation import check_inputs
@@ -153,23 +152,10 @@ def find_concepts(
         where, what = where[:, order], what[order]
         error = float((rows - where @ what).norm() / rows.norm())
         shown = what.to(maps).reshape(count, channels, *[1] * len(places)).expand(-1, -1, *places)
-        logits = evidence[runs].read(_Shown(shown), ScoreOf("all"))
+        replaced = PerturbedRows(torch.zeros(count, dtype=torch.long, device=shown.device), lambda rows: shown[rows])
+        logits = evidence[runs].read(GivenMaps(replaced), ScoreOf("all"))
         placed = where.reshape(n, *places, count).movedim(-1, 1).to(maps)
         return Concepts(placed, what.to(maps), logits, name, evidence.size, error)
-
-
-@dataclass(frozen=True, eq=False)
-class _Shown(Perturbation):
-    """Feature maps that replace those of the first image."""
-
-    maps: torch.Tensor
-
-    of_layer: ClassVar[bool] = True
-    needs: ClassVar[frozenset[Need[Any]]] = frozenset({Activations()})
-
-    def rows(self, evidence: Evidence) -> PerturbedRows:
-        owners = torch.zeros(len(self.maps), dtype=torch.long, device=self.maps.device)
-        return PerturbedRows(owners, lambda rows: self.maps[rows])
 
 
 def _present(maps: torch.Tensor, layer: str) -> torch.Tensor:

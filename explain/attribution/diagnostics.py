@@ -123,7 +123,9 @@ def warn_of_result(method: Method, attribution: Attribution, evidence: Sequence[
     for image in (attribution.values.flatten(1) == 0).all(1).nonzero().flatten().tolist():
         negative_score = method.by_score and bool(score[image] < 0)
         if attribution.sets is not None:
-            reason = "the answer is the same with all regions absent; take another baseline, or another target"
+            changed = attribution.options.get("becomes") is None
+            answer = "the answer is the same" if changed else "the answer is not the other class either"
+            reason = f"{answer} with all regions absent; take another baseline, or another target"
         elif "softmax" in taken and bool(taken["softmax"][image] != 0):  # relevance ended there
             reason = "its rules hold a softmax constant that the score comes through; use attnlrp"
         else:

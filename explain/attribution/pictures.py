@@ -19,6 +19,7 @@ from explain.render.captions import Legend, Mark
 from explain.render.overlays import Edges
 from explain.render.sheets import Group, Tile, lined_up
 from explain.render.styles import Style, StyleLike
+from explain.targets.labels import class_label
 
 AREAS = ("contour", "mask")  # styles with outlines
 MANY = 4  # methods, from which on they are grouped by family
@@ -153,8 +154,8 @@ PROVED = {
 """What is proved of a set of regions, by `EvidenceSet.proof`."""
 
 
-def sentence(attribution: Attribution, label: str) -> str:
-    """What the sets of regions of a photo say, in a sentence; empty for other maps.
+def sentence(attribution: Attribution, label: str, categories: Sequence[str] | None = None) -> str:
+    """What the sets of regions of a photo or a layer say, in a sentence; empty for other maps.
 
     >>> from explain.methods.evidence import EvidenceSets
     >>> one, alone, without = torch.ones(1, 2, 2), torch.tensor([[0.9]]), torch.tensor([[0.02]])
@@ -166,17 +167,20 @@ def sentence(attribution: Attribution, label: str) -> str:
         return ""
     enough = innermost(attribution.method).name == "sufficient"
     role, becomes = "enough" if enough else "needed", attribution.options.get("becomes")
+    other = None if becomes is None else class_label(categories, becomes)
+    of = layer_of(attribution) if attribution.options.get("of_layer") else "the photo"
     sets = attribution.sets[0]
     if not sets:
-        does = f"is {role} for {label}" if becomes is None else f"keeps {label} from being class {becomes}"
-        return f"No part of the photo {does}"
+        does = f"is {role} for {label}" if other is None else f"keeps {label} from being {other}"
+        return f"No part of {of} {does}"
     first, *others = sets
     if not first.size:
         return f"{label} stays when all is absent" if enough else f"{label} is no answer for the whole photo"
-    what = f"are {role} for {label}" if becomes is None else f"keep {label} from being class {becomes}"
-    scores = f"{first.alone:.2f} alone, {first.without:.2f} without; {PROVED[first.proof]}"
-    more = "".join(f"; so are another {percent(each.size)} ({each.alone:.2f} alone)" for each in others)
-    return f"These {percent(first.size)} of the photo {what} ({scores}){more}"
+    what = f"are {role} for {label}" if other is None else f"keep {label} from being {other}"
+    known = first.alone == first.alone  # nothing is run any more after an interrupt
+    scores = (f"{first.alone:.2f} alone, {first.without:.2f} without; " if known else "") + PROVED[first.proof]
+    more = "".join(f"; so are another {percent(each.size)}{f' ({each.alone:.2f} alone)' * known}" for each in others)
+    return f"These {percent(first.size)} of {of} {what} ({scores}){more}"
 
 
 def groups(

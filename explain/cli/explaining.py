@@ -278,7 +278,8 @@ def _result(
         lines = [f"  {summary[0]}"]
     found: dict[str, Any] = {"image": str(source), "files": files, "records": records}
     results = zip(explanation.results, explanation.targets, strict=True)
-    told = [sentence(each, label) for result, label in results for each in result.values()]
+    named = explanation.categories
+    told = [sentence(each, label, named) for result, label in results for each in result.values()]
     lines += [f"  {printable(words)}" for words in told if words]
     lines += [f"  wrote {f}" for f in files]
     for key, several in zip(("metrics", "verdicts"), about, strict=True):

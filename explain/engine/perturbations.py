@@ -314,6 +314,19 @@ class GivenRows(Perturbation):
         return PerturbedRows(self.owners, lambda rows: self.made[rows])
 
 
+@dataclass(frozen=True, eq=False)
+class GivenMaps(Perturbation):
+    """Feature maps of a layer that are ``given`` as rows; no two such perturbations are equal."""
+
+    given: PerturbedRows
+
+    of_layer = True
+    needs = frozenset({Activations()})
+
+    def rows(self, evidence: Evidence) -> PerturbedRows:
+        return self.given
+
+
 class PerturbationRuns(Need[Any]):
     """A `PerturbationRunner`, for perturbed rows that depend on earlier scores; ``of_layer`` for a layer's maps."""
 

@@ -412,6 +412,8 @@ class LayerRerun:
             self._check_tape()
         images = torch.cat([rows.owners[numbers], self._image.repeat(unperturbed)])
         output = self._output(images, make, check)
+        if self._tape is not None and len(self._context.inputs) == 1:
+            self._context.tapes[self._layer] = self._tape  # for further rows of the image
         return [of_target.read_output(images, numbers, output) for of_target in self._accumulators]
 
     def _output(self, images: Tensor, make: Callable[[], Tensor], check: bool) -> Any:

@@ -161,7 +161,8 @@ class Explanation(Reportable):
             return self.scene.overlay(attribution, chosen, index)
         scene = self.scene.enlarged(captions.enlargement(self.photo.size))
         title, end = self._title(index)
-        told, name = pictures.sentence(attribution, self._label(index)), title_of(attribution.method)
+        told = pictures.sentence(attribution, self._label(index), self.categories)
+        name = title_of(attribution.method)
         details = [told, name, place_of(attribution), pictures.remark(attribution), self._model]
         detail, marks = " · ".join(filter(None, details)), self._marks(attribution.method, index)
         drawn = scene.overlay(attribution, chosen, index)

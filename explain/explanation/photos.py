@@ -44,7 +44,8 @@ def joined(found: Attribution, boxes: Sequence[Box], size: tuple[int, int]) -> A
     hows |= dict.fromkeys(("score", "logits", "delta", "r2", "neutral"), torch.mean)
     known = {name: tensor for name in hows if (tensor := getattr(found, name)) is not None}
     about: dict[str, Any] = {name: hows[name](tensor, 0, keepdim=True) for name, tensor in known.items()}
-    about["error"] = None  # the crops were covered by the same masks, so that their errors are not independent
+    # The crops were covered by the same masks, so that their errors are not independent; and a set is one crop's.
+    about |= {"error": None, "sets": None}
     return replace(
         found, values=_laid(found.values, found.size, boxes, size),
         target=found.target if isinstance(found.target, str) else found.target[:1],

@@ -8,14 +8,15 @@ from itertools import combinations
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
+import torch.nn.functional as F
 
 from explain._utils.errors import MethodError
 from explain.baselines import Mean
 from explain.baselines.base import Baseline
-from explain.engine import Evidence, Need, perturbations, reruns
+from explain.engine import Activations, Attributions, Evidence, Need, PerturbedRows, perturbations, reruns
 from explain.layers.layouts import enlarge
 from explain.methods.base import Method, Outcome, register
-from explain.methods.estimates import DrawnMasks, MaskedInputs, Masks, Report, Searched, SearchMethod
+from explain.methods.estimates import DrawnMasks, FullyMasked, MaskedInputs, Masks, Report, Searched, SearchMethod
 from explain.methods.regions import Regions, Squares, region_values
 
 Proof = Literal["none", "found", "minimal", "smallest"]
@@ -146,6 +147,7 @@ class SmallestSet(SearchMethod):
     guide: Method | None = None
     samples: int = 8000
     max_seconds: float | None = None
+    of_layer: bool = False
 
     minimums = {"reasons": 1, "samples": 1}
     one_input = True
@@ -169,7 +171,9 @@ class SmallestSet(SearchMethod):
 
     @property
     def needs(self) -> frozenset[Need[Any]]:
-        return frozenset({perturbations.PerturbationRuns(), *(() if self.guide is None else self.guide.needs)})
+        own = {perturbations.PerturbationRuns(), perturbations.PerturbationRuns(self.of_layer)}
+        maps = {Activations(), *map(baseline_maps, self.baselines)} if self.of_layer else set()
+        return frozenset({*own, *maps, *(() if self.guide is None else self.guide.needs)})
 
     def search(self, evidence: Evidence, image: int, end: float, report: Report) -> Searched:
         return Search(self, evidence, image, end, report).done()
@@ -217,6 +221,8 @@ class Sufficient(SmallestSet):
         guide: a method whose map is one more ranking to start with.
         samples: how many photos with absent regions are run, at most.
         max_seconds: stop after so many seconds, which the images share.
+        of_layer: cut the feature maps of a layer into regions, and not the photo; what is absent is replaced by the
+            feature maps of the baseline at the same places. The layer is the call's ``layer``, or the last map.
 
     Returns:
         ``(N, H, W)``: 0 outside, and up to 1 for the region of a set that the answer depends on most. With several
@@ -247,11 +253,12 @@ class Necessary(SmallestSet):
     The search and the options are those of `Sufficient`.
 
     Args:
-        regions, baseline, keep, reasons, guide, samples, max_seconds: as for `Sufficient`. A set is necessary if the
-            answer is lost with each of the baselines.
+        regions, baseline, keep, reasons, guide, samples, max_seconds, of_layer: as for `Sufficient`. A set is necessary
+            if the answer is lost with each of the baselines.
         becomes: a class that is to be on top instead: the smallest change that turns the answer into it. With
             ``baseline=explain.baselines.OtherPhoto(...)`` of a photo of that class, regions of the one photo are
-            exchanged for those of the other (Goyal et al., "Counterfactual Visual Explanations", ICML 2019).
+            exchanged for those of the other, in pixels or ``of_layer`` (Goyal et al., "Counterfactual Visual
+            Explanations", ICML 2019, who let a place take the features of any place; here it is the same place).
 
     Returns:
         As `Sufficient`.
@@ -315,8 +322,13 @@ class Search:
 
     def __init__(self, how: SmallestSet, evidence: Evidence, image: int, end: float, report: Report) -> None:
         self._how, self._evidence, self._image, self._end, self._report = how, evidence, image, end, report
-        self._runner: reruns.PerturbationRunner = evidence[perturbations.PerturbationRuns()]
-        self._labels = how.regions(evidence.inputs)[image]
+        self._runner: reruns.PerturbationRunner = evidence[perturbations.PerturbationRuns(how.of_layer)]
+        self._seen = evidence.activations if how.of_layer else evidence.inputs
+        self._cells = how.regions(self._seen)[image]
+        self._labels = self._cells
+        if how.of_layer:  # where they lie in the photo
+            in_photo = F.interpolate(self._cells[None, None].double(), evidence.size, mode="nearest-exact")
+            self._labels = in_photo[0, 0].long()
         self._levels = self._nested()
         self._strength, self._threshold = how.strength(evidence, image)
         self._found: list[Found] = []
@@ -478,8 +490,13 @@ class Search:
         return torch.stack(found).amin(0)
 
     def _run(self, visible: torch.Tensor, baseline: Baseline, read: Strength | perturbations.ScoreOf) -> torch.Tensor:
-        masked = MaskedInputs(Subsets(self._image, self._labels, visible), baseline)
-        found: torch.Tensor = self._runner.read(masked, read)
+        perturbed: perturbations.Perturbation = MaskedInputs(Subsets(self._image, self._cells, visible), baseline)
+        if self._how.of_layer:
+            own, other = (maps[self._image] for maps in (self._seen, self._evidence[baseline_maps(baseline)]))
+            owners = torch.full((len(visible),), self._image, device=own.device)
+            rows = PerturbedRows(owners, lambda rows: torch.where(visible[rows][:, self._cells][:, None], own, other))
+            perturbed = perturbations.GivenMaps(rows)
+        found: torch.Tensor = self._runner.read(perturbed, read)
         return found.double()
 
     def _score(self, visible: torch.Tensor) -> float:
@@ -497,14 +514,20 @@ class Search:
 
     def _nested(self) -> list[torch.Tensor]:
         """For each level, from coarse to fine, the group of each region ``(M,)``."""
-        count, regions = int(self._labels.max()) + 1, self._how.regions
-        levels = [torch.arange(count, device=self._labels.device)]
-        across = regions.across if isinstance(regions, Squares) else 0
+        count, regions = int(self._cells.max()) + 1, self._how.regions
+        levels = [torch.arange(count, device=self._cells.device)]
+        across = max(regions.cells(tuple(self._cells.shape))) if isinstance(regions, Squares) else 0
         while across > COARSE:
             across = -(-across // 2)
-            coarse = Squares(across)(self._evidence.inputs[:1])[0]
-            levels.insert(0, levels[-1].scatter(0, self._labels.flatten(), coarse.flatten()))
+            coarse = Squares(across)(self._seen[:1])[0]
+            levels.insert(0, levels[-1].scatter(0, self._cells.flatten(), coarse.flatten()))
         return levels
+
+
+def baseline_maps(baseline: Baseline) -> Attributions:
+    """The need for a layer's feature maps ``(N, C, h, w)`` of photos of which nothing is left but the baseline."""
+    answer = perturbations.AnswerTo(Activations())
+    return Attributions(FullyMasked(baseline), answer, perturbations.InOrder())
 
 
 def members(level: torch.Tensor, regions: torch.Tensor) -> torch.Tensor:

@@ -299,7 +299,7 @@ def item(
         for name, record in zip(subject.methods, records[-1], strict=True):
             known = dict(figures[index].get(name, {})) if index < len(figures) else {}
             about = {"curve": found[index].get(name), "figures": known, "verdict": record.get("verdict")}
-            maps[-1].append({**_map(result[name], detail), **_sets(result[name], subject.targets[index]), **about})
+            maps[-1].append({**_map(result[name], detail), **_sets(result[name], subject, index), **about})
     return {
         "name": name_of(subject), "photo": address or f"data:image/jpeg;base64,{data}",
         "size": list(subject.photo.size), "model": printable(subject.origin.name), "input": list(subject.input_size),
@@ -360,12 +360,14 @@ def _map(attribution: Attribution, detail: Detail) -> dict[str, Any]:
     )  # fmt: skip
 
 
-def _sets(attribution: Attribution, label: str) -> dict[str, Any]:
+def _sets(attribution: Attribution, subject: Subject, index: int) -> dict[str, Any]:
     """What a page has of sets of regions: how many there could be, their shares of the photo, and a sentence."""
     if attribution.sets is None:
         return {}
     sizes = [{"size": each.size} for each in attribution.sets[0]]
-    return {"reasons": attribution.sets.masks.shape[1], "sets": sizes, "words": sentence(attribution, printable(label))}
+    named = None if subject.explainer is None else subject.explainer.categories
+    words = printable(sentence(attribution, subject.targets[index], named))
+    return {"reasons": attribution.sets.masks.shape[1], "sets": sizes, "words": words}
 
 
 def jpeg(photo: Image.Image, side: int, quality: int = 86) -> bytes:

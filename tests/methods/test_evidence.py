@@ -12,12 +12,14 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import explain
 from explain.attribution.pictures import sentence
 from explain.baselines import Noise, OtherPhoto, Zero
 from explain.methods import Necessary, Sufficient, Superpixels
 from explain.methods import evidence as search
+from tests.methods.plain_transformer import Transformer
 
 SIDE = 6
 
@@ -196,6 +198,149 @@ def test_what_turns_the_answer_into_another_class() -> None:
         assert int(model(torch.where(inside, photo(other), x)).argmax()) != becomes
 
 
+def exchanged(model: nn.Module, layer: str, x: Tensor, other: Tensor, places: Iterable[int], first: int = 0) -> Tensor:
+    """The scores of a photo with some places of a layer's map from another photo, by a plain hook.
+
+    Maps are ``(1, C, h, w)``; tokens ``(1, T, C)`` have those of places from the ``first`` on.
+    """
+    kept: list[Tensor] = []
+    module = model.get_submodule(layer)
+    with torch.no_grad():
+        handle = module.register_forward_hook(lambda module, args, output: kept.append(output.clone()))
+        model(other)
+        handle.remove()
+
+        def exchange(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+            found = output.clone()
+            for place in places:
+                if output.ndim == 4:
+                    row, column = divmod(place, output.shape[3])
+                    found[0, :, row, column] = kept[0][0, :, row, column]
+                else:
+                    found[0, first + place] = kept[0][0, first + place]
+            return found
+
+        handle = module.register_forward_hook(exchange)
+        scores: Tensor = model(x)
+        handle.remove()
+    return scores[0]
+
+
+def places_in(mask: Tensor, side: int) -> set[int]:
+    """The places of a map, ``side`` of them across, that a mask ``(H, W)`` consists of."""
+    width = len(mask) // side
+    return set(mask[::width, ::width].flatten().nonzero()[:, 0].tolist())
+
+
+class Halved(nn.Module):
+    """A map of 3 x 3 or 6 x 6 places, which a head multiplies with each other."""
+
+    def __init__(self, seed: int, stride: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.maps = nn.Sequential(nn.Conv2d(2, 5, 3, stride, padding=1), nn.Tanh(), nn.Conv2d(5, 4, 3, padding=1))
+        side = SIDE // stride
+        self.behind = nn.Sequential(nn.SiLU(), nn.Flatten(), nn.Linear(4 * side**2, 9), nn.SiLU())
+        self.head = nn.Linear(9, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.behind(self.maps(x)))  # type: ignore[no-any-return]
+
+
+def two_classes(model: nn.Module, layer: str, shape: tuple[int, ...] = (2, SIDE, SIDE)) -> tuple[Tensor, Tensor, int]:
+    """Two photos, and the class of the second one, which the first one has when all places of a layer are exchanged.
+
+    The head of the model is centred first, so that it tells photos apart.
+    """
+    draw = torch.Generator().manual_seed(1)
+    photos = torch.randn(40, *shape, dtype=torch.float64, generator=draw)
+    with torch.no_grad():
+        model.get_submodule("head").get_parameter("bias").sub_(model(photos).mean(0))
+        answers = model(photos).argmax(1)
+    x = photos[:1]
+    for other, becomes in zip(photos[:, None], answers.tolist(), strict=True):
+        mixed = exchanged(model, layer, x, other, range(9), first=1)
+        if becomes != answers[0] and (layer == "maps" or int(mixed.argmax()) == becomes):
+            return x, other, becomes
+    raise AssertionError("no such photos")
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("seed", range(3))
+def test_places_of_feature_maps_are_exchanged_with_those_of_another_photo(seed: int, stride: int) -> None:
+    model, side = Halved(seed, stride).double(), SIDE // stride
+    x, other, becomes = two_classes(model, "maps")
+    own = int(model(x).argmax())
+    method = Necessary(baseline=OtherPhoto(other), becomes=becomes, of_layer=True)
+    a = explain.attribute(model, x, method, layer="maps")
+    (found,) = a.sets[0]
+    places, everything = places_in(found.mask, side), range(side**2)
+    assert a.layer == "maps"
+    assert found.size == pytest.approx(len(places) / side**2)
+    scores = exchanged(model, "maps", x, other, places)
+    assert int(scores.argmax()) == becomes
+    assert found.without == pytest.approx(scores.softmax(0)[own].item(), rel=1e-9)
+    rest = exchanged(model, "maps", x, other, set(everything) - places)
+    assert found.alone == pytest.approx(rest.softmax(0)[own].item(), rel=1e-9)
+    if stride == 2:
+        assert found.proof == "smallest"
+        smaller = [each for n in range(len(places)) for each in itertools.combinations(everything, n)]
+    else:
+        assert found.proof == "minimal"
+        smaller = [tuple(places - {each}) for each in places]
+    assert not any(int(exchanged(model, "maps", x, other, each).argmax()) == becomes for each in smaller)
+
+
+def test_exchanging_all_places_gives_the_scores_of_the_other_photo() -> None:
+    model = Halved(0, 1).double()
+    x, other, becomes = two_classes(model, "maps")
+    batch = torch.cat([x, x + 0.01])
+    method = Necessary(1, OtherPhoto(other), becomes=becomes, of_layer=True)
+    a = explain.attribute(model, batch, method, layer="maps", target=int(model(x).argmax()))
+    for (found,) in (a.sets[0], a.sets[1]):
+        assert found.mask.all()
+        assert found.without == pytest.approx(model(other).softmax(1)[0, a.target[0]].item(), rel=1e-9)
+
+
+class Convolutions(TorchDispatchMode):
+    """Counts convolutions that are computed, and not replayed."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += "convolution" in str(func)
+        return func(*args, **(kwargs or {}))
+
+
+def test_what_lies_before_the_layer_is_run_no_more_often_for_more_sets() -> None:
+    model = Halved(1, 1).double()
+    x, other, becomes = two_classes(model, "maps")
+    counts = {}
+    for across in (2, SIDE):
+        with Convolutions() as convolutions:
+            method = Necessary(across, OtherPhoto(other), becomes=becomes, of_layer=True)
+            a = explain.attribute(model, x, method, layer="maps")
+        counts[a.samples] = convolutions.count
+    assert max(counts) > 10 * min(counts)
+    assert len(set(counts.values())) == 1
+
+
+def test_tokens_of_a_transformer_are_exchanged_and_its_class_token_stays() -> None:
+    torch.manual_seed(5)
+    model = Transformer(fused=True).double()
+    with torch.no_grad():
+        model.head.weight *= 9
+    x, other, becomes = two_classes(model, "blocks.0", (3, SIDE, SIDE))
+    method = Necessary(baseline=OtherPhoto(other), becomes=becomes, of_layer=True)
+    (found,) = explain.attribute(model, x, method, layer="blocks.0").sets[0]
+    places, own = places_in(found.mask, 3), int(model(x).argmax())
+    scores = exchanged(model, "blocks.0", x, other, places, first=1)
+    assert int(scores.argmax()) == becomes
+    assert found.without == pytest.approx(scores.softmax(0)[own].item(), rel=1e-9)
+    smaller = [each for n in range(len(places)) for each in itertools.combinations(range(9), n)]
+    assert not any(int(exchanged(model, "blocks.0", x, other, each, first=1).argmax()) == becomes for each in smaller)
+
+
 def test_scores_that_are_no_class_keep_a_share_of_the_score() -> None:
     model, x = network(4), photo(4)
 
@@ -238,6 +383,26 @@ def test_an_interrupt_keeps_the_sets_of_earlier_images_and_leaves_later_ones_emp
     assert a.finished.tolist() == [True, False, False]
 
 
+def test_what_an_interrupt_leaves_is_told_without_scores() -> None:
+    model, x = network(5), photo(5, network(5))
+
+    def stop(done: int, total: int) -> None:
+        if done > 40:
+            raise KeyboardInterrupt
+
+    a = explain.attribute(model, x, Sufficient(SIDE, Zero()), progress=stop, keep_partial=True)
+    assert sentence(a, "cup").endswith("of the photo are enough for cup (some of it may not be needed)")
+
+
+def test_an_answer_that_nothing_turns_into_another_class_is_warned_of() -> None:
+    model, x = network(0), photo(0, network(0))
+    answer = int(model(x).argmax())
+    becomes = next(each for each in range(3) if each not in (answer, int(model(torch.zeros_like(x)).argmax())))
+    with pytest.warns(explain.ExplainWarning, match="not the other class either with all regions absent"):
+        a = explain.attribute(model, x, Necessary(3, Zero(), becomes=becomes))
+    assert a.sets[0] == ()
+
+
 def test_a_guide_and_regions_by_content_give_sets_that_are_enough() -> None:
     pytest.importorskip("skimage", reason="superpixels are made by scikit-image")
     model, x = network(6), photo(6, network(6))
@@ -275,6 +440,44 @@ def test_a_record_has_the_sets(tmp_path: Path) -> None:
         assert (one.alone, one.without, one.proof) == (other.alone, other.without, other.proof)
 
 
+def test_a_record_of_regions_of_a_layer_is_loaded_and_repeated(tmp_path: Path) -> None:
+    model = Halved(0, 2).double()
+    model.maps[0] = nn.Conv2d(3, 5, 3, 2, padding=1).double()
+    draw = np.random.default_rng(0)
+    pictures = [Image.fromarray(draw.integers(0, 255, (SIDE, SIDE, 3), dtype=np.uint8)) for _ in range(2)]
+    x, other = (to_tensor(each)[None] for each in pictures)
+    with torch.no_grad():
+        model.head.bias.sub_((model(x) + model(other))[0] / 2)
+    becomes = int(model(other).argmax())
+    explainer = explain.Explainer(model, preprocess=to_tensor, size=SIDE, categories=["cup", "pot", "pan"])
+    method = Necessary(baseline=OtherPhoto(other), becomes=becomes, of_layer=True)
+    explanation = explainer(pictures[0], methods=[method], layer="maps")
+    explanation.save(tmp_path)
+    (file,) = tmp_path.glob("*.json")
+    loaded = explain.load(file)
+    (made,), (read,) = explanation["necessary"].sets[0], loaded.attribution.sets[0]
+    assert made.mask.any()
+    assert torch.equal(made.mask, read.mask)
+    assert loaded.attribution.layer == "maps"
+    again = loaded.repeat(explainer, image=pictures[0])
+    assert torch.equal(again["necessary"].sets[0][0].mask, made.mask)
+    assert again["necessary"].sets[0][0].without == made.without
+    page = explanation.to_html(tmp_path / "page.html").read_text("utf-8")
+    assert (
+        f"of maps keep {explainer.categories[int(model(x).argmax())]} from being {explainer.categories[becomes]}"
+        in page
+    )
+
+
+def test_sets_of_five_crops_are_drawn_together_and_not_told_as_one() -> None:
+    explainer = explain.Explainer(Marks(), size=SIDE, crop="five", mean=(0.0,) * 3, std=(1.0,) * 3)
+    picture = Image.new("RGB", (2 * SIDE, SIDE), "white")
+    explanation = explainer(picture, methods=[Sufficient(3, Zero())], target=1)
+    assert explanation["sufficient"].sets is None
+    assert explanation["sufficient"].values.any()
+    assert explanation.overlay().size == picture.size
+
+
 def test_a_caption_says_what_is_proved_and_what_turns_the_answer() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2, bias=False)).double()
     with torch.no_grad():
@@ -290,3 +493,4 @@ def test_a_caption_says_what_is_proved_and_what_turns_the_answer() -> None:
     for method, words in told.items():
         a = explain.attribute(model, x, method, target=0)
         assert sentence(a, "cup") == f"These {words}"
+        assert sentence(a, "cup", ["cup", "pot"]) == f"These {words}".replace("class 1", "pot")
