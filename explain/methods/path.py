@@ -7,7 +7,6 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from explain._utils.errors import BaselineError, MethodError, in_short
 from explain._utils.random_numbers import normal, seeded, uniform
@@ -17,8 +16,8 @@ from explain.engine import Accumulator, Attributions, Evidence, Need, Perturbati
 from explain.engine.needs import InputGradients
 from explain.engine.perturbations import OneForEach, Scores, SumOfRows, ZeroInput, copies
 from explain.layers.layouts import Grids
-from explain.methods.base import GRADIENTS, Method, register, spatial_dims
-from explain.methods.gradients import Saliency
+from explain.methods.base import register, spatial_dims
+from explain.methods.gradients import GradientMethod, Saliency
 from explain.methods.regions import blurred
 
 PathBaseline: TypeAlias = float | str | tuple[float, ...] | torch.Tensor | Baseline
@@ -167,13 +166,12 @@ class ScoreAndGradient:
         return torch.cat([evidence.score.to(gradient)[:, None], gradient.flatten(1)], 1)
 
 
-class CompleteMethod(Method):
+class CompleteMethod(GradientMethod):
     """A method whose values add up to the score minus that of a baseline, or the mean of several.
 
     It may have an option ``baseline``, which is brought into the form that paths take.
     """
 
-    family = GRADIENTS
     style = "signed"
     baseline: Any
 
@@ -272,8 +270,7 @@ class IntegratedGradients(CompleteMethod):
 
     def delta(self, evidence: Evidence, values: torch.Tensor) -> torch.Tensor | None:
         """By how much the values miss the difference of the scores at the photo and at the baseline."""
-        contributions = values if self.multiply_by_inputs else self._way(evidence) * values
-        return super().delta(evidence, contributions)
+        return super().delta(evidence, values if self.multiply_by_inputs else self._way(evidence) * values)
 
     def _way(self, evidence: Evidence) -> torch.Tensor:
         return evidence.inputs - self.start.perturbed(evidence)
@@ -281,14 +278,13 @@ class IntegratedGradients(CompleteMethod):
 
 def _blurred(x: torch.Tensor) -> torch.Tensor:
     """Blur with a Gaussian whose standard deviation is a tenth of the shorter side."""
+    from torchvision.transforms.functional import gaussian_blur
+
     sigma = min(x.shape[-2:]) / 10
     reach = min(int(3 * sigma), min(x.shape[-2:]) - 1)
-    offsets = torch.arange(-reach, reach + 1, dtype=x.dtype, device=x.device)
-    kernel = torch.exp(-0.5 * (offsets / sigma) ** 2)
-    kernel = (kernel / kernel.sum())[None, None]
     flat = x.flatten(0, -3)[:, None]
-    flat = F.conv2d(F.pad(flat, (reach, reach, 0, 0), mode="reflect"), kernel[:, :, None])
-    flat = F.conv2d(F.pad(flat, (0, 0, reach, reach), mode="reflect"), kernel[..., None])
+    for kernel in ([2 * reach + 1, 1], [1, 2 * reach + 1]):
+        flat = gaussian_blur(flat, kernel, [sigma, sigma])
     return flat.reshape(x.shape)
 
 
@@ -307,7 +303,9 @@ class BlurPath(Path):
     words = "the photo, less and less blurred"
 
     def points(self, evidence: Evidence) -> Of:
-        x = self.checked(evidence.inputs)
+        x = evidence.inputs
+        if x.ndim < 4:
+            raise MethodError(f"input must be a picture (N, C, H, W), got {tuple(x.shape)}; take integratedgradients")
         return lambda image, step: self.at(x[image], step + self.middle / 2)
 
     def weights(self, evidence: Evidence) -> Of:
@@ -317,12 +315,6 @@ class BlurPath(Path):
     def at(self, x: torch.Tensor, step: float) -> torch.Tensor:
         """The photo after so many steps; after all of them, it is sharp."""
         return blurred(x, self.sigma * min(x.shape[-2:]) * (1 - step / self.steps))
-
-    def checked(self, x: torch.Tensor) -> torch.Tensor:
-        """The photos; an input that is no picture cannot be blurred."""
-        if x.ndim < 4:
-            raise MethodError(f"input must be a picture (N, C, H, W), got {tuple(x.shape)}; take integratedgradients")
-        return x
 
 
 @register
