@@ -16,8 +16,8 @@ from explain.engine import Accumulator, Attributions, Evidence, Need, Perturbati
 from explain.engine.needs import InputGradients
 from explain.engine.perturbations import OneForEach, Scores, SumOfRows, ZeroInput, copies
 from explain.layers.layouts import Grids
-from explain.methods.base import register, spatial_dims
-from explain.methods.gradients import GradientMethod, Saliency
+from explain.methods.base import GRADIENTS, Method, register, spatial_dims
+from explain.methods.gradients import Saliency
 from explain.methods.regions import blurred
 
 PathBaseline: TypeAlias = float | str | tuple[float, ...] | torch.Tensor | Baseline
@@ -166,12 +166,13 @@ class ScoreAndGradient:
         return torch.cat([evidence.score.to(gradient)[:, None], gradient.flatten(1)], 1)
 
 
-class CompleteMethod(GradientMethod):
+class CompleteMethod(Method):
     """A method whose values add up to the score minus that of a baseline, or the mean of several.
 
     It may have an option ``baseline``, which is brought into the form that paths take.
     """
 
+    family = GRADIENTS
     style = "signed"
     baseline: Any
 

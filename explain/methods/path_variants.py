@@ -12,9 +12,8 @@ from explain._utils.errors import MethodError, in_short
 from explain.baselines.base import Baseline
 from explain.engine import Accumulator, Attributions, Evidence, Need, Reducer
 from explain.engine.perturbations import GivenRows, PerturbationRuns, Scores
-from explain.methods.base import Method, check_range, register
+from explain.methods.base import GRADIENTS, Method, check_range, register
 from explain.methods.estimates import remembered
-from explain.methods.gradients import GradientMethod
 from explain.methods.path import CompleteMethod, IntegratedGradients, PathStart, ScoreAndGradient, StraightPath
 from explain.methods.regions import USUAL_AREA, Felzenszwalb, Regions
 
@@ -224,7 +223,7 @@ DILATION, LEAST = 5, 50
 
 
 @register
-class XRAI(GradientMethod):
+class XRAI(Method):
     r"""Regions ranked by integrated gradients.
 
     Rank regions by how much each of their pixels speaks for the target on average.
@@ -257,6 +256,7 @@ class XRAI(GradientMethod):
     low: tuple[float, ...] | None = None
     high: tuple[float, ...] | None = None
 
+    family = GRADIENTS
     minimums = {"steps": 1}
 
     def __post_init__(self) -> None:
