@@ -1,7 +1,5 @@
 """A baseline from the pixels around what is absent: ROAD's noisy linear interpolation."""
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 
@@ -38,7 +36,6 @@ def interpolated(images: torch.Tensor, covered: torch.Tensor) -> torch.Tensor:
     return torch.where(covered, mean + _solved(right, _levels(unknown, unknown * _around(known))), images)
 
 
-@dataclass(frozen=True, eq=False)
 class _Level:
     """The system on one grid: which cells are ``unknown`` ``(b, 1, h, w)``; ``held`` ties them to what is known.
 
@@ -47,17 +44,11 @@ class _Level:
     from what is known. On the finest grid, this is the system itself.
     """
 
-    unknown: torch.Tensor
-    held: torch.Tensor
-    beside: torch.Tensor
-    inverse: torch.Tensor
-    """1 by the matrix's diagonal; 0 where nothing is unknown."""
-
-    @classmethod
-    def of(cls, unknown: torch.Tensor, held: torch.Tensor) -> "_Level":
-        beside = unknown * _around(unknown) + held
-        some = beside > 0
-        return cls(unknown, held, beside, torch.where(some, 1 / torch.where(some, beside, 1), 0))
+    def __init__(self, unknown: torch.Tensor, held: torch.Tensor) -> None:
+        self.unknown, self.held = unknown, held
+        self.beside = unknown * _around(unknown) + held
+        self.inverse = torch.where(self.beside > 0, 1 / self.beside, 0)
+        """1 by the matrix's diagonal; 0 where nothing is unknown."""
 
     def times(self, u: torch.Tensor) -> torch.Tensor:
         return torch.addcmul(self.beside * u, self.unknown, _around(u), value=-1)
@@ -69,10 +60,10 @@ class _Level:
 
 def _levels(unknown: torch.Tensor, held: torch.Tensor) -> list[_Level]:
     """The system on finer to coarser grids: each cell is four of the grid before, unknown if one of these is."""
-    levels = [_Level.of(unknown, held)]
+    levels = [_Level(unknown, held)]
     while levels[-1].unknown[0].numel() > COARSEST:
         last = levels[-1]
-        levels.append(_Level.of(F.max_pool2d(_even(last.unknown), 2), 4 * F.avg_pool2d(_even(last.held), 2)))
+        levels.append(_Level(F.max_pool2d(_even(last.unknown), 2), 4 * F.avg_pool2d(_even(last.held), 2)))
     return levels
 
 
@@ -194,8 +185,7 @@ class Neighbours(Baseline):
 
     def __call__(self, images: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
         check_mask(images, keep)
-        wide = in_single_or_double(images)
-        frames, masks = _frames(wide), _frames(keep.expand(len(images), *keep.shape[1:]))
+        frames, masks = _frames(in_single_or_double(images)), _frames(keep.expand(len(images), *keep.shape[1:]))
         found = interpolated(frames, masks < 1)
         found = found.reshape(len(images), -1, *found.shape[1:]).movedim(1, 2).reshape(images.shape)
         filled = found + self.noise * drawn(self.seed, images).to(found) if self.noise else found

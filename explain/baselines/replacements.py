@@ -5,15 +5,13 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, TypeAlias
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 
-from explain._utils.errors import ArgumentError, BaselineError, shown
+from explain._utils.errors import ArgumentError, BaselineError, did_you_mean, shown
 from explain._utils.options import MethodSpec, SpecError, read_written, register_reader
 from explain._utils.random_numbers import normal, seeded
-from explain._utils.spelling import did_you_mean
-from explain.baselines.base import Baseline, Cover, Preprocess, check_mask, known, register, scale_of
+from explain.baselines.base import Baseline, Cover, Preprocess, known, register, scale_of
 
 USUAL = 20 / 224
 """The strongest blur's standard deviation, as a share of the photo's shorter side."""
@@ -215,12 +213,11 @@ class OtherPhoto(Baseline):
     name: ClassVar[str] = "photo"
 
     def __post_init__(self) -> None:
-        other = torch.from_numpy(self.other) if isinstance(self.other, np.ndarray) else self.other
-        if not isinstance(other, torch.Tensor) or other.ndim < 3 or not other.is_floating_point():
-            raise BaselineError(f"other of photo must be a float tensor (C, H, W), got {shown(other)}; preprocess it")
-        if not bool(torch.isfinite(other).all()):
-            raise BaselineError("other of photo must hold finite values, got NaN or infinity; check the preprocessing")
-        object.__setattr__(self, "other", other.detach().clone())
+        super().__post_init__()
+        if self.other.ndim < 3 or not self.other.is_floating_point():
+            got = shown(self.other)
+            raise BaselineError(f"other of photo must be a float tensor (C, H, W), got {got}; preprocess it")
+        object.__setattr__(self, "other", self.other.detach().clone())
 
     def __eq__(self, value: object) -> bool:
         if not isinstance(value, OtherPhoto) or self.other.dtype != value.other.dtype:
@@ -265,11 +262,6 @@ class Defocus(Baseline):
     depends_on_mask = True
 
     minimums = {"sigma": TINY, "levels": 2}
-
-    def __call__(self, images: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
-        check_mask(images, keep)
-        keep = keep.expand(len(images), *keep.shape[1:])
-        return self.covering(images)(torch.arange(len(images), device=images.device), keep)
 
     def covering(self, images: torch.Tensor) -> Cover:
         """Cover the same photos by many masks; each is blurred once."""

@@ -42,11 +42,16 @@ def weighted(weights: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tens
     return (weights * (0 if gradient is None else gradient)).clamp(min=0).mean(1)
 
 
-class RolloutMethod(Method):
-    """A method that multiplies one matrix ``(N, tokens, tokens)`` for each block, and reads the class token's row."""
+class AttentionMethod(Method):
+    """A method that looks at the attention of a transformer."""
 
     family = ATTENTION
     only_for = "vision transformers"
+
+
+class RolloutMethod(AttentionMethod):
+    """A method that multiplies one matrix ``(N, tokens, tokens)`` for each block, and reads the class token's row."""
+
     attention: ClassVar[Attention] = _GRADIENTS
     """The attention that is followed."""
 
@@ -119,7 +124,7 @@ class AttentionRollout(RolloutMethod):
 
 
 @register
-class LeGrad(Method):
+class LeGrad(AttentionMethod):
     r"""Sensitivity of the score to the attention of every block.
 
     Sum over blocks how the score read off each block depends on its attention.
@@ -148,9 +153,7 @@ class LeGrad(Method):
 
     blocks: int | None = None
 
-    family = ATTENTION
     minimums = {"blocks": 1}
-    only_for = "vision transformers"
     needs = frozenset({BlockAttention()})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
@@ -162,7 +165,7 @@ class LeGrad(Method):
 
 
 @register
-class GradECLIP(Method):
+class GradECLIP(AttentionMethod):
     r"""What the last attention takes from each patch, for the score, with attention loosened to a similarity.
 
     :math:`\operatorname{ReLU}\bigl(\sum_q \lambda_{qi} \sum_c \partial y / \partial o_{qc}\, v_{ic}\bigr)` at patch i:
@@ -192,7 +195,6 @@ class GradECLIP(Method):
 
     blocks: int = 1
 
-    family = ATTENTION
     minimums = {"blocks": 1}
     only_for = "transformers"
     needs = frozenset({_OF_INPUT})
@@ -294,7 +296,7 @@ class CheferAttribution(RolloutMethod):
 
 
 @register
-class CheferBimodal(Method):
+class CheferBimodal(AttentionMethod):
     r"""Attention between a photo and other tokens, weighted by its gradient.
 
     Follow attention between a photo and something else (words, queries): what of the photo a token looked at.
@@ -332,7 +334,6 @@ class CheferBimodal(Method):
 
     token: int | None = None
 
-    family = ATTENTION
     minimums = {"token": 0}
     only_for = "transformers with attention between a photo and other tokens"
     needs = frozenset({_EVERYWHERE})
@@ -356,8 +357,7 @@ class CheferBimodal(Method):
         shapes = [tuple(each.weights.shape[-2:]) for each in maps]
         between = [shape for shape in shapes if shape[0] != shape[1]]
         sizes = {size for shape in shapes for size in shape}
-        grids = [size for size in sizes if evidence.grids.grid((count, size, 1)) is not None]
-        ours = max(grids, default=0)
+        ours = max((size for size in sizes if evidence.grids.grid((count, size, 1)) is not None), default=0)
         if not between or len(sizes) != 2 or not ours or any(len(each.weights) != count for each in maps):
             found = ", ".join(str(shape) for shape in dict.fromkeys(shapes)) or "none"
             raise MethodError(f"{self.name} must have attention of a photo and one other, got {found}; take legrad")

@@ -11,9 +11,8 @@ from typing import Any, ClassVar, Literal, TypeAlias, TypeVar, dataclass_transfo
 
 import torch
 
-from explain._utils.errors import ArgumentError, MethodError, either, keywords, shown
+from explain._utils.errors import ArgumentError, MethodError, did_you_mean, either, keywords, shown
 from explain._utils.options import Options, SpecError, enter, read_written, register_reader
-from explain._utils.spelling import did_you_mean
 from explain.engine import Evidence, Need
 from explain.engine.needs import BiasTerms
 from explain.engine.perturbations import keep_graph

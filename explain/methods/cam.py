@@ -407,8 +407,15 @@ class RefineCAM(ClassActivationMap):
         return map_of(self.name, self.cam, evidence)
 
 
+class FeatureMapPattern(Method):
+    """A method that looks for a pattern of the feature maps, without gradients if it does not say otherwise."""
+
+    family = PATTERNS
+    needs = frozenset({Activations()})
+
+
 @register
-class EigenCAM(Method):
+class EigenCAM(FeatureMapPattern):
     r"""First principal component of the feature maps.
 
     Project the feature maps onto their first principal direction: :math:`A\,v_1` of :math:`A = U \Sigma V^T`.
@@ -427,15 +434,12 @@ class EigenCAM(Method):
     torch.Size([1, 6, 6])
     """
 
-    family = PATTERNS
-    needs = frozenset({Activations()})
-
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         return first_component(evidence.activations)
 
 
 @register
-class EigenGradCAM(Method):
+class EigenGradCAM(FeatureMapPattern):
     """First principal component of feature maps times gradients.
 
     The first principal component of the products of feature maps and gradients: Eigen-CAM that knows the class.
@@ -453,7 +457,6 @@ class EigenGradCAM(Method):
     torch.Size([1, 6, 6])
     """
 
-    family = PATTERNS
     needs = BOTH
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
@@ -485,7 +488,7 @@ def eigenvectors(matrices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @register
-class KPCACAM(Method):
+class KPCACAM(FeatureMapPattern):
     r"""First component of the feature maps by kernel PCA.
 
     The first component of the feature maps by kernel PCA: Eigen-CAM that follows curved structure.
@@ -515,9 +518,7 @@ class KPCACAM(Method):
     kernel: Literal["sigmoid", "rbf", "poly", "cosine", "linear"] = "sigmoid"
     gamma: float | Literal["scale"] | None = "scale"
 
-    family = PATTERNS
     minimums = {"gamma": 0}
-    needs = frozenset({Activations()})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         maps = evidence.activations
@@ -548,7 +549,7 @@ class KPCACAM(Method):
 
 
 @register
-class FEM(Method):
+class FEM(FeatureMapPattern):
     r"""Positions where feature maps are unusually strong.
 
     Count where feature maps stand out: :math:`\sum_k \mu_k\,[A^k > \mu_k + k\sigma_k]`.
@@ -572,9 +573,7 @@ class FEM(Method):
 
     k: float = 2.0
 
-    family = PATTERNS
     minimums = {"k": 0}
-    needs = frozenset({Activations()})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         a = evidence.activations

@@ -202,9 +202,8 @@ class _Ascent:
         found = runner.read(made, ScoreAndGradient()).to(self._x)
         slopes = found[:, 1:].reshape(seen.shape), self._towards_area(full.detach())
         gradient = -torch.autograd.grad((seen, full), values, slopes)[0]
-        if self._momentum is None:
-            self._momentum = gradient
-        self._momentum = MOMENTUM * self._momentum + (1 - MOMENTUM) * gradient
+        before = gradient if self._momentum is None else self._momentum
+        self._momentum = MOMENTUM * before + (1 - MOMENTUM) * gradient
         self._values = (self._values - RATE * self._momentum).clamp(0, 1)
         self.masks, self.scores, self.steps = masks.detach(), found[:, 0], self.steps + 1
 
@@ -212,8 +211,7 @@ class _Ascent:
         """The gradient that draws sorted masks towards zeros and then as many ones as the area has places."""
         flat = full.flatten(1)
         ordered, order = flat.sort(1)
-        weight = WEIGHT * GROWTH**self.steps
-        pulls = -2 * weight / flat.shape[1] * (ordered - shared(ordered, self._wanted))
+        pulls = -2 * WEIGHT * GROWTH**self.steps / flat.shape[1] * (ordered - shared(ordered, self._wanted))
         return torch.zeros_like(flat).scatter_(1, order, pulls).reshape(full.shape)
 
 

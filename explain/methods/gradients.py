@@ -14,8 +14,14 @@ from explain.relevance.gradient_rules import Deconvnet as DeconvnetRule
 from explain.relevance.gradient_rules import Guided, Rule
 
 
+class GradientMethod(Method):
+    """A method that is made of gradients in the pixels."""
+
+    family = GRADIENTS
+
+
 @register
-class Saliency(Method):
+class Saliency(GradientMethod):
     r"""Magnitude of the gradient in each pixel.
 
     Show how much each pixel would change the score: :math:`|\partial y/\partial x|`.
@@ -36,7 +42,6 @@ class Saliency(Method):
 
     absolute: bool = True
 
-    family = GRADIENTS
     style = "intensity"
     needs = frozenset({InputGradients()})
 
@@ -46,7 +51,7 @@ class Saliency(Method):
 
 
 @register
-class InputXGradient(Method):
+class InputXGradient(GradientMethod):
     r"""Input times gradient, signed.
 
     Multiply each input value with its gradient: :math:`x \cdot \partial y/\partial x`.
@@ -65,7 +70,6 @@ class InputXGradient(Method):
     True
     """
 
-    family = GRADIENTS
     style = "signed"
     needs = frozenset({InputGradients()})
 
@@ -73,10 +77,9 @@ class InputXGradient(Method):
         return evidence.inputs * evidence[InputGradients()]
 
 
-class RuleGradientMethod(Method):
+class RuleGradientMethod(GradientMethod):
     """A method that gives the gradient under a rule for rectifiers."""
 
-    family = GRADIENTS
     style = "color"
     rule: ClassVar[Rule]
 
@@ -140,7 +143,7 @@ class Deconvnet(RuleGradientMethod):
 
 
 @register
-class GuidedGradCAM(Method):
+class GuidedGradCAM(GradientMethod):
     """Guided back-propagation times Grad-CAM.
 
     Multiply guided back-propagation with the Grad-CAM map: fine detail, where the target is.
@@ -162,7 +165,6 @@ class GuidedGradCAM(Method):
 
     cam: Method = field(default_factory=GradCAM)
 
-    family = GRADIENTS
     style = "color"
 
     @property

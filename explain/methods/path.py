@@ -7,7 +7,6 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from explain._utils.errors import BaselineError, MethodError, in_short
 from explain._utils.random_numbers import normal, seeded, uniform
@@ -272,8 +271,7 @@ class IntegratedGradients(CompleteMethod):
 
     def delta(self, evidence: Evidence, values: torch.Tensor) -> torch.Tensor | None:
         """By how much the values miss the difference of the scores at the photo and at the baseline."""
-        contributions = values if self.multiply_by_inputs else self._way(evidence) * values
-        return super().delta(evidence, contributions)
+        return super().delta(evidence, values if self.multiply_by_inputs else self._way(evidence) * values)
 
     def _way(self, evidence: Evidence) -> torch.Tensor:
         return evidence.inputs - self.start.perturbed(evidence)
@@ -281,14 +279,13 @@ class IntegratedGradients(CompleteMethod):
 
 def _blurred(x: torch.Tensor) -> torch.Tensor:
     """Blur with a Gaussian whose standard deviation is a tenth of the shorter side."""
+    from torchvision.transforms.functional import gaussian_blur
+
     sigma = min(x.shape[-2:]) / 10
     reach = min(int(3 * sigma), min(x.shape[-2:]) - 1)
-    offsets = torch.arange(-reach, reach + 1, dtype=x.dtype, device=x.device)
-    kernel = torch.exp(-0.5 * (offsets / sigma) ** 2)
-    kernel = (kernel / kernel.sum())[None, None]
     flat = x.flatten(0, -3)[:, None]
-    flat = F.conv2d(F.pad(flat, (reach, reach, 0, 0), mode="reflect"), kernel[:, :, None])
-    flat = F.conv2d(F.pad(flat, (0, 0, reach, reach), mode="reflect"), kernel[..., None])
+    for kernel in ([2 * reach + 1, 1], [1, 2 * reach + 1]):
+        flat = gaussian_blur(flat, kernel, [sigma, sigma])
     return flat.reshape(x.shape)
 
 
@@ -307,7 +304,9 @@ class BlurPath(Path):
     words = "the photo, less and less blurred"
 
     def points(self, evidence: Evidence) -> Of:
-        x = self.checked(evidence.inputs)
+        x = evidence.inputs
+        if x.ndim < 4:
+            raise MethodError(f"input must be a picture (N, C, H, W), got {tuple(x.shape)}; take integratedgradients")
         return lambda image, step: self.at(x[image], step + self.middle / 2)
 
     def weights(self, evidence: Evidence) -> Of:
@@ -317,12 +316,6 @@ class BlurPath(Path):
     def at(self, x: torch.Tensor, step: float) -> torch.Tensor:
         """The photo after so many steps; after all of them, it is sharp."""
         return blurred(x, self.sigma * min(x.shape[-2:]) * (1 - step / self.steps))
-
-    def checked(self, x: torch.Tensor) -> torch.Tensor:
-        """The photos; an input that is no picture cannot be blurred."""
-        if x.ndim < 4:
-            raise MethodError(f"input must be a picture (N, C, H, W), got {tuple(x.shape)}; take integratedgradients")
-        return x
 
 
 @register

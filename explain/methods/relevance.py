@@ -5,8 +5,7 @@ from typing import Any, Literal
 
 import torch
 
-from explain._utils.errors import MethodError, shown
-from explain._utils.spelling import did_you_mean
+from explain._utils.errors import MethodError, did_you_mean, shown
 from explain.baselines.base import Baseline
 from explain.engine import Evidence, InputGradients, Need
 from explain.engine import needs as engine_needs

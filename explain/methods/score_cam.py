@@ -13,11 +13,11 @@ from explain.engine import Activations, Evidence, Need, Perturbation, PerturbedR
 from explain.engine.needs import BlockTokens
 from explain.engine.perturbations import ScoreOf, Scores, Unperturbed, ZeroInput, interleaved
 from explain.layers.layouts import enlarge
-from explain.methods.base import PERTURBATION, Method, Outcome, over_all, register
+from explain.methods.base import PERTURBATION, Outcome, over_all, register
 from explain.methods.cam import ClassActivationMap, ratio, weighted
-from explain.methods.estimates import Score, whole_score
+from explain.methods.estimates import PerturbationMethod, Score, whole_score
 from explain.methods.occlusion import enlarging
-from explain.methods.wrappers import noise
+from explain.methods.wrappers import noise, span
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,11 @@ class MapMaskedInputs(Perturbation):
                 return photos
             maps = a[images[rows], channels[rows]]
             if self.how == "maps":
-                maps = maps + _span(maps) * noises[sample]
+                maps = maps + span(maps) * noises[sample]
             found = photos * masks(maps, size)
             if self.how == "fading":
                 return found * over_all((sample + 1).to(x.dtype) / self.samples, x)
-            return found + _span(photos) * noises[sample] if self.how == "input" else found
+            return found + span(photos) * noises[sample] if self.how == "input" else found
 
         return PerturbedRows(images, masked)
 
@@ -94,10 +94,8 @@ class ChannelAblation(Perturbation):
         return PerturbedRows(image, ablated)
 
 
-class ScoreWeightedMethod(Method):
+class ScoreWeightedMethod(PerturbationMethod):
     """A method that weighs each feature map by the softmax of the scores of photos masked by the maps."""
-
-    family = PERTURBATION
 
     @property
     def masked(self) -> MapMaskedInputs:
@@ -254,12 +252,6 @@ def masks(maps: torch.Tensor, size: tuple[int, ...]) -> torch.Tensor:
     return large.sub_(least).mul_(ratio(torch.ones_like(most), most - least))  # in place: there are many of them
 
 
-def _span(values: torch.Tensor) -> torch.Tensor:
-    """The range of each row, in a shape that multiplies it."""
-    least, most = values.flatten(1).aminmax(dim=1)
-    return over_all(most - least, values)
-
-
 def _alive(maps: torch.Tensor) -> torch.Tensor:
     """Which feature maps ``(N, C)`` are not zero everywhere."""
     return (maps != 0).flatten(2).any(2)
@@ -337,10 +329,9 @@ def clustered(maps: torch.Tensor, size: tuple[int, ...], distance: float) -> tor
     return found.index_add_(0, labels, maps / span[:, None, None])
 
 
-class TokenMethod(Method):
+class TokenMethod(PerturbationMethod):
     """A method that runs a transformer on the masks that its own tokens make."""
 
-    family = PERTURBATION
     only_for = "vision transformers"
     score: Score
 
@@ -538,37 +529,23 @@ ROUNDS = 100  # after which means need not stand still
 def complete_linkage(distances: torch.Tensor, most: float) -> torch.Tensor:
     """Put together what lies apart by less than ``most``: the number of each row's cluster ``(n,)``.
 
-    Two clusters lie apart by the largest of the ``distances`` ``(n, n)`` between their members. Clusters are numbered
-    by their first members. Each merger joins two clusters of which each is the other's nearest. These do not come in
-    the order of their distances, which does not matter, since no merger brings clusters closer together.
+    Two clusters lie apart by the largest of the ``distances`` ``(n, n)`` between their members; the two that lie
+    nearest are joined first. Clusters are numbered by their first members.
 
     >>> places = torch.tensor([0.0, 1.0, 5.0, 5.5, 9.0])
     >>> complete_linkage((places[:, None] - places).abs(), 2.0).tolist()
     [0, 0, 1, 1, 2]
     """
-    apart = distances.double().cpu().clone()
-    count = len(apart)
-    apart.fill_diagonal_(float("inf"))
-    labels, chain, alive = torch.arange(count), list[int](), torch.ones(count, dtype=torch.bool)
-    while int(alive.sum()) > 1:
-        if not chain:
-            chain = [int(alive.nonzero()[0])]
-        here = chain[-1]
-        nearest = int(apart[here].argmin())
-        if len(chain) < 2 or apart[here, chain[-2]] > apart[here, nearest]:
-            chain.append(nearest)
-            continue
-        nearest, chain = chain[-2], chain[:-2]
-        if apart[here, nearest] < most:
-            labels[labels == here] = nearest
-        elif not bool((apart[alive][:, alive] < most).any()):
-            break
-        joined = torch.maximum(apart[here], apart[nearest])
-        joined[nearest] = float("inf")
-        apart[nearest], apart[:, nearest] = joined, joined
-        apart[here], apart[:, here], alive[here] = float("inf"), float("inf"), False
-    numbers: dict[int, int] = {}  # in the order in which they come first
-    return torch.tensor([numbers.setdefault(label, len(numbers)) for label in labels.tolist()])
+    apart: Any = distances.double().cpu().clone().fill_diagonal_(torch.inf).numpy()
+    labels = torch.arange(len(apart))
+    while apart.min(initial=torch.inf) < most:
+        first, other = sorted(divmod(int(apart.argmin()), len(apart)))
+        labels[labels == other] = first
+        joined = apart[[first, other]].max(0)
+        joined[first] = torch.inf
+        apart[first], apart[:, first] = joined, joined
+        apart[other], apart[:, other] = torch.inf, torch.inf
+    return torch.unique(labels, return_inverse=True)[1]  # type: ignore[no-any-return]
 
 
 def means(points: torch.Tensor, count: int, seed: int) -> torch.Tensor:
@@ -583,8 +560,7 @@ def means(points: torch.Tensor, count: int, seed: int) -> torch.Tensor:
     distinct: torch.Tensor = torch.unique(points, dim=0)
     if len(distinct) <= count:
         return distinct
-    order = permutation(len(distinct), seed)
-    centres: torch.Tensor = distinct[order[:count].to(points.device)]
+    centres: torch.Tensor = distinct[permutation(len(distinct), seed)[:count].to(points.device)]
     belongs = torch.full((len(points),), -1, device=points.device)
     for _ in range(ROUNDS):
         nearest = torch.cdist(points, centres).argmin(1)

@@ -112,9 +112,8 @@ def _compared(signs: torch.Tensor, half: torch.Tensor, of_threes: Sequence[float
     regions, eye = signs.shape[1], torch.eye(len(signs), dtype=signs.dtype, device=signs.device)
     single = alike / regions
     triples = (alike**3 - (3 * regions - 2) * alike) / 6 / max(1, math.comb(regions, 3))
-    for threes, rest in itertools.product(
-        of_threes if regions > 2 else (0.0,), (each for each in REST if each >= least)
-    ):
+    rests = [rest for rest in REST if rest >= least]
+    for threes, rest in itertools.product(of_threes if regions > 2 else (0.0,), rests):
         factor, failed = torch.linalg.cholesky_ex(single + threes * triples + rest * eye)
         if not int(failed):
             scale = torch.linalg.solve_triangular(factor, half[:, None], upper=False).square().mean()

@@ -7,13 +7,12 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 
-from explain._utils.errors import MethodError
 from explain._utils.random_numbers import normal, seeded
 from explain.engine import Accumulator, Activations, Attributions, Evidence, Need, Perturbation, PerturbedRows, Reducer
 from explain.engine.needs import LayerGradients
 from explain.engine.perturbations import AnswerTo, SumOfRows
 from explain.methods import cam, gradients
-from explain.methods.base import MAPS, Method, Source, Style, cited, over_all, register, register_wrapper, spatial_dims
+from explain.methods.base import Method, Source, Style, cited, over_all, register, register_wrapper, spatial_dims
 
 Statistic = Literal["mean", "square", "variance"]
 _PREFIX = {"mean": "smooth", "square": "smoothsquare", "variance": "var"}
@@ -23,6 +22,12 @@ _PUBLISHED = {"mean": "smoothgrad", "square": "smoothgrad2", "variance": "vargra
 def noise(seed: int, index: int, like: torch.Tensor) -> torch.Tensor:
     """The ``index``-th standard normal sample in the shape of ``like``, the same on every device and in every batch."""
     return normal(like.shape, seeded(seed, index)).to(like)
+
+
+def span(values: torch.Tensor) -> torch.Tensor:
+    """The range of each row, in a shape that multiplies it."""
+    least, most = values.flatten(1).aminmax(dim=1)
+    return over_all(most - least, values)
 
 
 @dataclass(frozen=True)
@@ -40,8 +45,7 @@ class NoisyCopies(Perturbation):
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
         x = evidence.inputs
-        least, most = x.flatten(1).aminmax(dim=1)
-        spread = self.sigma * over_all(most - least, x)
+        spread = self.sigma * span(x)
 
         def make(rows: torch.Tensor) -> torch.Tensor:
             image, sample = rows % len(x), rows // len(x)
@@ -182,7 +186,7 @@ class MeanPowers(Reducer):
 
 
 @register
-class SmoothGradCAMPlusPlus(Method):
+class SmoothGradCAMPlusPlus(cam.ClassActivationMap):
     r"""Grad-CAM++ with derivatives averaged over noisy copies.
 
     Grad-CAM++ with each derivative averaged over noisy copies of the photo; the feature maps are the clean ones.
@@ -213,7 +217,6 @@ class SmoothGradCAMPlusPlus(Method):
     seed: int = 0
 
     name = "smoothgradcam++"
-    family = MAPS
     minimums = {"samples": 1, "sigma": 0}
 
     @property
@@ -253,8 +256,7 @@ class Views(Perturbation):
         x = evidence.inputs
 
         def carry(tensor: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-            kinds = (self.kinds[row // len(x)] for row in rows.tolist())
-            pairs = zip(tensor, kinds, strict=True)
+            pairs = zip(tensor, (self.kinds[row // len(x)] for row in rows.tolist()), strict=True)
             return torch.cat([_shown(each[None], *kind, padding="reflection") for each, kind in pairs])
 
         owners = torch.arange(len(x), device=x.device).repeat(len(self.kinds))
@@ -313,11 +315,7 @@ class Augmented(WrapperMethod):
 
     source = cited("gildenblat2021pytorchgradcam")
     minimums = {"scales": 0.1}
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.scales:
-            raise MethodError("scales of augmented must be at least one number, got none; leave it out")
+    below = {"scales": torch.inf}
 
     @property
     def name(self) -> str:

@@ -12,8 +12,7 @@ from torch import nn
 from explain.baselines import Zero
 from explain.baselines.base import Baseline
 from explain.data.inputs import Inputs, Path
-from explain.metrics import base
-from explain.metrics.base import ZERO, MapMetric, MetricInput, MetricResult, register
+from explain.metrics.base import ZERO, MapMetric, MetricInput, MetricResult, need_probability, register
 from explain.metrics.faithfulness import SMALL
 from explain.metrics.maps import Sign, correlation, gini
 from explain.metrics.variants import ModelContext, ReattributionMetric, Variant, VariantResult
@@ -181,7 +180,7 @@ class ADCC(ReattributionMetric):
     baseline: Baseline = field(default_factory=Zero)
 
     def variants(self, context: ModelContext, data: MetricInput) -> Iterator[Variant]:
-        base.need_probability(data.probability, OTHER)
+        need_probability(data.probability, OTHER)
         keep = data.maps.heatmap[:, None].to(context.images)
         yield Variant(("masked by its map", self.baseline, data.maps.name), lambda: self.baseline(context.images, keep))
 
@@ -193,7 +192,7 @@ class ADCC(ReattributionMetric):
         return torch.stack([probability.double(), together.nan_to_num(-1)], 1)
 
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
-        original = base.need_probability(data.probability, OTHER).double()
+        original = need_probability(data.probability, OTHER).double()
         seen, together = numbers[:, 0].unbind(1)
         coherency = (1 + together) / 2
         complexity = data.maps.heatmap.double().flatten(1).mean(1)

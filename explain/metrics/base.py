@@ -15,7 +15,6 @@ from explain._utils.errors import MetricError, TargetError, did_you_mean, keywor
 from explain._utils.options import Options, enter
 from explain.attribution.diagnostics import image_names
 from explain.baselines.base import Baseline, Cover
-from explain.baselines.replacements import get_baseline
 from explain.engine import Evidence, Perturbation, PerturbedRows
 from explain.metrics.maps import Maps, Sign, ranks_of
 from explain.targets.base import Target, find_logits
@@ -142,14 +141,13 @@ class Metric(Options):
             setattr(cls, name, known[name])
 
     def __post_init__(self) -> None:
-        if hasattr(self, "baseline"):
-            object.__setattr__(self, "baseline", get_baseline(self.baseline))
         super().__post_init__()
-
-    def describe(self, **words: str) -> None:
-        """Set class attributes, such as the name, where they depend on the options."""
-        for name, value in words.items():
+        for name, value in self.described().items():
             object.__setattr__(self, name, value)
+
+    def described(self) -> Mapping[str, str]:
+        """The class attributes, such as the name, that depend on the options."""
+        return {}
 
 
 class MapMetric(Metric):

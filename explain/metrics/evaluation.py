@@ -113,7 +113,7 @@ class Table(Mapping[str, Mapping[str, torch.Tensor]]):
         head, *rows = self._rows
         return table_html(head, rows) + lines_html(f"note: {note}" for note in self.notes)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         head, *rows = self._rows
         widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
         lines = []
@@ -121,9 +121,6 @@ class Table(Mapping[str, Mapping[str, torch.Tensor]]):
             figures = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
             lines.append("  ".join([row[0].ljust(widths[0]), *figures]).rstrip())
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
-
-    def __repr__(self) -> str:
-        return str(self)
 
     def _one(self, method: str, metric: str) -> MetricResult:
         if metric not in self[method]:

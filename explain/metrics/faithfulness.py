@@ -1,6 +1,6 @@
 """Faithfulness: curves of the score while pixels, squares or superpixels are covered; average drop."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -150,11 +150,10 @@ class PixelFlipping(_RankedCurve):
 
     minimums: ClassVar = {"steps": 1}
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def described(self) -> Mapping[str, str]:
         covers, which, better = ("largest", "most", "less") if self.order == "morf" else ("smallest", "least", "more")
         about = f"area under the probability while pixels are flipped, the {which} relevant first"
-        self.describe(name=self.order, about=about, better=better, covers=covers)
+        return {"name": self.order, "about": about, "better": better, "covers": covers}
 
 
 @dataclass(frozen=True)

@@ -402,9 +402,8 @@ def as_regions(
         masks = as_tensor(given if isinstance(given, torch.Tensor) else np.asarray(given))
     fits = masks is not None and tuple(masks.shape) == (count, *size)
     if masks is None or not fits or (masks.is_floating_point() and not ((masks == 0) | (masks == 1)).all()):
-        raise MetricError(
-            f"masks must be truth values {(count, *size)}, got {shown(given)}; resize, or give masks > 0.5"
-        )
+        must = f"masks must be truth values {(count, *size)}"
+        raise MetricError(f"{must}, got {shown(given)}; resize, or give masks > 0.5")
     empty = ~(masks > 0).flatten(1).any(1)
     if empty.any():
         first = image_name(int(empty.nonzero()[0]))

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from explain._utils.errors import MetricError, image_name, shown
 from explain._utils.random_numbers import permutation
 from explain.attribution.result import Attribution, by_maximum
+from explain.baselines import Blur
 from explain.layers.layouts import enlarge
 from explain.methods.base import Style, over_all
 from explain.methods.cam import ratio
@@ -240,9 +241,9 @@ def ssim(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     torch.Size([1])
     """
     x, y = (to_unit(maps.double()) for maps in (one, other))
-    mean_x, mean_y = _windowed(x), _windowed(y)
-    var_x, var_y = _windowed(x * x) - mean_x**2, _windowed(y * y) - mean_y**2
-    both = _windowed(x * y) - mean_x * mean_y
+    windowed = Blur(11, 1.5).replacement(torch.stack([x, y, x * x, y * y, x * y], 1))
+    mean_x, mean_y, square_x, square_y, product = windowed.unbind(1)
+    var_x, var_y, both = square_x - mean_x**2, square_y - mean_y**2, product - mean_x * mean_y
     c1, c2 = 0.01**2, 0.03**2
     found = (2 * mean_x * mean_y + c1) * (2 * both + c2) / ((mean_x**2 + mean_y**2 + c1) * (var_x + var_y + c2))
     return found.mean((1, 2))
@@ -280,17 +281,6 @@ def gradient_histograms(maps: torch.Tensor, cell: int = 16) -> torch.Tensor:
 
 def _to_length_one(blocks: torch.Tensor) -> torch.Tensor:
     return blocks / (blocks.square().sum(-1, keepdim=True) + 1e-10).sqrt()
-
-
-def _windowed(maps: torch.Tensor) -> torch.Tensor:
-    places = torch.arange(-5, 6, dtype=maps.dtype, device=maps.device)
-    weights = torch.exp(-(places**2) / (2 * 1.5**2))
-
-    def summed(maps: torch.Tensor) -> torch.Tensor:
-        rows = F.conv2d(maps[:, None], weights.view(1, 1, -1, 1), padding=(5, 0))
-        return F.conv2d(rows, weights.view(1, 1, 1, -1), padding=(0, 5))[:, 0]
-
-    return summed(maps) / summed(torch.ones_like(maps[:1]))
 
 
 def similarity(how: Similarity, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:

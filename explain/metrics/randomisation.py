@@ -1,6 +1,6 @@
 """Randomisation: does the map depend on the model's weights, and on the class?"""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
@@ -91,13 +91,12 @@ class MPRT(_MapSimilarity):
 
     minimums: ClassVar = {"steps": 1, "samples": 0, "sigma": 0}
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def described(self) -> Mapping[str, str]:
         which = {"top": "from the output on", "bottom": "from the input on", "independent": "one group at a time"}
         smooth = " averaged over noise" if self.samples else ""
         about = f"similarity of the map{smooth} while layers are randomised, {which[self.order]}"
         name = ("smprt" if self.samples else "mprt") + ("" if self.order == "top" else f"-{self.order}")
-        self.describe(name=name, about=about, paper="Hedström et al., 2024" if self.samples else self.paper)
+        return {"name": name, "about": about, "paper": "Hedström et al., 2024" if self.samples else self.paper}
 
     def variants(self, context: ModelContext, data: MetricInput) -> Iterator[Variant]:
         smooth: tuple[float, ...] = ()

@@ -1,6 +1,6 @@
 """Robustness: how much the map changes when the photo changes a little."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Literal
@@ -25,6 +25,8 @@ class _NoisyCopies(ReattributionMetric):
     radius: float = 0.02
     samples: int = 10
     seed: int = 0
+
+    better = "less"
     minimums: ClassVar = {"radius": 1e-12, "samples": 1}
 
     def variants(self, context: ModelContext, data: MetricInput) -> Iterator[Variant]:
@@ -59,13 +61,11 @@ class Sensitivity(_NoisyCopies):
     of: Literal["max", "mean"] = "max"
 
     units = "relative change"
-    better = "less"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def described(self) -> Mapping[str, str]:
         name, which = ("avgsensitivity", "mean") if self.of == "mean" else ("maxsensitivity", "largest")
         about = f"{which} change of the map, relative to its norm, over noisy copies of the photo"
-        self.describe(name=name, about=about)
+        return {"name": name, "about": about}
 
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
         value = numbers.amax(1) if self.of == "max" else numbers.mean(1)
@@ -91,7 +91,6 @@ class LocalLipschitz(_NoisyCopies):
     """
 
     units = "map by input"
-    better = "less"
 
     def compare(self, data: MetricInput, found: VariantResult) -> torch.Tensor:
         return norm(found.maps.values - data.maps.values) / norm(found.images - data.images)
@@ -126,14 +125,12 @@ class RelativeStability(_NoisyCopies):
     floor: float = 1e-2
 
     units = "relative change by relative change"
-    better = "less"
     minimums: ClassVar = {"radius": 1e-12, "samples": 1, "floor": 1e-12}
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def described(self) -> Mapping[str, str]:
         what = "photo" if self.by == "input" else "class scores"
         about = f"largest relative change of the map divided by that of the {what}, over noisy copies"
-        self.describe(name=f"relative{self.by}stability", about=about)
+        return {"name": f"relative{self.by}stability", "about": about}
 
     def variants(self, context: ModelContext, data: MetricInput) -> Iterator[Variant]:
         yield Variant("unchanged")
@@ -186,12 +183,7 @@ class Continuity(ReattributionMetric):
     sign: Sign = "own"
 
     units = "correlation"
-    minimums: ClassVar = {"pixels": 1}
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.pixels:
-            raise MetricError("pixels of continuity must name at least one shift, got none; take (2, 4)")
+    below: ClassVar = {"pixels": torch.inf}
 
     def variants(self, context: ModelContext, data: MetricInput) -> Iterator[Variant]:
         if max(self.pixels) * 2 >= min(data.size):
@@ -207,7 +199,7 @@ class Continuity(ReattributionMetric):
     def compare(self, data: MetricInput, found: VariantResult) -> torch.Tensor:
         # The variant is one of the shifts: all correlations are computed, and `__call__` takes the right one.
         own, other = data.maps.per_pixel(self.sign), found.maps.per_pixel(self.sign)
-        return torch.stack([correlation(*overlapping(own, other, *shift)) for shift in self._shifts], 1)
+        return torch.stack([correlation(within(own, d, a), within(other, -d, -a)) for d, a in self._shifts], 1)
 
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
         each = numbers.diagonal(dim1=1, dim2=2).nan_to_num(0)
@@ -226,9 +218,7 @@ def shifted(images: torch.Tensor, down: int, across: int) -> torch.Tensor:
     return images[..., rows[:, None], (torch.arange(width, device=images.device) - across).clamp(0, width - 1)]
 
 
-def overlapping(maps: torch.Tensor, moved: torch.Tensor, down: int, across: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The pixels that maps ``(N, H, W)`` and those of the shifted photo both have, in the same order: ``(N, K)``."""
+def within(maps: torch.Tensor, down: int, across: int) -> torch.Tensor:
+    """The pixels of maps ``(N, H, W)`` that stay on the photo when it is shifted: ``(N, K)``."""
     height, width = maps.shape[1:]
-    here = maps[:, max(0, -down) : height - max(0, down), max(0, -across) : width - max(0, across)]
-    there = moved[:, max(0, down) : height - max(0, -down), max(0, across) : width - max(0, -across)]
-    return here.flatten(1), there.flatten(1)
+    return maps[:, max(0, -down) : height - max(0, down), max(0, -across) : width - max(0, across)].flatten(1)

@@ -292,9 +292,8 @@ class ModelContext:
         x = self.inputs.x
         self.images = x if x.dtype in (torch.float32, torch.float64) else x.float()
         self.classes, self.logits = (t if t is None else t.to(x.device) for t in (self.classes, self.logits))
-        self.outputs = Outputs()
-        if self.logits is not None:
-            self.outputs = outputs_of(self.model, self.inputs, self.logits, activation)
+        logits = self.logits
+        self.outputs = Outputs() if logits is None else outputs_of(self.model, self.inputs, logits, activation)
         if self.ranking is None and self.logits is not None and self.classes is not None:
             self.ranking = self.logits, self.classes
 

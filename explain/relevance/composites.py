@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from explain._utils.errors import MethodError, shown
-from explain._utils.spelling import did_you_mean
+from explain._utils.errors import MethodError, did_you_mean, shown
 from explain.hooks import HookGroup
 from explain.relevance import nonlinear_rules as nonlinear
 from explain.relevance.gradient_rules import Coverage
@@ -95,11 +94,11 @@ class Composite:
 
     def within(self, low: tuple[float, ...], high: tuple[float, ...]) -> "Composite":
         """The same, with the range of the input for rules that would take each image's own."""
-        rules = [
-            (when, replace(rule, low=low, high=high) if isinstance(rule, ZBox) and rule.low is None else rule)
-            for when, rule in self.rules
-        ]
-        return replace(self, rules=tuple(rules))
+
+        def closed(rule: RelevanceRule) -> RelevanceRule:
+            return replace(rule, low=low, high=high) if isinstance(rule, ZBox) and rule.low is None else rule
+
+        return replace(self, rules=tuple((when, closed(rule)) for when, rule in self.rules))
 
     @property
     def needs_summands(self) -> bool:

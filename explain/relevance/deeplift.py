@@ -166,8 +166,7 @@ def _to_holders(x: Tensor, x0: Tensor, held: Sequence[Any], held0: Sequence[Any]
     (y, at), (y0, at0) = held, held0
     places = torch.where(y >= y0, at, at0)
     slope = _slope(x.gather(-1, places), x0.gather(-1, places), y, y0)
-    sent = gradient * torch.where(slope.isnan(), 1, slope)
-    return torch.zeros_like(x).scatter_add(-1, places, sent)
+    return torch.zeros_like(x).scatter_add(-1, places, gradient * torch.where(slope.isnan(), 1, slope))
 
 
 _BACK: dict[str, Callable[[StepPair, Tensor], dict[int, Tensor]]] = {

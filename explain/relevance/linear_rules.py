@@ -203,8 +203,7 @@ class _AtInput(_Stabilised):
             for place, relevance in prefix.back(shares).items():
                 flow.deposit(place, relevance)
             return torch.zeros_like(x)
-        flow.take("zero inputs", shares * (x == 0))
-        return torch.where(x == 0, 0, shares / torch.where(x == 0, 1, x))
+        return flow.per_value(shares, x)
 
     def shares(self, of: LinearNode, relevance: Tensor, flow: RelevanceFlow, prefix: Prefix | None) -> Tensor:
         raise NotImplementedError

@@ -268,8 +268,7 @@ def _joined(step: Step, gradient: Tensor) -> list[Tensor]:
         pieces = gradient.unbind(dim)
     else:
         pieces = torch.split(gradient, [(p.shape if isinstance(p, Tensor) else p)[dim] for p in parts], dim)
-    pairs = zip(pieces, parts, strict=True)
-    return [piece * part for piece, part in pairs if isinstance(part, Tensor)]
+    return [piece * part for piece, part in zip(pieces, parts, strict=True) if isinstance(part, Tensor)]
 
 
 def _chosen(step: Step, gradient: Tensor) -> list[Tensor]:
@@ -316,7 +315,7 @@ class ElementwisePassThrough(RelevanceRule):
             q, k, v = (step.values[i].tensor for i in range(3))
             scores, scale = attention_scores(step, q, k)
             weights = scores.softmax(-1)
-            of_scores = _ratio(flow, gradient @ v.transpose(-2, -1) / 2, weights, scores) * scale / 2
+            of_scores = flow.per_value(gradient @ v.transpose(-2, -1) / 2 * weights, scores) * scale / 2
             sent = {0: of_scores @ k, 1: of_scores.transpose(-2, -1) @ q, 2: weights.transpose(-2, -1) @ gradient / 2}
             for place, found in sent.items():
                 flow.give(step.entrances[place], partial(send_always, found))
@@ -331,14 +330,7 @@ class ElementwisePassThrough(RelevanceRule):
             return gradient * torch.where(step.slope.isnan() | (gradient == 0), 0, step.slope)
         given = step.result if step.kind == "softmax" else step.values.get(1)
         y = _normalised(step) if step.kind == "deviation" or given is None else given.tensor
-        return _ratio(flow, gradient, y, step.values[0].tensor)
-
-
-def _ratio(flow: RelevanceFlow, arrived: Tensor, y: Tensor, x: Tensor) -> Tensor:
-    """The gradient with which x takes what y has."""
-    relevance = arrived * y
-    flow.take("zero inputs", relevance * (x == 0))
-    return torch.where(x == 0, 0, relevance / torch.where(x == 0, 1, x))
+        return flow.per_value(gradient * y, step.values[0].tensor)
 
 
 def _normalised(step: Step) -> Tensor:

@@ -158,6 +158,11 @@ class RelevanceFlow:
             found = self.by_image(part * factor)
         self.taken[cause] = self.taken.get(cause, 0) + found
 
+    def per_value(self, relevance: Tensor, x: Tensor) -> Tensor:
+        """The gradient with which x has this relevance; what falls to zeros is taken."""
+        self.take("zero inputs", relevance * (x == 0))
+        return torch.where(x == 0, 0, relevance / torch.where(x == 0, 1, x))
+
     def watch(self, cause: str, part: Tensor) -> None:
         """Note how much relevance arrives at an operation without a rule."""
         self.watched[cause] = self.watched.get(cause, 0) + self.by_image(part.detach().abs())

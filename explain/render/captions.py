@@ -169,8 +169,7 @@ def row(marks: Sequence[Mark], width: int, size: int) -> Image.Image:
             x += face.getlength(mark.word) + gap * 1.5
         else:
             x += min(height + gap, width // max(1, len(marks)))
-    used = max(1, min(width, round(x - gap * 1.5 if words else x)))
-    return canvas.crop((0, 0, used, height))
+    return canvas.crop((0, 0, max(1, min(width, round(x - gap * 1.5 if words else x))), height))
 
 
 def _sign(passed: bool | None, side: int) -> Image.Image:

@@ -57,8 +57,7 @@ def overlay(
     """
     chosen = get_style(style, colormap=colormap, alpha=alpha)
     picture = load_image(photo)
-    whole = Box(0.0, 0.0, float(picture.width), float(picture.height))
-    region = whole if box is None else _checked_box(box)
+    region = _checked_box((0, 0, *picture.size) if box is None else box)
     return drawn(picture, _checked_map(heatmap, chosen), chosen, region, [region])
 
 

@@ -193,8 +193,7 @@ def sheet(layout: Layout, tile: int = 300) -> Image.Image:
     332
     """
     drawing = _Sheet(tile, layout.columns, layout.stretch)
-    rows = map(drawing.row, layout.places(), layout.legends())
-    return drawing.stacked([drawing.head(layout), *rows])
+    return drawing.stacked([drawing.head(layout), *map(drawing.row, layout.places(), layout.legends())])
 
 
 def table(rows: Sequence[Sequence[Tile]], columns: Sequence[str] = (), tile: int = 240) -> Image.Image:

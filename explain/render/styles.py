@@ -23,8 +23,7 @@ from typing import Any, ClassVar, Literal, Protocol, TypeAlias, runtime_checkabl
 import numpy as np
 from PIL import Image, ImageDraw
 
-from explain._utils.errors import ExplainError, option, shown
-from explain._utils.spelling import did_you_mean
+from explain._utils.errors import ExplainError, did_you_mean, option, shown
 from explain.data.images import Box
 from explain.render.captions import COLORS, INK, RGB, Legend
 
@@ -287,9 +286,7 @@ class Contour(_CheckedOptions):
     sides: ClassVar[tuple[int, ...]] = (1,)
 
     def draw(self, photo: Image.Image, values: Array, region: Box) -> Image.Image:
-        values = fine(values)
-        least = thresholds(np.abs(on_photo(values, photo.size, region)), self.shares)
-        areas = [area(side * values, each, photo.size, region) for each in least for side in self.sides]
+        areas = _areas(values, self.shares, photo.size, region, self.sides)
         return _outlined(photo, self._colors, areas)
 
     def legend(self, photo: Image.Image) -> Legend:
@@ -397,7 +394,7 @@ class Signed(_CheckedOptions):
     reads: ClassVar[Reading] = "signed"
 
     def draw(self, photo: Image.Image, values: Array, region: Box) -> Image.Image:
-        return self._painted(photo, np.sign(values) * _stretched(np.abs(values)), region)
+        return self._painted(photo, _stretched(values), region)
 
     def _painted(self, photo: Image.Image, spread: Array, region: Box) -> Image.Image:
         magnitude = place(np.sqrt(np.abs(spread)), photo.size, region)
@@ -421,8 +418,7 @@ class Color:
     def draw(self, photo: Image.Image, values: Array, region: Box) -> Image.Image:
         if values.shape[0] != 3:
             values = np.broadcast_to(values.mean(0, keepdims=True), (3, *values.shape[1:]))
-        peak = np.quantile(np.abs(values), 0.995) or np.abs(values).max() or 1.0
-        scaled = np.clip(values / (2 * peak) + 0.5, 0, 1)
+        scaled = _stretched(values) / 2 + 0.5
         return Image.merge("RGB", [Image.fromarray(place(c, photo.size, region, outside=128)) for c in scaled])
 
     def legend(self, photo: Image.Image) -> Legend:
@@ -497,10 +493,13 @@ def with_options(style: Style, *, strict: bool, **options: Any) -> Style:
     return replace(style, **taken) if taken else style  # type: ignore[type-var]
 
 
-def _areas(values: Array, shares: Sequence[float], size: tuple[int, int], region: Box) -> list[Array]:
-    """Return the smallest places that hold these shares of what lies on the photo."""
+def _areas(
+    values: Array, shares: Sequence[float], size: tuple[int, int], region: Box, sides: Sequence[int] = (1,)
+) -> list[Array]:
+    """Return the smallest places that hold these shares of what lies on the photo; of each those of both signs."""
     values = fine(values)
-    return [area(values, each, size, region) for each in thresholds(on_photo(values, size, region), shares)]
+    least = thresholds(np.abs(on_photo(values, size, region)), shares)
+    return [area(side * values, each, size, region) for each in least for side in sides]
 
 
 def _outlined(photo: Image.Image, colors: Sequence[RGB], areas: Sequence[Array]) -> Image.Image:
@@ -525,8 +524,7 @@ def _rounded(outline: Array, count: int) -> Array:
     if len(points) <= 2 * count:
         return points
     around = np.concatenate([points[-(count // 2) :], points, points[: count // 2]])
-    sums = np.cumsum(np.vstack([np.zeros(2), around]), axis=0)
-    return (sums[count:] - sums[:-count]) / count
+    return np.lib.stride_tricks.sliding_window_view(around, count, axis=0).mean(-1)
 
 
 def _trace(drawn: Array, outlines: Sequence[Array], color: RGB, line: int) -> None:
@@ -563,6 +561,7 @@ def _percents(shares: Sequence[float]) -> tuple[str, ...]:
 
 
 def _stretched(values: Array) -> Array:
-    """Scale magnitudes so that their 99.5th percentile becomes 1."""
-    peak = float(np.quantile(values, 0.995)) or float(values.max()) or 1.0
-    return np.clip(values / peak, 0, 1)
+    """Scale values to [-1, 1], so that the 99.5th percentile of the magnitudes becomes 1."""
+    magnitudes = np.abs(values)
+    peak = float(np.quantile(magnitudes, 0.995)) or float(magnitudes.max()) or 1.0
+    return np.clip(values / peak, -1, 1)
