@@ -240,8 +240,7 @@ class WordPieces:
         self.all_special_ids = [self.ids[PAD], self.ids[START]]
 
     def __call__(self, texts: Iterable[str]) -> torch.Tensor:
-        words = [re.findall(r"[a-z0-9]+", text.casefold()) for text in texts]
-        rows = [[self.ids[START], *(i for word in own for i in self.pieces(word))] for own in words]
+        rows = [[self.ids[START], *(i for word in words(text) for i in self.pieces(word))] for text in texts]
         return torch.tensor([(row + [self.ids[PAD]] * LENGTH)[:LENGTH] for row in rows])
 
     def pieces(self, word: str, start: str = "") -> list[int]:
@@ -253,6 +252,11 @@ class WordPieces:
             found.append(self.ids[UNKNOWN if end is None else start + rest[:end]])
             rest = rest[end or 1 :]
         return found
+
+
+def words(text: str) -> list[str]:
+    """The words of a text in lower case, without marks; the training script cuts texts in the same way."""
+    return re.findall(r"[a-z0-9]+", text.casefold())
 
 
 class TinyCLIP(nn.Module):
