@@ -242,10 +242,10 @@ class Request:
                     if not keep:
                         raise
                     continue
-                if not self.settings.create_graph:  # early in training, maps of zeros are nothing unusual
-                    warn_of_result(method, attributions[name], [each for calls in used[0].values() for each in calls])
                 rounding = plan.rounding(name, every[0].rounding)
                 attributions[name] = replace(attributions[name], interventions=altered, rounding=rounding)
+                if not self.settings.create_graph:  # early in training, maps of zeros are nothing unusual
+                    warn_of_result(method, attributions[name], [each for calls in used[0].values() for each in calls])
             found.append(attributions)
         if not all(found):
             raise KeyboardInterrupt("interrupted before any method had something to show")

@@ -60,6 +60,8 @@ _MISSED = 0.05
 """The share of the difference of the scores from which on DeepLIFT says what it misses."""
 _STABILISED = 0.01
 """The share of the score from which on what stabilisers take is said."""
+_ROUNDED = 0.1
+"""By how much of their largest change scores in bfloat16 are off where it is said."""
 _ROUNDING = 1000
 """How many of the last bits of the sizes that are added up may be rounding errors."""
 
@@ -114,6 +116,8 @@ def warn_of_result(method: Method, attribution: Attribution, evidence: Sequence[
         warn(f"{name} divides by the score, {which}; choose a target with a positive score, or gradcam")
     if isinstance(method, (DeepLIFT, DeepLIFTSHAP)) and attribution.delta is not None:
         _warn_of_missed(attribution, method.expected_sum(evidence[0]).abs())
+    if attribution.rounding is not None and attribution.rounding > _ROUNDED:
+        warn(f"{name} has {attribution.rounded}; use precision='full'")
     taken = {} if attribution.coverage is None else attribution.coverage.taken
     share = taken.get("stabiliser", torch.zeros_like(score)).abs() / score.abs()
     if (wrong := share > _STABILISED).any():
@@ -123,9 +127,10 @@ def warn_of_result(method: Method, attribution: Attribution, evidence: Sequence[
     for image in (attribution.values.flatten(1) == 0).all(1).nonzero().flatten().tolist():
         negative_score = method.by_score and bool(score[image] < 0)
         if attribution.sets is not None:
-            changed = attribution.options.get("becomes") is None
-            answer = "the answer is the same" if changed else "the answer is not the other class either"
-            reason = f"{answer} with all regions absent; take another baseline, or another target"
+            same = attribution.options.get("becomes") is None
+            answer = "the answer is the same" if same else "the answer is not the other class either"
+            where = ", an earlier layer" if attribution.options.get("of_layer") else ""
+            reason = f"{answer} with all regions absent; take another baseline{where}, or another target"
         elif "softmax" in taken and bool(taken["softmax"][image] != 0):  # relevance ended there
             reason = "its rules hold a softmax constant that the score comes through; use attnlrp"
         else:

@@ -40,7 +40,7 @@ class Baseline(Options):
 
     def __call__(self, images: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
         check_mask(images, keep)
-        return self.covering(images)(torch.arange(len(images), device=images.device), keep)
+        return blend(images, self.replacement(images), keep)
 
     def covering(self, images: torch.Tensor) -> Cover:
         """Cover the same photos ``(N, C, H, W)`` by many masks; a replacement is computed once for each photo.

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from explain._utils.errors import ArgumentError, BaselineError, did_you_mean, shown
 from explain._utils.options import MethodSpec, SpecError, read_written, register_reader
 from explain._utils.random_numbers import normal, seeded
-from explain.baselines.base import Baseline, Cover, Preprocess, known, register, scale_of
+from explain.baselines.base import Baseline, Cover, Preprocess, check_mask, known, register, scale_of
 
 USUAL = 20 / 224
 """The strongest blur's standard deviation, as a share of the photo's shorter side."""
@@ -262,6 +262,10 @@ class Defocus(Baseline):
     depends_on_mask = True
 
     minimums = {"sigma": TINY, "levels": 2}
+
+    def __call__(self, images: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+        check_mask(images, keep)
+        return self.covering(images)(torch.arange(len(images), device=images.device), keep)
 
     def covering(self, images: torch.Tensor) -> Cover:
         """Cover the same photos by many masks; each is blurred once."""

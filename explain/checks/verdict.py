@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from explain._utils.errors import ExplainError, MethodError, MetricError, did_you_mean, muted, naming
+from explain._utils.errors import ExplainError, MethodError, MetricError, did_you_mean, muted, naming, shown
 from explain._utils.html import lines_html, table_html
 from explain.attribution.api import Settings, attribute, plan
 from explain.attribution.result import Attribution
@@ -139,8 +139,11 @@ class Verdict(Mapping[str, CheckResults]):
         method  all             faithful
         lrp     67% (21 to 94)  67% (21 to 94)
         """
+        listed = list(verdicts)
+        if not listed or not all(isinstance(each, Verdict) for each in listed):
+            raise MetricError(f"verdicts must be one or more of check(), one for each photo, got {shown(verdicts)}")
         found: dict[str, dict[str, list[bool]]] = {}
-        for method, results in (each for verdict in verdicts for each in verdict.items()):
+        for method, results in (each for verdict in listed for each in verdict.items()):
             own = found.setdefault(method, {"all": []})
             for name, passed in (("all", results.worst.passed), *((each.check, each.passed) for each in results)):
                 own.setdefault(name, []).extend([] if passed is None else [passed])

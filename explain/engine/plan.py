@@ -40,7 +40,7 @@ class Stream:
 
     @property
     def in_bfloat16(self) -> bool:
-        """Whether its rows may be run in bfloat16: scores are off by less than a percent then, gradients by tens."""
+        """Whether its rows may be run in bfloat16: scores are off by little then, gradients by tens of percent."""
         return not (self.of.full_precision or any(need.kind.whole or need.kind.at_layer for need in self.inner))
 
 

@@ -11,6 +11,7 @@ row of the longest stream is also run alone, and must have the same score as amo
 differs, the rows of a batch depend on each other, and every row is run alone. `rerun_context` has these checks.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -46,8 +47,13 @@ FEW = 8  # rows that are run in another way as well, to see by how much their sc
 Run = Callable[[Tensor, bool], Sequence[Add]]
 
 
-def run_streams(plan: Plan, context: RerunContext) -> None:
-    """Run all perturbed rows of a plan, and add the results to what was found for each target."""
+def run_streams(plan: Plan, context: RerunContext, least: float = 1) -> bool:
+    """Run all perturbed rows of a plan, and add the results to what was found for each target.
+
+    Of streams with at least so many rows, it is noted by how much scores in bfloat16 are off; whether one was, is
+    returned.
+    """
+    noted: list[bool] = []
     waiting = [stream for stream in plan.streams if not stream.is_known(context.settings.precision)]
     images = torch.arange(len(context.inputs), device=context.inputs.x.device)
     for stream in plan.streams:
@@ -56,7 +62,7 @@ def run_streams(plan: Plan, context: RerunContext) -> None:
             known.read(images, images, partial(context.evidence, resolved))()
             resolved.found.update(known.results(partial=False))
     if not waiting:
-        return
+        return False
     if context.settings.batch_size == 1:
         context.check_images(if_possible=True)  # no batch has two rows, which would show it
     with calculating(context.inputs.x.device.type, create_graph=context.settings.create_graph):
@@ -76,7 +82,7 @@ def run_streams(plan: Plan, context: RerunContext) -> None:
         for stream, rows in ordered:
             accumulators = [TargetAccumulators(stream, context, resolved, names) for resolved in context.targets]
             try:
-                _note_rounding(stream, rows, context)
+                noted.append(_note_rounding(stream, rows, context, least))
                 _StreamRun(stream, rows, accumulators, context, progress).run()
             except KeyboardInterrupt as error:
                 if not context.settings.keep_partial:
@@ -95,13 +101,17 @@ def run_streams(plan: Plan, context: RerunContext) -> None:
         context.one_at_a_time = True
         progress.restart()
         run_all()
+    return any(noted)
 
 
-def _note_rounding(stream: Stream, rows: Mapping[Path, PerturbedRows], context: RerunContext) -> None:
-    """Note by how much scores in bfloat16 are off: those of a few rows, by the largest change of the score in them."""
-    owners, wanted = rows[context.inputs.path].owners, context.settings.precision != "full" and not context.again
-    if not (len(owners) and wanted and stream.in_bfloat16) or stream.of.is_reference:
-        return
+def _note_rounding(stream: Stream, rows: Mapping[Path, PerturbedRows], context: RerunContext, least: float) -> bool:
+    """Note by how much scores in bfloat16 are off: those of a few rows, by the largest change of the score in them.
+
+    Fewer rows than ``least`` are not looked at; whether they were is returned.
+    """
+    owners, wanted = rows[context.inputs.path].owners, context.settings.precision != "full"
+    if not (len(owners) >= least and wanted and stream.in_bfloat16) or stream.of.is_reference:
+        return False
     few = torch.linspace(0, len(owners) - 1, min(FEW, len(owners)), device=owners.device).long()
     need, found, chosen = NeedAtLayer(Scores(stream.of), stream.layer), [], {at: r.some(few) for at, r in rows.items()}
     its_rows = Stream(stream.of, stream.layer, (need,))
@@ -113,6 +123,7 @@ def _note_rounding(stream: Stream, rows: Mapping[Path, PerturbedRows], context: 
     for resolved, rounded, exact in zip(context.targets, *found, strict=True):
         largest = (exact - resolved.score[owners[few]]).abs().max()
         resolved.rounding[stream.of] = float((rounded - exact).abs().max() / largest) if largest else 0.0
+    return True
 
 
 def _rows(stream: Stream, context: RerunContext) -> dict[Path, PerturbedRows]:
@@ -212,7 +223,7 @@ class _StreamRun:
             except Exception as error:
                 runtime.raise_unless_of_network(error)
                 raise ArgumentError(f"compile must be False here: torch.compile {raised(error)}") from error
-            if int(numbers[0]) <= compiled and not agree(found, gather(inputs, FEW)):
+            if int(numbers[0]) <= compiled and not agree(found, gather(inputs, min(FEW, len(images)))):
                 raise ArgumentError("compile must be False: the compiled model gives other scores than the model")
             return found
 
@@ -362,7 +373,8 @@ class PerturbationRunner:
             targets, again = self.context.targets if for_all else [self.resolved], None in self.context.checked
             context = replace(self.context, targets=targets, settings=settings, again=again)
             with self.precision:
-                run_streams(Plan({"": frozenset({need})}), context)
+                noted = run_streams(Plan({"": frozenset({need})}), context, math.inf if "noted" in self.kept else FEW)
+            self.kept.update({"noted": True} if noted else {})
         return found[need] if for_all else found.pop(need)
 
     def report_progress(self, done: int, total: int, maps: Callable[[], Mapping[str, Tensor]] = dict) -> None:

@@ -277,7 +277,9 @@ class Explainer:
         known = list(map(get_method, list_methods())) if isinstance(chosen, str) else chosen
         classes = {method.name: records.class_name(method) for method in known}
         recorded = tuple(map(records.encode_target, chosen_targets))
-        question = records.RecordedRequest(classes, recorded, options.setdefault("precision", "full"))
+        if options.setdefault("precision", "full") == "bfloat16":
+            options["precision"] = "bf16"  # one word in records and runs
+        question = records.RecordedRequest(classes, recorded, options["precision"])
         alone = isinstance(self.preprocess, FiveCrops) or any(recorded)
         alone = alone or any(not isinstance(found, ClassTarget) for found in of_each or ())
         alone = alone or any(records.has_tensor(records.encode_fields(method)) for method in known)

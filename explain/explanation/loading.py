@@ -74,7 +74,7 @@ class Saved:
             target=target if isinstance(target, str) else torch.tensor([target]),
             layer=tuple(layer) if isinstance(layer, list) else layer, options=options, fuse=record.get("fuse"),
             size=tuple(about.get("size", record["input_size"])), input=about.get("input"), sets=sets,
-            delta=None if delta is None else torch.tensor([delta]),
+            delta=None if delta is None else torch.tensor([delta]), rounding=record.get("rounding"),
             neutral=torch.tensor([about["neutral"]]) if "neutral" in about else None,
         )  # fmt: skip
 

@@ -87,12 +87,12 @@ class Preparer:
     def _prepared(self, entry: Entry, notes: list[str]) -> Prepared:
         found = self.source.read(entry)
         if isinstance(found.image, torch.Tensor):
-            x = as_input(found.image).cpu().contiguous()
+            x = _as_float(found.image).cpu().contiguous()
             size = (x.shape[-1], x.shape[-2])
             digest, box = hashlib.sha256(x.view(torch.uint8).numpy().tobytes()), Box(0.0, 0.0, *map(float, size))
         else:
             photo = load_image(found.image)
-            x = as_input(self.preprocess(photo)).detach().cpu().contiguous()
+            x = _as_float(self.preprocess(photo)).detach().cpu().contiguous()
             size, digest = photo.size, hashlib.sha256(photo.tobytes())
             if size not in self._boxes:  # it may take some pictures to find out where the model looks
                 self._boxes[size] = locate(self.preprocess, size)
@@ -105,6 +105,13 @@ def failed(entry: Entry, error: Exception) -> Failed:
     """Return what is stored of a photo that could not be read or explained."""
     reason = str(error) if isinstance(error, ExplainError) else raised(error)
     return Failed(entry.name, reason, entry.path, stamp=entry.stamp)
+
+
+def _as_float(x: Any) -> torch.Tensor:
+    """The model's input, which is stored and compared as it is, so that integers are refused."""
+    if not as_input(x).is_floating_point():
+        raise ImageError(f"preprocess must return a float tensor (C, H, W), got {x.dtype}; convert what it returns")
+    return x  # type: ignore[no-any-return]
 
 
 IMAGE = 224 * 224  # pixels

@@ -433,4 +433,6 @@ def test_a_summary_counts_what_passes_on_many_photos() -> None:
     found = [results(True, True), results(True, None), results(False, True), results(None, None)]
     summary = Verdict.summary([Verdict("it", {"lrp": each}) for each in found])
     assert summary.shares["lrp"] == {"all": Share(2, 3), "faithful": Share(2, 3), "stable": Share(2, 2)}
-    assert str(Verdict.summary([])) == "method"
+    for wrong in ([], [None], Verdict("it", {"lrp": found[0]})):
+        with pytest.raises(MetricError, match="verdicts must be"):
+            Verdict.summary(wrong)

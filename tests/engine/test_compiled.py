@@ -201,6 +201,7 @@ def test_only_long_runs_for_scores_alone_are_compiled(monkeypatch: pytest.Monkey
 
     assert run(RISE(samples=300)) == 17  # of 16 rows each; the first has one more, and 12 are left over
     assert run(RISE(samples=300), batch_size=64) == 3
+    assert run(RISE(samples=300), batch_size=4) > 70  # fewer than the rows that are compared with the model
     assert run(KernelSHAP(samples=300)) > 10
     assert run("saliency") == run("integratedgradients(steps=300)") == run(RISE(samples=200)) == 0
     assert run("ablationcam", layer="layer2") == 0

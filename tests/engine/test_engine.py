@@ -475,6 +475,37 @@ def test_the_error_of_bfloat16_is_in_the_result(net: TinyNet, x: torch.Tensor) -
     assert explain.attribute(net, x, "scorecam", target=1).rounding is None
 
 
+def test_a_search_looks_once_at_the_rounding_of_its_rows() -> None:
+    passes: list[int] = []
+
+    class Counted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.conv, self.head = nn.Conv2d(3, 4, 3, padding=1), nn.Linear(4, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            maps = self.conv(x).relu()
+            passes.append(len(maps))
+            return self.head(maps.mean((2, 3)))
+
+    net, x = Counted().eval(), torch.randn(1, 3, 12, 12, generator=torch.Generator().manual_seed(1))
+    net.conv.bias.data.zero_()
+    net.head.weight.data *= 100
+    net.head.bias.data.zero_()
+    target = int(net(x).argmax())
+    net.head.bias.data[(target + 1) % 3] = 1  # the answer where all is absent
+    for layer in ({}, {"layer": "conv"}):
+        method = explain.methods.Sufficient(6, "zero", of_layer=bool(layer))
+        beside = []
+        for precision in BOTH:
+            passes.clear()
+            found = explain.attribute(net, x, method, target=target, precision=precision, **layer)
+            assert (found.rounding is None) == (precision == "full")
+            beside.append(sum(passes) - int(found.samples))
+        assert beside[1] - beside[0] <= 8 * 2 + 8, "eight rows in both ways, once, with rows that are not perturbed"
+
+
 def test_bfloat16_is_for_altered_photos_whose_scores_alone_are_needed(net: TinyNet, x: torch.Tensor) -> None:
     net = net.float()
     for method in ("scorecam", "ablationcam"):

@@ -25,6 +25,7 @@ from explain.engine import Evidence, InputGradients
 from explain.methods import (
     FEM,
     KPCACAM,
+    RISE,
     Augmented,
     FinerCAM,
     GradCAM,
@@ -142,6 +143,7 @@ REPEATED: dict[str, dict[str, Any]] = {
     "fused": {"layer": ["layer2", "layer3"], "fuse": "product"},
     "own layers": {"methods": "layercam", "layer": "layer1"},
     "bf16": {"methods": Smooth(samples=2), "precision": "bf16"},
+    "bf16 scores": {"methods": RISE(samples=9), "precision": "bfloat16"},
     "difference": {"target": Difference("tabby cat", "espresso"), "methods": "saliency"},
     "class": {"target": "espresso"},
 }
@@ -157,6 +159,7 @@ def test_what_was_saved_is_computed_again(case: str, photo: Path, tmp_path: Path
     assert torch.equal(again.results[0][record.method].values[0], record.values)
     assert again.explainer.model is not bundled.model
     assert record.repeat(bundled).record() == record.record
+    assert record.attribution.rounding == first.results[0][record.method].rounding
 
 
 @dataclass(frozen=True)

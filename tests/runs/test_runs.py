@@ -17,7 +17,7 @@ from PIL import Image
 import explain
 from explain import ExplainWarning, LayerError, MethodError, ModelError, RunError, TargetError
 from explain.data.images import locate
-from explain.methods import GradCAM
+from explain.methods import RISE, GradCAM
 from explain.metrics import evaluate
 from explain.runs.runner import State
 from explain.runs.store import pack, unpack
@@ -375,6 +375,23 @@ def test_what_is_wrong_for_all_photos_is_raised(
     given = {"source": [picture(0)], "explainer": explainer(), "output": tmp_path / "run.sqlite", "workers": 0}
     with pytest.raises(error, match=message):
         explain.run(**{**given, **options})
+
+
+def test_inputs_of_integers_are_refused(tmp_path: Path) -> None:
+    made = explain.Explainer(settled(TinyNet()).eval(), preprocess=lambda photo: as_it_is(photo).mul(255).byte())
+    run = explain.run([picture(0)], made, output=tmp_path / "run.sqlite", target=1, workers=0)
+    assert len(run) == 0
+    assert ["must return a float tensor (C, H, W), got torch.uint8" in each for each in run.failures.values()] == [True]
+
+
+def test_a_precision_is_the_same_in_both_spellings(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "photos", 1)
+    for precision in ("bf16", "bfloat16", "bf16"):
+        run = explain.run(
+            folder, explainer(), RISE(samples=9), output=tmp_path / "run.sqlite", target=1, workers=0,
+            precision=precision,
+        )  # fmt: skip
+        assert len(run) == 1
 
 
 def test_five_crops_are_refused(tmp_path: Path) -> None:
