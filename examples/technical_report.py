@@ -16,7 +16,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "examples" / "benchmarks"))
 
-from tables import END, cells_of  # noqa: E402
+from tables import END, cells_of, published  # noqa: E402
 
 DOCS, PICTURES = ROOT / "docs", ROOT / "assets" / "report"
 NUMBERS = DOCS / "report" / "numbers.json"
@@ -24,13 +24,14 @@ MODELS = {"tiny": "residual network", "tiny-transformer": "transformer", "plain"
           "efficientnet-lite0": "EfficientNet-Lite0"}  # fmt: skip
 CHECKS = ("depends_on_model", "depends_on_class", "faithful")
 GROUPS = ("as they are", "plus a pattern", "times a pattern", "all of them")
+TRUTHS = ("each part removed", "Shapley values", "each part exchanged")
+BLIND = ("noise", "centre blob", "edges", "local contrast", "mean colour", "uniform")
 BLUE, ORANGE, GREY = "#0072b2", "#d55e00", "#70707a"
 
 
-def block(page: str, kind: str, name: str) -> str:
-    """What stands between the markers of a table; empty if the page has none."""
-    found = re.search(rf"<!-- {kind}: {re.escape(name)} -->\n(.*?){re.escape(END)}", page, re.DOTALL)
-    return found[1] if found else ""
+def table(name: str) -> str:
+    """A table of docs/verdict.md."""
+    return published((DOCS / "verdict.md").read_text("utf-8"), name)
 
 
 def rows_of(text: str) -> tuple[list[str], list[list[str]]]:
@@ -45,27 +46,25 @@ def percent(cell: str) -> float:
 
 def calibrations() -> dict[str, list[dict[str, Any]]]:
     """By model, the rows of maps that know nothing: how many, and the percentage that passes each check and all."""
-    page, found = (DOCS / "verdict.md").read_text("utf-8"), {}
+    names, found = ("map", "count", *CHECKS, "all"), {}
     for model in MODELS:
-        _, rows = rows_of(block(page, "table", f"calibration, {model}"))
-        if rows:
-            names = ("map", "count", *CHECKS, "all")
-            found[model] = [
-                dict(zip(names, (row[0], int(row[1]), *map(percent, row[2:])), strict=True)) for row in rows
-            ]
+        _, rows = rows_of(table(f"calibration, {model}"))
+        found[model] = [dict(zip(names, (row[0], int(row[1]), *map(percent, row[2:])), strict=True)) for row in rows]
     return found
 
 
 def right() -> tuple[list[str], list[list[str]], dict[str, float]]:
     """The methods on planted evidence, and the rank correlations of what passes with what points at the mark."""
-    text = block((DOCS / "verdict.md").read_text("utf-8"), "table", "right, planted, residual")
+    text = table("right, planted, residual")
     told = text.split("points at the mark: ")[-1]
     alike = {name: float(value) for name, value in re.findall(r"(\w+) (-?\d\.\d+)", told)}
     return *rows_of(text), alike
 
 
 def parts(name: str) -> str:
-    return block((DOCS / "parts.md").read_text("utf-8"), "part", f"parts-{name}")
+    """A part of docs/parts.md: sentences and a table."""
+    page = (DOCS / "parts.md").read_text("utf-8")
+    return page.split(f"<!-- part: parts-{name} -->\n", 1)[1].split(END, 1)[0]
 
 
 def better(text: str, what: str) -> list[str]:
@@ -82,7 +81,7 @@ def numbers() -> dict[str, Any]:
     worst = max(kinds, key=lambda each: each[0]["faithful"])
     heads, rows, alike = right()
     methods = {row[0]: dict(zip(heads, row, strict=True)) for row in rows}
-    _, known = rows_of(block((DOCS / "verdict.md").read_text("utf-8"), "table", "right, known"))
+    _, known = rows_of(table("right, known"))
     found: dict[str, Any] = {
         "null_models": len(by_model),
         "null_maps": f"{sum(each['count'] for each in totals.values()):,}",
@@ -102,7 +101,7 @@ def numbers() -> dict[str, Any]:
         found[f"known_{key}" + (f"_{row[0].split(', ')[-1].split()[0]}" if "masks" in row[0] else "")] = (
             f"{percent(row[-1]):g} %"
         )
-    heads, rows = rows_of(block((DOCS / "verdict.md").read_text("utf-8"), "table", "tiny, other methods"))
+    heads, rows = rows_of(table("tiny, other methods"))
     found["natural_photos"] = rows[0][1]
     for row in rows:
         found[f"natural_{row[0]}"] = f"{percent(row[heads.index('faithful')]):g} %"
@@ -112,7 +111,7 @@ def numbers() -> dict[str, Any]:
         found[f"parts_correct_{network}"] = ", ".join(better(text, "**correctness** "))
         found[f"parts_shapley_{network}"] = len(better(text, "with Shapley"))
         found[f"parts_class_{network}"] = len(better(text, "contrastivity"))
-        found[f"parts_methods_{network}"] = len(rows_of(text)[1]) - 9  # references and blind maps
+        found[f"parts_methods_{network}"] = sum(row[0] not in (*TRUTHS, *BLIND) for row in rows_of(text)[1])
         found[f"parts_floor_{network}"] = re.findall(r"\*\*correctness\*\* \(the best of them has (-?[\d.]+)", text)[0]
         found[f"parts_seeds_{network}"] = re.findall(r"correlates with another's by (-?\d\.\d+)", text)[0]
     photos = parts("idsds")
@@ -166,12 +165,11 @@ def draw() -> None:
     for axis, network in zip(axes, ("resnet", "transformer"), strict=True):
         heads, rows = rows_of(parts(network))
         column = heads.index("correctness")
-        blind = {"noise", "centre blob", "edges", "local contrast", "mean colour", "uniform"}
-        shown = [row for row in rows if row[0] not in ("each part removed", "Shapley values", "each part exchanged")]
+        shown = [row for row in rows if row[0] not in TRUTHS]
         shown.sort(key=lambda row: float(row[column].split()[0]))
         for place, row in enumerate(shown):
             mean, low, high = map(float, re.findall(r"-?\d+\.\d+", row[column]))
-            colour = GREY if row[0] in blind else BLUE
+            colour = GREY if row[0] in BLIND else BLUE
             axis.plot([low, high], [place, place], color=colour, linewidth=1.5, alpha=0.6)
             axis.plot(mean, place, "o", color=colour, markersize=4)
         names = [row[0].replace("`", "").split(", ")[0] for row in shown]

@@ -48,7 +48,7 @@ from explain.targets import ClassTarget
 sys.path.append(str(Path(__file__).resolve().parent / "leaderboard"))
 
 import planted_evidence
-from subjects import Subject, look, network, planted, rank_correlation
+from subjects import Subject, look, network, overlap, planted, rank_correlation
 
 CHECKS = ("depends_on_model", "depends_on_class", "faithful", "stable")
 METHODS = {
@@ -127,11 +127,7 @@ class Given(Method):
 
 def points_at(values: torch.Tensor, mask: torch.Tensor) -> bool:
     """Whether the square of the mark's size with the largest sum overlaps the mark ``(H, W)``."""
-    side = round(float(mask.sum()) ** 0.5)
-    sums = F.avg_pool2d(values.double()[None, None], side, 1)[0, 0]
-    top, left = divmod(int(sums.argmax()), sums.shape[1])
-    shared = float(mask[top : top + side, left : left + side].sum())
-    return shared / (2 * side * side - shared) > HIT
+    return overlap(values, mask) > HIT
 
 
 def checked(

@@ -34,9 +34,18 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from store import known, parquet
-from subjects import ARCHITECTURES, SOURCES, TRUTHS, Subject, folder_photos, learned, network, rank_correlation
+from subjects import (
+    ARCHITECTURES,
+    SOURCES,
+    TRUTHS,
+    Subject,
+    folder_photos,
+    learned,
+    network,
+    overlap,
+    rank_correlation,
+)  # fmt: skip
 from torch import nn
 
 import explain
@@ -170,11 +179,7 @@ def truths(subject: Subject, values: torch.Tensor, truth: str) -> dict[str, floa
     parts     Spearman's correlation of the sums on parts and objects with what each is worth
     """
     if truth == "planted":
-        side = round(float(subject.mask.sum()) ** 0.5)
-        sums = F.avg_pool2d(values.double()[None, None], side, 1)[0, 0]
-        top, left = divmod(int(sums.argmax()), sums.shape[1])
-        shared = float(subject.mask[top : top + side, left : left + side].sum())
-        return {"truth": shared / (2 * side * side - shared)}
+        return {"truth": overlap(values, subject.mask)}
     if subject.parts is None:
         return {}
     sums = (values.double() * subject.parts).sum((1, 2)).numpy()

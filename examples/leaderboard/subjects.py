@@ -176,6 +176,15 @@ def planted(classifier: Classifier, folder: Path) -> Iterator[Subject]:
             yield Subject(f"planted-{number}", scene.x[None], target, scene.marks[marks[0]])
 
 
+def overlap(values: torch.Tensor, mask: torch.Tensor) -> float:
+    """Of all squares of a map ``(H, W)`` as large as a mark, that with the largest sum: its overlap with it (IoU)."""
+    side = round(float(mask.sum()) ** 0.5)
+    sums = F.avg_pool2d(values.double()[None, None], side, 1)[0, 0]
+    top, left = divmod(int(sums.argmax()), sums.shape[1])
+    shared = float(mask[top : top + side, left : left + side].sum())
+    return shared / (2 * side * side - shared)
+
+
 def wider(found: Mapping[str, Any]) -> torch.Tensor:
     """The masks of parts and objects, one pixel wider on all sides ``(8, H, W)``. What is hidden has none."""
     empty = np.zeros((scenes.SIDE, scenes.SIDE), bool)

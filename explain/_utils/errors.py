@@ -73,10 +73,11 @@ def getattr_of(module: str, later: Mapping[str, str] | None = None) -> Callable[
 
     ``later`` says in which modules those names are that are not imported with the module itself.
     """
+    homes = later or {}
 
     def missing(name: str) -> Any:
-        if name in (later or {}):
-            return getattr(importlib.import_module((later or {})[name]), name)
+        if name in homes:
+            return getattr(importlib.import_module(homes[name]), name)
         message = replacement(f"{module}.{name}")
         if message is not None:
             raise RemovedError(message)

@@ -11,6 +11,7 @@ import torch
 from explain._utils.errors import MetricError
 from explain._utils.random_numbers import normal, seeded
 from explain.methods.base import over_all
+from explain.methods.wrappers import span
 from explain.metrics.base import Metric, MetricInput, MetricResult, ScoreMetric, ScoreRequest
 from explain.metrics.maps import Sign, Similarity, similarity
 from explain.metrics.masked_scores import MaskedScores, RandomMasks
@@ -340,12 +341,6 @@ def with_contrast(images: torch.Tensor, factor: float) -> torch.Tensor:
     """Multiply each channel's distance from its mean by a factor."""
     mean = images.mean((2, 3), keepdim=True)
     return mean + factor * (images - mean)
-
-
-def span(images: torch.Tensor) -> torch.Tensor:
-    """The range of each photo's values ``(N, 1, 1, 1)``."""
-    least, most = images.flatten(1).aminmax(dim=1)
-    return over_all(most - least, images)
 
 
 @dataclass(frozen=True)

@@ -374,7 +374,8 @@ class PerturbationRunner:
             context = replace(self.context, targets=targets, settings=settings, again=again)
             with self.precision:
                 noted = run_streams(Plan({"": frozenset({need})}), context, math.inf if "noted" in self.kept else FEW)
-            self.kept.update({"noted": True} if noted else {})
+            if noted:
+                self.kept["noted"] = True
         return found[need] if for_all else found.pop(need)
 
     def report_progress(self, done: int, total: int, maps: Callable[[], Mapping[str, Tensor]] = dict) -> None:

@@ -31,7 +31,8 @@ TRIED_ELSEWHERE = (64, 128, 256, 32)
 CACHE = 8 * 2**20
 """Bytes that the largest tensor of a batch may take to stay in a CPU's cache from one layer to the next."""
 BatchSizes = tuple[int, ...] | None
-WORTH_COMPILING, COMPILED = 256, {"cpu": (16,)}  # from how many rows on the model is compiled, and for which batches
+WORTH_COMPILING = 256  # rows from which on the model is compiled
+COMPILED = {"cpu": (16,)}  # by kind of device, the sizes of the batches that it is compiled for
 WORTH_IT = 1.0  # seconds of work from which on the fastest batch size is looked for
 
 

@@ -490,12 +490,14 @@ class Search:
         return torch.stack(found).amin(0)
 
     def _run(self, visible: torch.Tensor, baseline: Baseline, read: Strength | perturbations.ScoreOf) -> torch.Tensor:
-        perturbed: perturbations.Perturbation = MaskedInputs(Subsets(self._image, self._cells, visible), baseline)
+        perturbed: perturbations.Perturbation
         if self._how.of_layer:
             own, other = (maps[self._image] for maps in (self._seen, self._evidence[baseline_maps(baseline)]))
             owners = torch.full((len(visible),), self._image, device=own.device)
             rows = PerturbedRows(owners, lambda rows: torch.where(visible[rows][:, self._cells][:, None], own, other))
             perturbed = perturbations.GivenMaps(rows)
+        else:
+            perturbed = MaskedInputs(Subsets(self._image, self._cells, visible), baseline)
         found: torch.Tensor = self._runner.read(perturbed, read)
         return found.double()
 
