@@ -1,4 +1,4 @@
-"""The numbers and figures of docs/report/, from the tables that docs/verdict.md and docs/parts.md hold.
+"""The numbers and figures of docs/report/, from the tables that other pages of docs/ hold.
 
     python examples/technical_report.py [--check]
 
@@ -73,6 +73,35 @@ def better(text: str, what: str) -> list[str]:
     return re.findall(r"`([^`]+)`", line)
 
 
+def leaderboard() -> dict[str, Any]:
+    """What the tables of docs/leaderboard.md say."""
+    page = (DOCS / "leaderboard.md").read_text("utf-8")
+    kept = [cells_of(each) for each in published(page, "board-photos").splitlines()[2:]]
+    rows = {name: [cells_of(each) for each in published(page, f"board-{name}").splitlines()[2:]]
+            for name in ("truth", "metrics", "photographs", "stability")}  # fmt: skip
+    methods = [row for row in rows["truth"] if row[0].startswith("`")]
+    blind = [row for row in rows["truth"] if row[0].startswith("*")]
+    free = [row for row in rows["metrics"] if row[1] != "localisation"]
+    counts = [int(row[2]) for row in kept[:-1]]
+    stable = {row[1]: row[2:] for row in rows["stability"] if row[0] == "`truth`"}
+    return {
+        "board_combinations": kept[-1][-1],
+        "board_photos": f"{min(counts)} to {max(counts)}",
+        "board_methods": len(methods),
+        "board_first": ", ".join(f"{row[0]} ({row[2].split(' (')[0]})" for row in methods[:6]),
+        "board_gradcam": next(row[2] for row in methods if row[0] == "`gradcam`"),
+        "board_gradcam_place": 1 + [row[0] for row in methods].index("`gradcam`"),
+        "board_blind": f"{blind[0][0].strip('*')}, {blind[0][2].split(' (')[0]}",
+        "board_metrics": ", ".join(f"{row[0]} ({row[3].split(' (')[0]})" for row in free[:5]),
+        "board_metrics_last": ", ".join(row[0] for row in free if row[3].split(" (")[1].startswith("-")),
+        "board_photographs": ", ".join(row[0] for row in rows["photographs"][:5]),
+        "board_stable_planted": stable["planted"][0],
+        "board_stable_parts": stable["parts"][0],
+        "board_networks_planted": stable["planted"][2],
+        "board_networks_parts": stable["parts"][2],
+    }
+
+
 def numbers() -> dict[str, Any]:
     """The figures that the text of the report names."""
     by_model = calibrations()
@@ -118,7 +147,7 @@ def numbers() -> dict[str, Any]:
     found["idsds_orders"] = re.findall(r"two networks correlate by (-?\d\.\d+)", photos)[0]
     found["idsds_first"] = ", ".join(better(photos, "every blind map")[:4])
     found["idsds_photos"] = re.findall(r"- (\d+) photos", photos)[0]
-    return found
+    return found | leaderboard()
 
 
 # Figures

@@ -15,8 +15,9 @@ its number (as in ImageNetV2) or its WordNet id (as in ILSVRC), or files named N
 metrics of localisation are left out.
 
 Round r has seed r modulo three: of the methods and metrics that draw something, and of the networks, where several were
-trained. Methods of more than ``--costly-from`` passes take part in each ``--every``-th round. Metrics that run a method
-again get it with few samples, and leave out methods that still take more than ``--again-to`` passes.
+trained. Metrics of a few altered photos are measured in each round, the others in each 5th (`OFTEN`) or 16th round;
+metrics that run a method again, and methods of more than ``--costly-from`` passes, in each 32nd. Metrics that run a
+method again get it with few samples, and leave out methods that still take more than ``--again-to`` passes.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import time
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cache
 from itertools import islice, product
 from math import isfinite
 from pathlib import Path
@@ -40,8 +42,8 @@ from subjects import (
     SOURCES,
     TRUTHS,
     Subject,
-    folder_photos,
     learned,
+    learnt,
     network,
     overlap,
     rank_correlation,
@@ -59,20 +61,26 @@ from explain.metrics.maps import Maps
 from explain.metrics.masked_scores import photo_maps
 
 SAMPLES, STEPS, AGAIN = 200, 16, 24
+COSTLY_FROM = 60  # passes
 LOCAL = ("attributionlocalisation", "auc", "energypointinggame", "iou", "maxboxaccv2", "pointinggame", "relevancemass",
          "relevancerank", "topkintersection")  # fmt: skip
 SMALLER: dict[str, dict[str, Any]] = {
     "comprehensiveness": {"percentiles": (5, 20, 50)}, "sufficiency": {"percentiles": (5, 20, 50)},
     "continuity": {"pixels": (4,)}, "faithfulnesscorrelation": {"samples": 32},
-    "faithfulnessestimate": {"groups": 16}, "infidelity": {"samples": 24}, "irof": {"segments": 16},
-    "monotonicitycorrelation": {"groups": 8, "samples": 3}, "randomlogit": {"samples": 1},
-    "regionperturbation": {"side": 9, "steps": 16}, "road": {"percentiles": (20, 50, 80)},
-    "selectivity": {"side": 16, "steps": 16}, "sensitivityn": {"shares": (1, 5, 20, 50), "samples": 8},
-    "smprt": {"samples": 2, "steps": 2}, "faithful": {"samples": 60},
-} | {name: {"samples": 3} for name in ("avgsensitivity", "maxsensitivity", "locallipschitz",
+    "faithfulnessestimate": {"groups": 10}, "infidelity": {"samples": 24}, "irof": {"segments": 10},
+    "monotonicitycorrelation": {"groups": 8, "samples": 2}, "randomlogit": {"samples": 1},
+    "regionperturbation": {"side": 9, "steps": 10}, "road": {"percentiles": (20, 50, 80)},
+    "selectivity": {"side": 16, "steps": 10}, "sensitivityn": {"shares": (1, 5, 20, 50), "samples": 8},
+    "smprt": {"samples": 1, "steps": 2}, "faithful": {"samples": 60},
+} | {name: {"samples": 2} for name in ("avgsensitivity", "maxsensitivity", "locallipschitz",
                                        "relativeinputstability", "relativeoutputstability")} \
   | {name: {"steps": 3} for name in ("mprt", "mprt-bottom", "mprt-independent")} \
   | {name: {"steps": 10} for name in ("deletion", "insertion", "lerf", "monotonicity", "morf")}  # fmt: skip
+OFTEN = ("comprehensiveness", "deletion", "faithful", "insertion", "maxboxaccv2", "road", "sufficiency")
+SELDOM = ("faithfulnessestimate", "irof", "lerf", "monotonicity", "monotonicitycorrelation", "morf",
+          "regionperturbation", "selectivity")  # fmt: skip
+PERIODS = dict.fromkeys(OFTEN, 5) | dict.fromkeys(SELDOM, 16)
+AGAIN_PERIOD = COSTLY_PERIOD = 32  # no multiple of 3, so that all seeds have their turn
 TRUTH_METRICS = {"truth": "more", "truth-removal": "more"}
 CLONE = 0.999
 
@@ -111,6 +119,19 @@ def metrics_of(seed: int, *, masks: bool) -> list[Metric]:
     return [_seeded(replace(each, **SMALLER.get(each.name, {})), seed) for each in found]
 
 
+def due(number: int, period: int) -> bool:
+    """Whether something that is measured in each so many rounds is measured in this one."""
+    return number % period == period // 2
+
+
+def metrics_due(number: int, seed: int, *, masks: bool) -> list[Metric]:
+    """The metrics of a round."""
+    return [
+        each for each in metrics_of(seed, masks=masks)
+        if due(number, AGAIN_PERIOD if isinstance(each, ReattributionMetric) else PERIODS.get(each.name, 1))
+    ]  # fmt: skip
+
+
 def better() -> dict[str, str]:
     """Whether more or less of each metric is better."""
     return {metric.name: metric.better for metric in metrics_of(0, masks=True)} | TRUTH_METRICS
@@ -143,9 +164,11 @@ def reduced(method: Any, seed: int, samples: int = SAMPLES, steps: int = STEPS) 
     return replace(method, **changed)
 
 
-def chosen(model: nn.Module, x: torch.Tensor, seed: int, samples: int = SAMPLES, steps: int = STEPS) -> Any:
+@cache
+def chosen(model: nn.Module, shape: torch.Size, seed: int, samples: int = SAMPLES, steps: int = STEPS) -> Any:
     """The methods that explain a network, reduced, and about how many passes each takes."""
     found: dict[str, tuple[Method, float]] = {}
+    x = torch.zeros(shape)
     for name in explain.applicable_methods(model, x):
         method = reduced(get_method(name), seed, samples, steps)
         cost = explain.plan(model, x, method, target=0).cost()
@@ -176,7 +199,7 @@ def truths(subject: Subject, values: torch.Tensor, truth: str) -> dict[str, floa
     """How right a map ``(H, W)`` is, where that is known.
 
     planted   of all squares as large as the mark, that with the largest sum: its overlap with the mark (IoU)
-    parts     Spearman's correlation of the sums on parts and objects with what each is worth
+    parts     Spearman's correlation of the sums on the parts with what each is worth
     """
     if truth == "planted":
         return {"truth": overlap(values, subject.mask)}
@@ -207,36 +230,38 @@ def clones(maps: Mapping[str, torch.Tensor]) -> Iterable[tuple[str, str]]:
 
 
 def measure(
-    model: nn.Module, truth: str, block: Sequence[Subject], seed: int, most: float, again_to: float
+    model: nn.Module, truth: str, block: Sequence[Subject], number: int, most: float, again_to: float
 ) -> list[dict[str, Any]]:
-    """The values of all methods and metrics on photos of one network: a record for each photo."""
+    """The values of the metrics of a round on photos of one network: a record for each photo."""
+    seed = number % 3
     x, target = torch.cat([each.x for each in block]), [each.target for each in block]
-    every = {name: (reduced(method, seed), 0.0) for name, method in BLIND.items()} | chosen(model, x[:1], seed)
+    every = {name: (reduced(method, seed), 0.0) for name, method in BLIND.items()} | chosen(model, x[:1].shape, seed)
     methods = {name: method for name, (method, cost) in every.items() if cost <= most}
     masks = torch.stack([each.mask for each in block]) if truth != "photos" else None
-    metrics = metrics_of(seed, masks=masks is not None)
+    metrics = metrics_due(number, seed, masks=masks is not None)
     maps = attributed(model, x, methods, target)
     again = [metric for metric in metrics if isinstance(metric, ReattributionMetric)]
     once = [metric for metric in metrics if not isinstance(metric, ReattributionMetric)]
     where = {} if masks is None else {"masks": masks, "boxes": torch.stack([around(each) for each in masks])[:, None]}
     tables = [explain.evaluate(model, x, maps, once, target=target, **where)]
-    fewer = chosen(model, x[:1], seed, AGAIN, 8)
-    fit = {name: BLIND.get(name) or fewer[name][0] for name in maps if name in BLIND or fewer[name][1] <= again_to}
+    fewer = chosen(model, x[:1].shape, seed, AGAIN, 8) if again else {}
+    able = [name for name in maps if again and (name in BLIND or fewer[name][1] <= again_to)]
+    fit = {name: BLIND.get(name) or fewer[name][0] for name in able}
     smooth = [metric for metric in again if metric.name == "smprt"]
     tables += evaluated(model, x, fit, [metric for metric in again if metric.name != "smprt"], target)
-    able = {name: each for name, each in fit.items() if name != "refinecam"}  # whose maps cannot be averaged over noise
-    tables += evaluated(model, x, able, smooth, target)
+    even = {name: each for name, each in fit.items() if name != "refinecam"}  # whose maps cannot be averaged over noise
+    tables += evaluated(model, x, even, smooth, target)
     shown = {name: Maps.of(name, each, x).per_pixel() for name, each in maps.items()}
     records = []
-    for number, subject in enumerate(block):
+    for place, subject in enumerate(block):
         values: dict[str, dict[str, float]] = {}
         for table in tables:
             for name in table:
-                own = {metric: float(each[number]) for metric, each in table[name].items()}
+                own = {metric: float(each[place]) for metric, each in table[name].items()}
                 values.setdefault(name, {}).update({key: float(f"{v:.5g}") for key, v in own.items() if v == v})
         for name, each in shown.items():
-            values[name] |= truths(subject, each[number], truth)
-        same = [list(pair) for pair in clones({name: each[number] for name, each in shown.items()})]
+            values[name] |= truths(subject, each[place], truth)
+        same = [list(pair) for pair in clones({name: each[place] for name, each in shown.items()})]
         costs = {name: round(cost, 1) for name, (_, cost) in every.items() if name in maps}
         records.append({"photo": subject.name, "seed": seed, "values": values, "clones": same, "costs": costs})
     return records
@@ -244,7 +269,7 @@ def measure(
 
 def evaluated(model: nn.Module, x: torch.Tensor, methods: Any, metrics: Sequence[Metric], target: Any) -> list[Any]:
     """The metrics that run methods again, on all that can be; in halves where one refuses."""
-    if not methods:
+    if not methods or not metrics:
         return []
     try:
         return [explain.evaluate(model, x, methods, metrics, target=target)]
@@ -262,9 +287,8 @@ def fill(options: argparse.Namespace) -> None:
     """Add photos to the store, a block for each network and kind in turn, until the time is over."""
     started = time.perf_counter()
     taken = known(options.store)
-    sources: dict[tuple[str, str, int], Any] = {}
+    sources: dict[Any, Any] = {}
     for number in range(options.rounds):
-        seed = number % 3
         for architecture, truth in product(options.models, options.truths):
             if (time.perf_counter() - started) / 60 > options.minutes:
                 return
@@ -272,15 +296,14 @@ def fill(options: argparse.Namespace) -> None:
             size = 1 if truth in ("boxes", "photos") and architecture == "mobile" else options.block
             if len(mine) > number * size:
                 continue
-            classifier = network(truth, architecture, seed, options.weights, options.side)
-            key = (truth, architecture, seed)
-            if key not in sources:
-                sources[key] = (folder_photos if truth == "photos" else SOURCES[truth])(classifier, options.data)
-            block = list(islice((each for each in sources[key] if each.name not in mine), size))
+            classifier = network(truth, architecture, number % 3, options.weights, options.side)
+            if classifier not in sources:
+                sources[classifier] = SOURCES[truth](classifier, options.data, mine)
+            block = list(islice(sources[classifier], size))
             mine.update(each.name for each in block)
-            most = float("inf") if number % options.every == options.every - 1 else options.costly_from
+            most = float("inf") if due(number, COSTLY_PERIOD) else options.costly_from
             begun = time.perf_counter()
-            for record in measure(classifier.model, truth, block, seed, most, options.again_to):
+            for record in measure(classifier.model, truth, block, number, most, options.again_to):
                 with options.store.open("a", encoding="utf-8") as out:
                     out.write(json.dumps({"truth": truth, "model": architecture} | record) + "\n")
             took, so_far = time.perf_counter() - begun, (time.perf_counter() - started) / 60
@@ -289,7 +312,7 @@ def fill(options: argparse.Namespace) -> None:
 
 
 def train(options: argparse.Namespace) -> None:
-    """Train what is missing."""
+    """Train what is missing, and say what each network does on new photos."""
     for seed in range(options.seeds):
         for truth in TRUTHS[1:]:
             for architecture in options.models:
@@ -297,6 +320,9 @@ def train(options: argparse.Namespace) -> None:
                 if not file.exists():
                     print(file.stem, flush=True)
                     torch.save(learned(truth, architecture, seed, options.data).state_dict(), file)
+                classifier = network(truth, architecture, seed, options.weights, options.side)
+                shares = learnt(truth, classifier, options.data)
+                print(f"{file.stem}: {', '.join(f'{name} {share:.1%}' for name, share in shares.items())}", flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -312,8 +338,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--block", type=int, default=3, help="photos of a round")
     parser.add_argument("--rounds", type=int, default=1000)
     parser.add_argument("--minutes", type=float, default=float("inf"))
-    parser.add_argument("--every", type=int, default=4, help="rounds in which costly methods take part")
-    parser.add_argument("--costly-from", type=float, default=60, metavar="PASSES")
+    parser.add_argument("--costly-from", type=float, default=COSTLY_FROM, metavar="PASSES")
     parser.add_argument("--again-to", type=float, default=60, metavar="PASSES")
     parser.add_argument("--seeds", type=int, default=1, help="networks to train of each kind")
     parser.add_argument("--threads", type=int, default=1)

@@ -13,8 +13,10 @@ they are those that come along, and `plain` with 200 classes, whose weights are 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,7 @@ from explain.models.small_networks import SmallResNet, SmallTransformer
 EXAMPLES = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(EXAMPLES), str(EXAMPLES / "benchmarks" / "parts")]
 
-import leaderboard  # noqa: E402
+import boxed_photos  # noqa: E402
 import planted_evidence  # noqa: E402
 import scenes  # noqa: E402
 from dimensions import ALL, drops, shapley  # noqa: E402
@@ -132,13 +134,30 @@ def learned(truth: str, architecture: str, seed: int, folder: Path, count: int =
     return model.eval().requires_grad_(False)
 
 
+def learnt(truth: str, classifier: Classifier, folder: Path, most: int = 300) -> dict[str, float]:
+    """What a network does on photos that it was not trained on, as shares of them."""
+    if truth == "planted":
+        photos, labels, _ = planted_evidence.loaded(folder, "val", look(), most)
+        return planted_evidence.decided(classifier.model, photos, labels, MARKS, look())
+    labels = torch.arange(most) % scenes.CLASSES
+    drawn = [scenes.draw(label, FIRST_SCENE - most + number) for number, label in enumerate(labels.tolist())]
+    x = as_input(np.stack([scenes.render(scene) for scene in drawn]))
+    with torch.inference_mode():
+        return {"right": float((classifier.model(x).argmax(1) == labels).float().mean())}
+
+
 def network(truth: str, architecture: str, seed: int, weights: Path, side: int) -> Classifier:
-    """A network as it was trained; of seed 0 where there is none of this seed."""
-    if truth == "boxes":
+    """A network as it was trained, always the same object; of seed 0 where there is none of this seed."""
+    known = truth in ("boxes", "photos") or not (weights / f"{truth}-{architecture}-{seed}.pt").exists()
+    return _network(truth, architecture, 0 if known else seed, weights, side)
+
+
+@cache
+def _network(truth: str, architecture: str, seed: int, weights: Path, side: int) -> Classifier:
+    if truth in ("boxes", "photos"):
         return classifier_of(architecture, weights, side)
-    files = [weights / f"{truth}-{architecture}-{number}.pt" for number in (seed, 0)]
     model = small(architecture, CLASSES[truth])
-    model.load_state_dict(torch.load(next(file for file in files if file.exists()), weights_only=True))
+    model.load_state_dict(torch.load(weights / f"{truth}-{architecture}-{seed}.pt", weights_only=True))
     return Classifier(model.eval().requires_grad_(False), look(), None, architecture)
 
 
@@ -153,18 +172,19 @@ def filled(box: Sequence[float], x: torch.Tensor) -> torch.Tensor:
     return found
 
 
-def boxes(classifier: Classifier, folder: Path) -> Iterator[Subject]:
+def boxes(classifier: Classifier, folder: Path, known: Container[str] = ()) -> Iterator[Subject]:
     """Photos that the model gets right and whose box leaves something beside it, in a shuffled order."""
-    for photo in leaderboard.photos(folder, classifier, sys.maxsize):
-        yield Subject(Path(photo.name).stem, photo.x, photo.target, filled(photo.box, photo.x))
+    for photo in boxed_photos.photos(folder, classifier, sys.maxsize):
+        if Path(photo.name).stem not in known:
+            yield Subject(Path(photo.name).stem, photo.x, photo.target, filled(photo.box, photo.x))
 
 
-def planted(classifier: Classifier, folder: Path) -> Iterator[Subject]:
+def planted(classifier: Classifier, folder: Path, known: Container[str] = ()) -> Iterator[Subject]:
     """Photos with one mark and two decoys, and in turn with two marks and one decoy, that the network finds."""
     photos, _, _ = planted_evidence.loaded(folder, "val", look(), 500)
-    number = -1
-    while True:
-        number += 1
+    for number in count():
+        if f"planted-{number}" in known:
+            continue
         marks = [number % MARKS, (number + 1) % MARKS][: 1 + number % 2]
         generator = torch.Generator().manual_seed(5000 + number)
         photo = photos[number * 37 % len(photos)]
@@ -186,35 +206,33 @@ def overlap(values: torch.Tensor, mask: torch.Tensor) -> float:
 
 
 def wider(found: Mapping[str, Any]) -> torch.Tensor:
-    """The masks of parts and objects, one pixel wider on all sides ``(8, H, W)``. What is hidden has none."""
+    """The masks of the parts, one pixel wider on all sides ``(5, H, W)``. What is hidden has none."""
     empty = np.zeros((scenes.SIDE, scenes.SIDE), bool)
-    each = torch.from_numpy(np.stack([found.get(name, empty) for name in scenes.ELEMENTS])).float()
+    each = torch.from_numpy(np.stack([found.get(name, empty) for name in scenes.PARTS])).float()
     return F.max_pool2d(each[None], 3, 1, 1)[0] > 0
 
 
-def parts(classifier: Classifier, folder: Path | None = None) -> Iterator[Subject]:
-    """Creatures that the network gets right, and what each part and object is worth: measured by removing it."""
-    number = -1
+def parts(classifier: Classifier, folder: Path | None = None, known: Container[str] = ()) -> Iterator[Subject]:
+    """Creatures that the network gets right, and what each part is worth: measured by removing every set of them."""
     names = scenes.PARTS
-    while True:
-        number += 1
+    for number in count():
+        if f"scene-{number}" in known:
+            continue
         label = number % scenes.CLASSES
         scene = scenes.draw(label, FIRST_SCENE + number)
         every = [scene.without(*(p for i, p in enumerate(names) if not kept >> i & 1)) for kept in range(ALL + 1)]
-        every += [scene.without(name) for name in scenes.OBJECTS]
         x = as_input(np.stack([scenes.render(each) for each in every]))
         with torch.inference_mode():
             logits = classifier.model(x).double()
         if int(logits[ALL].argmax()) != label:
             continue
         scores = logits[: ALL + 1, label].tolist()
-        objects = (logits[ALL, label] - logits[ALL + 1 :, label]).tolist()
-        worth = {"shapley": [*shapley(scores).tolist(), *objects], "removal": [*drops(scores).tolist(), *objects]}
+        worth = {"shapley": shapley(scores).tolist(), "removal": drops(scores).tolist()}
         where = wider(scenes.masks(scene))
-        yield Subject(f"scene-{number}", x[ALL : ALL + 1], label, where[: len(names)].any(0), where.float(), worth)
+        yield Subject(f"scene-{number}", x[ALL : ALL + 1], label, where.any(0), where.float(), worth)
 
 
-def folder_photos(classifier: Classifier, folder: Path) -> Iterator[Subject]:
+def folder_photos(classifier: Classifier, folder: Path, known: Container[str] = ()) -> Iterator[Subject]:
     """Photos of ImageNet's classes at full size that the model gets right, in a shuffled order, without masks.
 
     A class is a folder, named by its number or by its WordNet id if there are all thousand; or a file's first word.
@@ -223,6 +241,8 @@ def folder_photos(classifier: Classifier, folder: Path) -> Iterator[Subject]:
     files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg", ".png"))
     for number in np.random.default_rng(0).permutation(len(files)).tolist():
         file = files[number]
+        if file.stem in known:
+            continue
         named = file.name.split("_")[0] if file.parent == folder else file.parent.name
         target = wnids.index(named) if named in wnids and len(wnids) == 1000 else int(named)
         with Image.open(file) as opened:
@@ -233,4 +253,4 @@ def folder_photos(classifier: Classifier, folder: Path) -> Iterator[Subject]:
             yield Subject(file.stem, x, target, torch.zeros(x.shape[2:], dtype=torch.bool))
 
 
-SOURCES = {"boxes": boxes, "planted": planted, "parts": parts}
+SOURCES = {"boxes": boxes, "planted": planted, "parts": parts, "photos": folder_photos}

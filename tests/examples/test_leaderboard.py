@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +15,20 @@ from torch import nn
 
 import explain
 from explain.models import CenterCrop, Classifier
-from tests.conftest import ROOT
-from tests.hooks.test_tour import example
-
-ASSETS = ROOT / "assets" / "leaderboard"
+from tests.hooks.test_tour import example, scripts_of
 
 
 @pytest.fixture
-def board(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Load a script of the leaderboard by its name."""
-    monkeypatch.syspath_prepend(str(ROOT / "examples"))
-    return example
+def script() -> Iterator[Any]:
+    with scripts_of("", "benchmarks", "benchmarks/parts", "leaderboard"):
+        yield lambda name: example(f"leaderboard/{name}")
 
 
 # Statistics
 
 
-def test_means_leave_out_what_was_not_measured_in_every_sample(board: Any) -> None:
-    standings, generator = board("standings"), np.random.default_rng(3)
+def test_means_leave_out_what_was_not_measured_in_every_sample(script: Any) -> None:
+    standings, generator = script("standings"), np.random.default_rng(3)
     values = generator.random((6, 3))
     values[generator.random((6, 3)) < 0.3] = np.nan
     values[:, 2] = np.nan
@@ -46,8 +43,8 @@ def test_means_leave_out_what_was_not_measured_in_every_sample(board: Any) -> No
             assert (np.isnan(sample[column]) and not len(known)) or sample[column] == pytest.approx(known.mean())
 
 
-def test_an_interval_holds_the_mean_of_other_photos_about_as_often_as_it_says(board: Any) -> None:
-    standings, generator = board("standings"), np.random.default_rng(0)
+def test_an_interval_holds_the_mean_of_other_photos_about_as_often_as_it_says(script: Any) -> None:
+    standings, generator = script("standings"), np.random.default_rng(0)
     weights, held = standings.draws(40, 300), 0
     for _ in range(200):
         figure = standings.figures(generator.normal(size=(40, 1)), weights)[0]
@@ -94,37 +91,110 @@ def data(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture
-def leaderboard(board: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    module = board("leaderboard")
+def test_photos_are_those_that_the_model_gets_right_with_boxes_that_leave_something(
+    script: Any, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = script("boxed_photos")
     look = CenterCrop(16, 1.0, (0.0,) * 3, (1.0,) * 3)
     classifier = Classifier(Small().eval(), look, ["red", "other"], "small")
     monkeypatch.setattr(module, "load", lambda name: classifier)
-    return module
-
-
-def test_photos_are_those_that_the_model_gets_right_with_boxes_that_leave_something(
-    leaderboard: Any, data: Path
-) -> None:
-    found = {photo.name: photo for photo in leaderboard.photos(data, leaderboard.load("small"), 10)}
+    found = {photo.name: photo for photo in module.photos(data, classifier, 10)}
     assert set(found) == {"val_0.JPEG", "val_1.JPEG"}
     assert found["val_1.JPEG"].box == (4, 6, 12, 14)
     assert found["val_1.JPEG"].target == 0
     assert found["val_1.JPEG"].share == 64 / 256
     seen = explain.data.images.Box(4, 4, 12, 12)
-    assert leaderboard.within((2, 6, 10, 14), seen, torch.zeros(1, 3, 16, 16)) == (0, 4, 12, 16)
+    assert module.within((2, 6, 10, 14), seen, torch.zeros(1, 3, 16, 16)) == (0, 4, 12, 16)
+
+
+# Cells, and who is better than whom in them
+
+
+def rows(photos: int = 20, costly: int = 5) -> Iterator[tuple[Any, ...]]:
+    """Four methods that are right in the order of their names, on photos of which some are easier for all.
+
+    The third is measured on the easiest photos only, and the last has the map of the first. *insertion* has the order
+    of the truth, *deletion*, of which less is better, the opposite one.
+    """
+    for photo in range(photos):
+        for number, name in enumerate(("attnlrp", "gradcam", "lrp", "noise", "saliency")):
+            if name == "noise" and photo < photos - costly:
+                continue
+            own = 0 if name == "saliency" else number
+            values = {"truth": photo - own / 10, "insertion": -own + 0.01 * photo, "deletion": own, "passes": 100.0}
+            for metric, value in values.items():
+                yield "planted", "plain", name, metric, f"p{photo:02}", photo % 3, float(value)
+        yield "planted", "plain", "attnlrp", "same map as saliency", f"p{photo:02}", photo % 3, 1.0
+
+
+def test_methods_are_compared_on_the_same_photos_and_copies_count_once(script: Any) -> None:
+    module = script("cells")
+    (cell,) = module.cells_of(rows())
+    assert cell.methods == ("attnlrp", "gradcam", "lrp", "noise", "saliency")
+    assert [cell.methods[i] for i in cell.firsts] == ["attnlrp", "gradcam", "lrp", "noise"]
+    assert cell.counts("truth").tolist() == [20, 20, 20, 5, 20]
+    found = cell.sampled("truth", 1)
+    assert found[0].tolist() == pytest.approx([9.5, 9.4, 9.3, 9.2, 9.5])  # although its photos are the easiest ones
+    places = module.beats(found, cell.firsts)
+    assert np.nanmin(places[:, 0]) == np.nanmax(places[:, 4]) == 1
+    assert places[0].tolist() == pytest.approx([1, 2 / 3, 1 / 3, 0, 1])
+
+
+def test_the_share_that_a_method_beats_is_counted_one_by_one(script: Any) -> None:
+    beats, generator = script("cells").beats, np.random.default_rng(0)
+    figures = generator.integers(0, 4, size=(30, 7)).astype(float)
+    figures[generator.random(figures.shape) < 0.2] = np.nan
+    firsts = np.array([0, 2, 3, 6])
+    figures[:, [1, 4, 5]] = figures[:, [0, 2, 3]]  # copies of the first ones
+    for own, found in zip(figures, beats(figures, firsts), strict=True):
+        for place, group in enumerate([0, 0, 2, 3, 2, 3, 6]):
+            others = [own[i] for i in firsts if i != group and not np.isnan(own[i])]
+            wins = [1.0 if own[place] > each else 0.5 if own[place] == each else 0.0 for each in others]
+            expected = np.nan if np.isnan(own[place]) or not wins else np.mean(wins)
+            assert found[place] == pytest.approx(expected, nan_ok=True)
 
 
 # The page
 
 
-def test_the_page_and_the_table_say_what_was_measured(board: Any) -> None:
-    module = board("leaderboard_page")
-    found = json.loads((ASSETS / "leaderboard.json").read_text("utf-8"))
-    assert module.PAGE.read_text("utf-8") == module.as_page(found, module.planted(ASSETS))
-    assert (ASSETS / "leaderboard.csv").read_text("utf-8") == module.as_csv(found)
-    for name, model in found["models"].items():
-        assert (ASSETS / f"{name}.png").exists()
-        known = [each for each, about in model["methods"].items() if about["kind"] == "method"]
-        assert not set(known) - {*explain.list_methods()}
-        assert set(module.BASELINES) <= set(model["methods"])
+@pytest.fixture
+def page(script: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The page, of what `rows` measured."""
+    module = script("page")
+    found = {(cell.truth, cell.model): cell for cell in script("cells").cells_of(rows())}
+    monkeypatch.setattr(module, "board", lambda: found)
+    return module
+
+
+def test_a_metric_agrees_with_the_truth_if_it_orders_methods_alike(page: Any) -> None:
+    for metric in ("insertion", "deletion"):
+        found = page.agreement("planted", "plain", metric)
+        known = found[~np.isnan(found)]  # a sample of one map has no order
+        assert len(known) > 0.9 * len(found)
+        assert known == pytest.approx(1)
+
+
+def test_every_table_of_the_page_has_its_rows(page: Any) -> None:
+    for name, each in page.TABLES.items():
+        lines = each().splitlines()
+        assert len({line.count("|") for line in lines}) == 1, name
+    order = [line.split("|")[1].strip() for line in page.of_truth().splitlines()[2:]]
+    assert order == ["`attnlrp`", "`saliency`", "`gradcam`", "`lrp`", "*noise*"]
+    assert page.stability("truth", ["planted"]) == pytest.approx(
+        {"photos": 1, "seeds": 1, "networks": np.nan}, nan_ok=True
+    )
+
+
+def test_the_page_and_the_table_with_filters_say_what_is_stored(script: Any) -> None:
+    pytest.importorskip("pyarrow", reason="the stored table is read with pyarrow, an extra")
+    assert script("page").main(["--check"]) == 0
+
+
+def test_the_table_with_filters_names_known_methods_and_metrics(script: Any) -> None:
+    module, run = script("page"), script("run")
+    text = module.DATA.read_text("utf-8")
+    found = json.loads(text[text.index("{") : text.rindex("}") + 1])
+    assert set(found["families"]) <= {*explain.list_methods(), *run.BLIND}
+    assert {each["name"] for each in found["metrics"]} <= set(run.better())
+    combinations = sum(value is not None for cell in found["cells"] for row in cell["means"] for value in row)
+    assert combinations >= 8000

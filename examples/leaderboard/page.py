@@ -1,0 +1,426 @@
+"""Write the tables and pictures of docs/leaderboard.md, from assets/leaderboard/table.parquet.
+
+    python examples/leaderboard/page.py [--check]
+
+Intervals are of the bootstrap over photos (95 %), and over the distinct maps too where a metric's order of methods is
+compared with the truth. ``--check`` only says whether the page has the tables of what is stored.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+from cells import Cell, beats, cells_of
+from run import BLIND, COSTLY_FROM, LOCAL, TRUTH_METRICS, better
+from standings import Array, interval, means, rank_correlation
+from store import ROOT, TABLE, stored
+
+from explain.methods.base import FAMILIES, innermost
+from explain.metrics import get_metric
+
+sys.path.append(str(ROOT / "examples" / "benchmarks"))
+
+from tables import line, published, replaced
+
+PAGE, DATA = ROOT / "docs" / "leaderboard.md", ROOT / "docs" / "_static" / "leaderboard-data.js"
+PICTURES = ROOT / "assets" / "leaderboard"
+MODELS = ("residual", "transformer", "plain", "mobile")
+KNOWN = ("planted", "parts")
+
+
+@cache
+def board() -> dict[tuple[str, str], Cell]:
+    return {(cell.truth, cell.model): cell for cell in cells_of(stored(TABLE))}
+
+
+@cache
+def signs() -> dict[str, int]:
+    return {name: 1 if each == "more" else -1 for name, each in better().items()}
+
+
+def group_of(metric: str) -> str:
+    """The room of a metric: faithfulness, localisation, …"""
+    if metric in TRUTH_METRICS:
+        return "truth"
+    return "faithfulness" if metric == "faithful" else type(get_metric(metric)).__module__.rpartition(".")[2]
+
+
+def family_of(method: str) -> str:
+    return "knows nothing of the network" if method in BLIND else innermost(method).family
+
+
+def label(method: str) -> str:
+    return f"*{method}*" if method in BLIND else f"`{method}`"
+
+
+@cache
+def places(truth: str, model: str, metric: str) -> Array:
+    """Of the other distinct maps, the share that each method is better than ``(samples, methods)``."""
+    cell = board()[truth, model]
+    return beats(cell.sampled(metric, signs()[metric]), cell.firsts)
+
+
+def pooled(method: str, wanted: Iterable[tuple[str, str, str]], weights: Sequence[float] | None = None) -> Array:
+    """A method's mean place over cells and metrics ``(samples,)``, where it has one; NaN where it has none."""
+    total, weight = np.zeros(1), np.zeros(1)
+    for (truth, model, metric), each in zip(wanted := list(wanted), weights or [1.0] * len(wanted), strict=True):
+        cell = board()[truth, model]
+        if method in cell.methods and cell.counts(metric)[cell.methods.index(method)]:
+            own = places(truth, model, metric)[:, cell.methods.index(method)]
+            total, weight = total + each * np.where(np.isnan(own), 0, own), weight + each * ~np.isnan(own)
+    return np.where(weight > 0, total / np.where(weight > 0, weight, 1), np.nan)
+
+
+def networks(truth: str) -> list[str]:
+    return [model for model in MODELS if (truth, model) in board()]
+
+
+def triples(truths: Iterable[str], metric: str) -> list[tuple[str, str, str]]:
+    """The cells of kinds of ground truth, with a metric."""
+    return [(truth, model, metric) for truth in truths for model in networks(truth)]
+
+
+def metrics() -> list[str]:
+    return sorted({name for cell in board().values() for name in cell.metrics})
+
+
+def methods() -> list[str]:
+    return sorted({name for cell in board().values() for name in cell.methods})
+
+
+# Tables
+
+
+def percent(samples: Array) -> str:
+    """A share with its interval."""
+    if np.isnan(samples[0]):
+        return "–"
+    low, high = interval(samples[1:])
+    return f"{samples[0]:.0%} ({low:.0%} to {high:.0%})".replace("%", " %")
+
+
+def rho(samples: Array) -> str:
+    if np.isnan(samples[0]):
+        return "–"
+    low, high = interval(samples[1:])
+    return f"{samples[0]:.2f} ({low:.2f} to {high:.2f})"
+
+
+def in_markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    return "\n".join([line(head), "|" + "---|" * len(head), *map(line, rows)])
+
+
+def of_photos() -> str:
+    """What was measured: on how many photos the figures of each cell are."""
+    head = (
+        "ground truth", "network", "photos", "methods", "distinct maps", "a few altered photos", "usual curves",
+        "other curves", "run again", "costly methods", "combinations",
+    )  # fmt: skip
+    rows, total = [], 0
+    for truth, model, _ in triples((*KNOWN, "boxes"), ""):
+        cell = board()[truth, model]
+        there = ~np.isnan(cell.values)
+        filled = int(there.any(0).sum())
+        total += filled
+        kinds = [[i for i, name in enumerate(cell.metrics) if name == each]
+                 for each in ("infidelity", "deletion", "irof", "maxsensitivity")]  # fmt: skip
+        costly = [i for i, name in enumerate(cell.methods) if cell.passes[name] > COSTLY_FROM]
+        counts = [*(there[:, :, each].any((1, 2)) for each in kinds), there[:, costly].any((1, 2))]
+        sizes = (len(cell.photos), len(cell.methods), len(cell.firsts), *(int(each.sum()) for each in counts))
+        rows.append((truth, model, *map(str, sizes), f"{filled:,}"))
+    return in_markdown(head, [*rows, ("all", "", *[""] * 8, f"{total:,}")])
+
+
+def of_truth() -> str:
+    """The methods by the known truth: their mean place in eight cells, and their figure in each."""
+    wanted = triples(KNOWN, "truth")
+    found = {name: pooled(name, wanted) for name in methods()}
+    kinds = [triples([truth], "truth") for truth in KNOWN]
+    head = ("method", "passes", "beats, of the others", *KNOWN, *(f"{truth}, {model}" for truth, model, _ in wanted))
+    rows = []
+    for name in sorted(found, key=lambda each: (-np.nan_to_num(found[each][0], nan=-1), each)):
+        if not np.isnan(found[name][0]):
+            own = [figure(truth, model, "truth", name) for truth, model, _ in wanted]
+            placed = (percent(found[name]), *(share(pooled(name, kind)) for kind in kinds))
+            rows.append((label(name), passes(name), *placed, *own))
+    return in_markdown(head, rows)
+
+
+def share(samples: Array) -> str:
+    return "–" if np.isnan(samples[0]) else f"{samples[0]:.0%}".replace("%", " %")
+
+
+def passes(method: str) -> str:
+    known = [cell.passes[method] for cell in board().values() if method in cell.passes]
+    cost = float(np.median(known))
+    return f"{cost:.0f}" if cost >= 9.95 else f"{cost:.1f}"
+
+
+def figure(truth: str, model: str, metric: str, method: str) -> str:
+    """A mean, and the photos it is of where these are not nearly all."""
+    cell = board()[truth, model]
+    if method not in cell.methods:
+        return "–"
+    place = cell.methods.index(method)
+    count = int(cell.counts(metric)[place])
+    if not count:
+        return "–"
+    mean = signs()[metric] * cell.sampled(metric, signs()[metric])[0, place]
+    return f"{mean:.2f}" if count > 0.5 * len(cell.photos) else f"{mean:.2f} ({count})"
+
+
+@cache
+def agreement(truth: str, model: str, metric: str) -> Array:
+    """How alike a metric and the truth rank the distinct maps, in samples of photos and maps ``(samples,)``."""
+    cell = board()[truth, model]
+    one, other = places(truth, model, metric), places(truth, model, "truth")
+    generator = np.random.default_rng(0)
+    found = [rank_correlation(one[0, cell.firsts], other[0, cell.firsts])]
+    for a, b in zip(one[1:], other[1:], strict=True):
+        drawn = generator.choice(cell.firsts, len(cell.firsts))
+        found.append(rank_correlation(a[drawn], b[drawn]))
+    return np.array(found)
+
+
+def mean_of(samples: Sequence[Array]) -> Array:
+    """The mean of several figures, in each sample, over those that there are."""
+    every = np.stack(samples) if len(samples) else np.full((1, 1), np.nan)
+    count = (~np.isnan(every)).sum(0)
+    return np.where(count > 0, np.where(np.isnan(every), 0, every).sum(0) / np.where(count > 0, count, 1), np.nan)
+
+
+@cache
+def agreements(metric: str) -> dict[str, Array]:
+    """By kind of truth and over both, the mean agreement of a metric with it."""
+    cells = {truth: [agreement(truth, model, metric) for model in networks(truth)] for truth in KNOWN}
+    found = {truth: mean_of(each) for truth, each in cells.items()}
+    return found | {"both": mean_of([found[truth] for truth in KNOWN if len(found[truth]) > 1])}
+
+
+def photos_of(metric: str) -> int:
+    """The smallest number of photos of a cell that a metric was measured on."""
+    return min(int(cell.counts(metric).max()) for cell in board().values() if cell.truth in KNOWN)
+
+
+def candidates() -> list[str]:
+    """The metrics that do not know where the evidence or the object is."""
+    return [name for name in metrics() if name not in TRUTH_METRICS and name not in LOCAL]
+
+
+def of_metrics() -> str:
+    """The metrics by their agreement with the truth, and where the best map that knows nothing stands by them."""
+    head = (
+        "metric",
+        "kind",
+        "photos of a cell",
+        "agrees with the truth",
+        "planted",
+        "parts",
+        "best map that knows nothing",
+    )
+    every = [name for name in metrics() if name not in TRUTH_METRICS]
+    order = sorted(every, key=lambda each: (-np.nan_to_num(agreements(each)["both"][0], nan=-2), each))
+    rows = []
+    for name in order:
+        found = agreements(name)
+        cells = triples(KNOWN, name)
+        blind = {each: pooled(each, cells)[0] for each in BLIND if each in methods()}
+        best = max(blind, key=lambda each: np.nan_to_num(blind[each], nan=-1))
+        told = f"*{best}* beats {share(np.array([blind[best]]))}" if blind[best] == blind[best] else "–"
+        rows.append(
+            (
+                f"`{name}`",
+                group_of(name),
+                str(photos_of(name)),
+                rho(found["both"]),
+                rho(found["planted"]),
+                rho(found["parts"]),
+                told,
+            )
+        )
+    return in_markdown(head, rows)
+
+
+def weights() -> dict[str, float]:
+    """What each metric counts on photos without a known truth: its agreement with the truth, where it is surely one."""
+    found = {name: agreements(name)["both"] for name in candidates()}
+    return {name: float(each[0]) for name, each in found.items() if interval(each[1:])[0] > 0}
+
+
+def of_photographs() -> str:
+    """The methods on photographs: by metrics that agree with the truth, and by the box around the object."""
+    weighed = weights()
+    cells = networks("boxes")
+    faithful = [("boxes", model, name) for model in cells for name in weighed]
+    local = [("boxes", model, name) for model in cells for name in LOCAL]
+    found = {name: pooled(name, faithful, [weighed[metric] for _, _, metric in faithful]) for name in methods()}
+    head = ("method", "beats, by metrics that agree with the truth", *cells, "beats, by the box")
+    rows = []
+    for name in sorted(found, key=lambda each: (-np.nan_to_num(found[each][0], nan=-1), each)):
+        if np.isnan(found[name][0]):
+            continue
+        by_model = [
+            pooled(name, [("boxes", model, metric) for metric in weighed], list(weighed.values())) for model in cells
+        ]
+        rows.append((label(name), percent(found[name]), *map(share, by_model), percent(pooled(name, local))))
+    return in_markdown(head, rows)
+
+
+def parts_agree(cell: Cell, metric: str, one: Array, other: Array) -> float:
+    """How alike two parts of the photos, as truth values, rank the distinct maps by a metric."""
+    values = cell.of(metric)[:, cell.firsts]
+    return rank_correlation(*(means(values, part[None].astype(float))[0] for part in (one, other)))
+
+
+def cells_agree(one: tuple[str, str, str], other: tuple[str, str, str]) -> float:
+    """How alike two cells rank the maps that are distinct in the first, each by its metric."""
+    a, b = board()[one[:2]], board()[other[:2]]
+    both = [name for name in (a.methods[i] for i in a.firsts) if name in b.methods]
+    first, second = (
+        np.array([places(*which)[0, cell.methods.index(name)] for name in both])
+        for cell, which in ((a, one), (b, other))
+    )
+    return rank_correlation(first, second)
+
+
+def stability(metric: str, truths: Sequence[str]) -> dict[str, float]:
+    """Mean rank correlations of a metric's order of methods: with other photos, another seed, and other networks."""
+    wanted = [each for each in triples(truths, metric) if metric in board()[each[:2]].metrics]
+    generator = np.random.default_rng(0)
+    found: dict[str, list[float]] = {"photos": [], "seeds": [], "networks": []}
+    for truth, model, _ in wanted:
+        cell = board()[truth, model]
+        there = ~np.isnan(cell.of(metric)).all(1)
+        for _ in range(20):
+            half = np.zeros(len(there), bool)
+            half[generator.permutation(np.flatnonzero(there))[::2]] = True
+            found["photos"].append(parts_agree(cell, metric, half, there & ~half))
+        for a, b in ((0, 1), (0, 2), (1, 2)):
+            found["seeds"].append(parts_agree(cell, metric, there & (cell.seeds == a), there & (cell.seeds == b)))
+    for one, other in combinations(wanted, 2):
+        if one[0] == other[0]:
+            found["networks"].append(cells_agree(one, other))
+    return {name: float(np.nanmean(each)) if not np.isnan(each).all() else np.nan for name, each in found.items()}
+
+
+def of_stability() -> str:
+    """Which rankings come out again."""
+    head = (
+        "metric", "ground truth", "half of the photos, with the other half", "seed, with another seed",
+        "network, with another network",
+    )  # fmt: skip
+    every = [("truth", (truth,)) for truth in KNOWN]
+    every += [(name, (*KNOWN, "boxes")) for name in metrics() if name not in TRUTH_METRICS]
+    found = {each: stability(*each) for each in every}
+    order = every[:2] + sorted(every[2:], key=lambda each: -np.nan_to_num(found[each]["photos"], nan=-1))
+    return in_markdown(head, [
+        (f"`{name}`", truths[0] if len(truths) == 1 else "all", *map(number, found[name, truths].values()))
+        for name, truths in order
+    ])  # fmt: skip
+
+
+def number(value: float) -> str:
+    return "–" if np.isnan(value) else f"{value:.2f}"
+
+
+def of_kinds() -> str:
+    """How alike the kinds of ground truth rank the methods, for each network."""
+    rows = []
+    for one, other in ((("planted", "truth"), ("parts", "truth")), (("planted", "truth"), ("boxes", "relevancerank")),
+                       (("parts", "truth"), ("boxes", "relevancerank"))):  # fmt: skip
+        agree = [
+            cells_agree((one[0], model, one[1]), (other[0], model, other[1]))
+            if {(one[0], model), (other[0], model)} <= set(board()) else np.nan
+            for model in MODELS
+        ]  # fmt: skip
+        rows.append((*(f"{kind}, `{metric}`" for kind, metric in (one, other)), *map(number, agree)))
+    return in_markdown(("one ranking", "another", *MODELS), rows)
+
+
+TABLES: Mapping[str, Callable[[], str]] = {
+    "board-photos": of_photos, "board-truth": of_truth, "board-metrics": of_metrics,
+    "board-photographs": of_photographs, "board-stability": of_stability, "board-kinds": of_kinds,
+}  # fmt: skip
+
+
+# Pictures and data
+
+
+def data() -> str:
+    """All means, halves of their intervals and photos, for the table with filters."""
+    names = metrics()
+    every = []
+    for (truth, model), cell in sorted(board().items()):
+        middle, half, count = [], [], []
+        for name in names:
+            sampled = signs()[name] * cell.sampled(name, signs()[name])
+            low, high = (
+                np.nanpercentile(sampled[1:], [2.5, 97.5], axis=0) if name in cell.metrics else (sampled[0],) * 2
+            )
+            middle.append(_short(sampled[0]))
+            half.append(_short((high - low) / 2, 2))
+            count.append(cell.counts(name).tolist())
+        every.append({"truth": truth, "model": model, "methods": cell.methods, "groups": cell.groups.tolist(),
+                      "means": middle, "half": half, "photos": count})  # fmt: skip
+    found = {
+        "metrics": [{"name": name, "group": group_of(name), "more": signs()[name] > 0} for name in names],
+        "families": {name: family_of(name) for name in methods()},
+        "passes": {name: float(passes(name)) for name in methods()},
+        "cells": every,
+    }
+    return f"window.LEADERBOARD = {json.dumps(found, separators=(',', ':'), ensure_ascii=False)};\n"
+
+
+def _short(values: Array, digits: int = 3) -> list[float | None]:
+    return [None if x != x else float(f"{x:.{digits}g}") for x in values.tolist()]
+
+
+def drawn(folder: Path) -> list[Path]:
+    """The pictures: truth against cost, and the agreement of metrics with the truth."""
+    from pictures import against_cost, agreement_map
+
+    found = {}
+    for truth in KNOWN:
+        place = {name: pooled(name, triples([truth], "truth")) for name in methods()}
+        found[f"cost-{truth}.png"] = against_cost(
+            truth, {name: (float(passes(name)), each) for name, each in place.items() if not np.isnan(each[0])},
+            {name: family_of(name) for name in place}, FAMILIES,
+        )  # fmt: skip
+    order = sorted(candidates(), key=lambda each: -np.nan_to_num(agreements(each)["both"][0], nan=-2))
+    cells = [each[:2] for each in triples(KNOWN, "truth")]
+    values = np.array([[agreement(*cell, name)[0] for cell in cells] for name in order])
+    found["agreement.png"] = agreement_map(order, [f"{truth}\n{model}" for truth, model in cells], values)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, picture in found.items():
+        picture.savefig(folder / name, dpi=110)
+    return [folder / name for name in found]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    options = parser.parse_args(arguments)
+    text = PAGE.read_text("utf-8")
+    if options.check:
+        wrong = [name for name, each in TABLES.items() if published(text, name).strip() != each()]
+        wrong += [DATA.name] * (not DATA.exists() or DATA.read_text("utf-8") != data())
+        print(f"not as it is stored: {', '.join(wrong)}" if wrong else "as it is stored")
+        return bool(wrong)
+    for name, each in TABLES.items():
+        text = replaced(text, name, each())
+    PAGE.write_text(text, "utf-8")
+    DATA.write_text(data(), "utf-8")
+    for file in (PAGE, DATA, *drawn(PICTURES)):
+        print(f"written to {file.relative_to(ROOT)}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
