@@ -156,7 +156,7 @@ def reduced(method: Any, seed: int, samples: int = SAMPLES, steps: int = STEPS) 
     if method.name in ("iscam", "sscam"):  # a sample is a pass for each channel
         changed["steps" if method.name == "iscam" else "samples"] = 1
     elif method.name == "sobol":  # a multiple of its dimensions + 2
-        changed["samples"] = min(method.samples, 3 * 66 if samples >= 198 else 66)
+        changed["samples"] = min(method.samples, 4 * 66)
     elif method.name == "extremalperturbation":
         changed["steps"] = min(method.steps, samples // 2)
     elif method.name == "blurintegratedgradients" or "smooth" in method.name or method.name == "vargrad":

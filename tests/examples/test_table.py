@@ -80,3 +80,16 @@ def test_methods_are_reduced_with_those_inside_them(script: Any) -> None:
     assert run.reduced(run.get_method("kernelshap"), 2).seed == 2
     assert run.reduced(run.get_method("idgi"), 0, steps=8).path.steps == 8
     assert run.reduced(run.get_method("gradcam"), 1) == run.get_method("gradcam")
+
+
+def test_every_metric_has_its_round_and_every_period_its_three_seeds(script: Any) -> None:
+    run = script("run")
+    for period in (*run.PERIODS.values(), run.AGAIN_PERIOD, run.COSTLY_PERIOD):
+        numbers = [number for number in range(3 * period) if run.due(number, period)]
+        assert len(numbers) == 3
+        assert {number % 3 for number in numbers} == {0, 1, 2}
+    first = {metric.name for metric in run.metrics_due(0, 0, masks=True)}
+    every = {metric.name for number in range(40) for metric in run.metrics_due(number, number % 3, masks=True)}
+    assert every == {metric.name for metric in run.metrics_of(0, masks=True)}
+    assert "infidelity" in first
+    assert not first & ({*run.PERIODS} | {"maxsensitivity"})
