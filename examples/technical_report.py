@@ -79,19 +79,21 @@ def leaderboard() -> dict[str, Any]:
     kept = [cells_of(each) for each in published(page, "board-photos").splitlines()[2:]]
     rows = {name: [cells_of(each) for each in published(page, f"board-{name}").splitlines()[2:]]
             for name in ("truth", "metrics", "photographs", "stability")}  # fmt: skip
-    methods = [row for row in rows["truth"] if row[0].startswith("`")]
+    methods = [
+        row for row in rows["truth"] if row[0].startswith("`") and row[2] == max(each[2] for each in rows["truth"])
+    ]
     blind = [row for row in rows["truth"] if row[0].startswith("*")]
-    free = [row for row in rows["metrics"] if row[1] != "localisation"]
+    free = [row for row in rows["metrics"] if row[1] != "localisation" and row[3] != "–"]
     counts = [int(row[2]) for row in kept[:-1]]
     stable = {row[1]: row[2:] for row in rows["stability"] if row[0] == "`truth`"}
     return {
         "board_combinations": kept[-1][-1],
         "board_photos": f"{min(counts)} to {max(counts)}",
         "board_methods": len(methods),
-        "board_first": ", ".join(f"{row[0]} ({row[2].split(' (')[0]})" for row in methods[:6]),
-        "board_gradcam": next(row[2] for row in methods if row[0] == "`gradcam`"),
+        "board_first": ", ".join(f"{row[0]} ({row[3].split(' (')[0]})" for row in methods[:6]),
+        "board_gradcam": next(row[3] for row in methods if row[0] == "`gradcam`"),
         "board_gradcam_place": 1 + [row[0] for row in methods].index("`gradcam`"),
-        "board_blind": f"{blind[0][0].strip('*')}, {blind[0][2].split(' (')[0]}",
+        "board_blind": f"{blind[0][0].strip('*')}, {blind[0][3].split(' (')[0]}",
         "board_metrics": ", ".join(f"{row[0]} ({row[3].split(' (')[0]})" for row in free[:5]),
         "board_metrics_last": ", ".join(row[0] for row in free if row[3].split(" (")[1].startswith("-")),
         "board_photographs": ", ".join(row[0] for row in rows["photographs"][:5]),

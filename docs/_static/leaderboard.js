@@ -7,20 +7,6 @@
   const find = (name) => root.querySelector(`[name=${name}]`);
   let sorted = { column: "", down: true };
 
-  // Of the other distinct maps of a cell, the share that each method is better than by a metric.
-  const beats = (cell, number) => {
-    const sign = metrics[number].more ? 1 : -1;
-    const own = cell.means[number];
-    const firsts = cell.groups.map((group, i) => (group === i ? i : -1)).filter((i) => i >= 0 && own[i] !== null);
-    return own.map((value) => {
-      if (value === null || firsts.length < 2) return null;
-      const better = firsts.filter((i) => sign * value > sign * own[i]).length;
-      const equal = firsts.filter((i) => own[i] === value).length;
-      return (better + equal / 2 - 0.5) / (firsts.length - 1);
-    });
-  };
-  for (const cell of cells) cell.beats = metrics.map((_, number) => beats(cell, number));
-
   const mean = (values) => (values.length ? values.reduce((a, b) => a + b, 0) / values.length : null);
 
   // What stands in the table: a value to sort by, and its text.
@@ -31,7 +17,7 @@
     if (!there.length) return { value: null, text: "–", title: "not measured" };
     const photos = there.reduce((sum, [cell, i]) => sum + cell.photos[number][i], 0);
     if (places) {
-      const value = mean(there.map(([cell, i]) => cell.beats[number][i]).filter((each) => each !== null));
+      const value = mean(there.map(([cell, i]) => cell.places[number][i]).filter((each) => each !== null));
       const text = value === null ? "–" : `${Math.round(100 * value)}`;
       return { value, text, title: `${photos} photos, ${there.length} cells` };
     }
@@ -59,6 +45,7 @@
       .filter((name) => chosen.some((cell) => cell.methods.includes(name)))
       .map((name) => ({ name, cells: columns.map((metric) => entry(chosen, name, metric.number, places)) }));
     const place = columns.findIndex((metric) => metric.name === sorted.column);
+    if (place < 0 && sorted.column !== "passes") sorted = { column: "", down: false };
     const key = (row) => (place >= 0 ? row.cells[place].value : sorted.column === "passes" ? passes[row.name] : row.name);
     rows.sort((a, b) => {
       const [one, other] = [key(a), key(b)];
@@ -90,7 +77,7 @@
     root.querySelector("tbody").replaceChildren(...body);
     root.querySelector("output").textContent =
       `${rows.length} methods, ${columns.length} metrics, ${chosen.length} of ${cells.length} cells. ` +
-      (places ? "Of the other distinct maps, the percentage that each method is better than." : "Means ± half of the 95 % interval.");
+      (places ? "Of the other distinct maps, the percentage that each method is better than." : "Means ± half of the 95 % interval, where it is of ten photos or more.");
   };
 
   const options = (name, values, all) => {

@@ -1,7 +1,7 @@
 """The stored values as arrays: a `Cell` for each network and kind of ground truth, and who is better than whom in it.
 
 Three things are done to the values before methods are compared. A method that was measured on some of the photos is
-compared with the others on these: its mean is that of the others on all photos plus its mean difference from them.
+compared with the others on these: the median of those that were measured on all is taken off each photo's values.
 Methods whose maps have the same order of pixels on nearly all photos count as one. Maps that know nothing of the
 network (`run.BLIND`) are among the methods.
 """
@@ -49,47 +49,59 @@ class Cell:
         """The places of the first method of each distinct map."""
         return np.unique(self.groups, return_index=True)[1]
 
-    def of(self, metric: str) -> Array:
-        """The values of a metric ``(photos, methods)``, photos made comparable; NaN where there are none."""
+    def raw(self, metric: str) -> Array:
+        """The values of a metric ``(photos, methods)``; NaN where there are none."""
         if metric not in self.metrics:
             return np.full(self.values.shape[:2], np.nan)
-        return comparable(self.values[:, :, self.metrics.index(metric)])
+        return self.values[:, :, self.metrics.index(metric)]
+
+    def of(self, metric: str) -> Array:
+        """The values of a metric ``(photos, methods)``, photos made comparable."""
+        return comparable(self.raw(metric))
 
     def sampled(self, metric: str, sign: int) -> Array:
         """The mean of each method in each bootstrap sample ``(samples, methods)``, more being better."""
-        return sign * means(self.of(metric), self.weights)
+        found = sign * means(self.of(metric), self.weights)
+        scale = np.nanmax(np.abs(found), initial=0.0)
+        return np.round(found / scale, 9) * scale if scale > 0 else found  # equal means stay equal
+
+    def steady(self, metric: str) -> Array:
+        """The methods ``(methods,)`` that were measured on nearly all photos that the metric was measured on."""
+        counts = self.counts(metric)
+        return counts >= MOST * max(counts.max(), 1)
 
     def counts(self, metric: str) -> Array:
         """On how many photos each method was measured ``(methods,)``."""
-        return (~np.isnan(self.of(metric))).sum(0)
+        return (~np.isnan(self.raw(metric))).sum(0)
 
 
 def comparable(values: Array) -> Array:
-    """Values ``(photos, methods)`` of which the photos' own part is taken out.
+    """Values ``(photos, methods)`` of which the photos' own part is taken out: the median of methods measured on all.
 
     >>> comparable(np.array([[1.0, 2.0], [3.0, np.nan]])).tolist()
     [[2.0, 3.0], [2.0, nan]]
     """
     there = ~np.isnan(values)
     counts = there.sum(0)
-    steady = there[:, counts >= MOST * max(counts.max(), 1)]
-    own = values[:, counts >= MOST * max(counts.max(), 1)]
-    number = steady.sum(1, keepdims=True)
-    part = np.where(steady, own, 0).sum(1, keepdims=True) / np.where(number > 0, number, np.nan)
+    own = np.ma.masked_invalid(values[:, counts >= MOST * max(counts.max(), 1)])
+    part = np.ma.median(own, axis=1, keepdims=True).filled(np.nan)
     known = part[~np.isnan(part)]
     return values - part + (known.mean() if len(known) else np.nan)
 
 
-def beats(figures: Array, firsts: Array) -> Array:
+def beats(figures: Array, groups: Array) -> Array:
     """Of the other distinct maps, the share that each method is better than ``(..., methods)``; equal ones count half.
+
+    ``groups`` ``(methods,)`` has the place of the first method with the same map.
 
     >>> beats(np.array([3.0, 1.0, 2.0, np.nan]), np.array([0, 1, 2, 3])).tolist()
     [1.0, 0.0, 0.5, nan]
     """
-    others = figures[..., None, firsts]
-    own = figures[..., :, None]
-    better = (own > others).sum(-1) + 0.5 * (own == others).sum(-1) - 0.5  # it equals itself, or its copy
-    count = (~np.isnan(others)).sum(-1) - 1
+    firsts = np.unique(groups)
+    others, own = figures[..., None, firsts], figures[..., :, None]
+    foreign = (groups[:, None] != firsts) & ~np.isnan(others)
+    better = (((own > others) + 0.5 * (own == others)) * foreign).sum(-1)
+    count = np.broadcast_to(foreign, (*figures.shape, len(firsts))).sum(-1)
     return np.where(np.isnan(figures) | (count < 1), np.nan, better / np.where(count < 1, 1, count))
 
 
@@ -134,6 +146,10 @@ def _cell(truth: str, model: str, rows: Sequence[tuple[Any, ...]]) -> Cell:
         else:
             values[places[0][photo], places[1][method], places[2][metric]] = value
             seeds[places[0][photo]] = seed
+    if truth == "parts":  # a map that says nothing has no order of parts, and is not right
+        known = ~np.isnan(values).all(2)
+        for metric in [place for name, place in places[2].items() if name.startswith("truth")]:
+            values[:, :, metric][known & np.isnan(values[:, :, metric])] = 0
     there = dict(zip(names, (~np.isnan(values)).any(2).T, strict=True))
     together = {pair: int((there[pair[0]] & there[pair[1]]).sum()) for pair in same}
     costs = {name: float(np.median(each)) for name, each in passes.items()}

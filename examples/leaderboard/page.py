@@ -31,6 +31,7 @@ from tables import line, published, replaced
 
 PAGE, DATA = ROOT / "docs" / "leaderboard.md", ROOT / "docs" / "_static" / "leaderboard-data.js"
 PICTURES = ROOT / "assets" / "leaderboard"
+FEWEST = 10  # photos, for an interval to be shown
 MODELS = ("residual", "transformer", "plain", "mobile")
 KNOWN = ("planted", "parts")
 
@@ -64,7 +65,7 @@ def label(method: str) -> str:
 def places(truth: str, model: str, metric: str) -> Array:
     """Of the other distinct maps, the share that each method is better than ``(samples, methods)``."""
     cell = board()[truth, model]
-    return beats(cell.sampled(metric, signs()[metric]), cell.firsts)
+    return beats(cell.sampled(metric, signs()[metric]), cell.groups)
 
 
 def pooled(method: str, wanted: Iterable[tuple[str, str, str]], weights: Sequence[float] | None = None) -> Array:
@@ -143,14 +144,39 @@ def of_truth() -> str:
     wanted = triples(KNOWN, "truth")
     found = {name: pooled(name, wanted) for name in methods()}
     kinds = [triples([truth], "truth") for truth in KNOWN]
-    head = ("method", "passes", "beats, of the others", *KNOWN, *(f"{truth}, {model}" for truth, model, _ in wanted))
+    head = (
+        "method",
+        "passes",
+        "cells",
+        "beats, of the others",
+        *KNOWN,
+        *(f"{truth}, {model}" for truth, model, _ in wanted),
+    )
     rows = []
     for name in sorted(found, key=lambda each: (-np.nan_to_num(found[each][0], nan=-1), each)):
         if not np.isnan(found[name][0]):
             own = [figure(truth, model, "truth", name) for truth, model, _ in wanted]
-            placed = (percent(found[name]), *(share(pooled(name, kind)) for kind in kinds))
-            rows.append((label(name), passes(name), *placed, *own))
+            cells = sum(each != "–" for each in own)
+            means_ = (placed(name, wanted), *(share(pooled(name, kind)) for kind in kinds))
+            rows.append((label(name), passes(name), str(cells), *means_, *own))
     return in_markdown(head, rows)
+
+
+def of_few(method: str, wanted: Sequence[tuple[str, str, str]]) -> bool:
+    """Whether a method was measured on fewer than ten photos of a cell, by the metric that was measured most."""
+    most: dict[tuple[str, str], int] = {}
+    for truth, model, metric in wanted:
+        cell = board()[truth, model]
+        if method in cell.methods:
+            count = int(cell.counts(metric)[cell.methods.index(method)])
+            most[truth, model] = max(count, most.get((truth, model), 0))
+    return min((each for each in most.values() if each), default=0) < FEWEST
+
+
+def placed(method: str, wanted: Sequence[tuple[str, str, str]], weights: Sequence[float] | None = None) -> str:
+    """The mean place of a method, with an interval where it is of enough photos."""
+    found = pooled(method, wanted, weights)
+    return share(found) if of_few(method, wanted) else percent(found)
 
 
 def share(samples: Array) -> str:
@@ -181,6 +207,7 @@ def agreement(truth: str, model: str, metric: str) -> Array:
     """How alike a metric and the truth rank the distinct maps, in samples of photos and maps ``(samples,)``."""
     cell = board()[truth, model]
     one, other = places(truth, model, metric), places(truth, model, "truth")
+    one = np.where(cell.steady(metric), one, np.nan)
     generator = np.random.default_rng(0)
     found = [rank_correlation(one[0, cell.firsts], other[0, cell.firsts])]
     for a, b in zip(one[1:], other[1:], strict=True):
@@ -206,7 +233,8 @@ def agreements(metric: str) -> dict[str, Array]:
 
 def photos_of(metric: str) -> int:
     """The smallest number of photos of a cell that a metric was measured on."""
-    return min(int(cell.counts(metric).max()) for cell in board().values() if cell.truth in KNOWN)
+    counts = [int(cell.counts(metric).max()) for cell in board().values() if cell.truth in KNOWN]
+    return min((each for each in counts if each), default=0)
 
 
 def candidates() -> list[str]:
@@ -269,7 +297,8 @@ def of_photographs() -> str:
         by_model = [
             pooled(name, [("boxes", model, metric) for metric in weighed], list(weighed.values())) for model in cells
         ]
-        rows.append((label(name), percent(found[name]), *map(share, by_model), percent(pooled(name, local))))
+        told = placed(name, faithful, [weighed[metric] for _, _, metric in faithful])
+        rows.append((label(name), told, *map(share, by_model), placed(name, local)))
     return in_markdown(head, rows)
 
 
@@ -358,17 +387,16 @@ def data() -> str:
     names = metrics()
     every = []
     for (truth, model), cell in sorted(board().items()):
-        middle, half, count = [], [], []
+        middle, half, count, share = [], [], [], []
         for name in names:
             sampled = signs()[name] * cell.sampled(name, signs()[name])
-            low, high = (
-                np.nanpercentile(sampled[1:], [2.5, 97.5], axis=0) if name in cell.metrics else (sampled[0],) * 2
-            )
-            middle.append(_short(sampled[0]))
-            half.append(_short((high - low) / 2, 2))
+            ends = np.array([interval(each) for each in means(cell.raw(name), cell.weights)[1:].T])
+            middle.append(_short(sampled[0], 4))
+            half.append(_short(np.where(cell.counts(name) < FEWEST, np.nan, (ends[:, 1] - ends[:, 0]) / 2), 2))
+            share.append(_short(places(truth, model, name)[0]))
             count.append(cell.counts(name).tolist())
         every.append({"truth": truth, "model": model, "methods": cell.methods, "groups": cell.groups.tolist(),
-                      "means": middle, "half": half, "photos": count})  # fmt: skip
+                      "means": middle, "half": half, "photos": count, "places": share})  # fmt: skip
     found = {
         "metrics": [{"name": name, "group": group_of(name), "more": signs()[name] > 0} for name in names],
         "families": {name: family_of(name) for name in methods()},
@@ -388,7 +416,8 @@ def drawn(folder: Path) -> list[Path]:
 
     found = {}
     for truth in KNOWN:
-        place = {name: pooled(name, triples([truth], "truth")) for name in methods()}
+        wanted = triples([truth], "truth")
+        place = {name: pooled(name, wanted)[: 1 if of_few(name, wanted) else None] for name in methods()}
         found[f"cost-{truth}.png"] = against_cost(
             truth, {name: (float(passes(name)), each) for name, each in place.items() if not np.isnan(each[0])},
             {name: family_of(name) for name in place}, FAMILIES,

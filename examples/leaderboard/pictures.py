@@ -26,14 +26,16 @@ def against_cost(
         mine = [each for name, each in points.items() if families[name] == family and family != BLIND]
         if mine:
             x, y = [max(cost, 0.8) for cost, _ in mine], np.array([each[0] for _, each in mine])
-            ends = np.array([interval(each[1:]) for _, each in mine]).T
+            ends = np.array([interval(each[1:] if len(each) > 1 else each) for _, each in mine]).T
             reach = np.clip([y - ends[0], ends[1] - y], 0, None)
             axes.errorbar(x, y, yerr=reach, fmt=marker, color=colour, markersize=5, elinewidth=0.8, label=family)
     blind = {name: float(each[0]) for name, (_, each) in points.items() if families[name] == BLIND}
     for height in blind.values():
         axes.axhline(height, color="0.6", linestyle="--", linewidth=1, zorder=0)
     axes.set(xscale="log", xlabel="cost in forward passes", ylabel="share of the other maps that it beats", ylim=(0, 1))
-    axes.set_title(f"Right on {truth} evidence, mean of four networks, with 95 % intervals", fontsize=11)
+    axes.set_title(
+        f"Right on {truth} evidence: mean over networks, with 95 % intervals of ten photos or more", fontsize=11
+    )
     left, right = axes.get_xlim()
     axes.set_xlim(left / 1.3, right * 4)
     own = {name: (max(cost, 0.8), float(each[0])) for name, (cost, each) in points.items() if name not in blind}

@@ -15,9 +15,10 @@ its number (as in ImageNetV2) or its WordNet id (as in ILSVRC), or files named N
 metrics of localisation are left out.
 
 Round r has seed r modulo three: of the methods and metrics that draw something, and of the networks, where several were
-trained. Metrics of a few altered photos are measured in each round, the others in each 5th (`OFTEN`) or 16th round;
-metrics that run a method again, and methods of more than ``--costly-from`` passes, in each 32nd. Metrics that run a
-method again get it with few samples, and leave out methods that still take more than ``--again-to`` passes.
+trained. Metrics of a few altered photos are measured in each round, the others in each 5th (`OFTEN`) or 16th round. In
+each ``--every``-th round there are all metrics, also those that run a method again, and all methods, also those of more
+than ``--costly-from`` passes. Metrics that run a method again get it with few samples, and leave out methods that still
+take more than ``--again-to`` passes.
 """
 
 from __future__ import annotations
@@ -80,7 +81,6 @@ OFTEN = ("comprehensiveness", "deletion", "faithful", "insertion", "maxboxaccv2"
 SELDOM = ("faithfulnessestimate", "irof", "lerf", "monotonicity", "monotonicitycorrelation", "morf",
           "regionperturbation", "selectivity")  # fmt: skip
 PERIODS = dict.fromkeys(OFTEN, 5) | dict.fromkeys(SELDOM, 16)
-AGAIN_PERIOD = COSTLY_PERIOD = 32  # no multiple of 3, so that all seeds have their turn
 TRUTH_METRICS = {"truth": "more", "truth-removal": "more"}
 CLONE = 0.999
 
@@ -124,11 +124,11 @@ def due(number: int, period: int) -> bool:
     return number % period == period // 2
 
 
-def metrics_due(number: int, seed: int, *, masks: bool) -> list[Metric]:
-    """The metrics of a round."""
+def metrics_due(number: int, seed: int, *, every: bool, masks: bool) -> list[Metric]:
+    """The metrics of a round, or all."""
     return [
         each for each in metrics_of(seed, masks=masks)
-        if due(number, AGAIN_PERIOD if isinstance(each, ReattributionMetric) else PERIODS.get(each.name, 1))
+        if every or (not isinstance(each, ReattributionMetric) and due(number, PERIODS.get(each.name, 1)))
     ]  # fmt: skip
 
 
@@ -201,10 +201,13 @@ def truths(subject: Subject, values: torch.Tensor, truth: str) -> dict[str, floa
     planted   of all squares as large as the mark, that with the largest sum: its overlap with the mark (IoU)
     parts     Spearman's correlation of the sums on the parts with what each is worth
     """
+    says_nothing = bool(values.max() == values.min())
     if truth == "planted":
-        return {"truth": overlap(values, subject.mask)}
+        return {"truth": 0.0 if says_nothing else overlap(values, subject.mask)}
     if subject.parts is None:
         return {}
+    if says_nothing:
+        return dict.fromkeys(TRUTH_METRICS, 0.0)
     sums = (values.double() * subject.parts).sum((1, 2)).numpy()
     found = {name: rank_correlation(sums, np.asarray(worth)) for name, worth in subject.worth.items()}
     return {"truth": found["shapley"], "truth-removal": found["removal"]}
@@ -238,7 +241,7 @@ def measure(
     every = {name: (reduced(method, seed), 0.0) for name, method in BLIND.items()} | chosen(model, x[:1].shape, seed)
     methods = {name: method for name, (method, cost) in every.items() if cost <= most}
     masks = torch.stack([each.mask for each in block]) if truth != "photos" else None
-    metrics = metrics_due(number, seed, masks=masks is not None)
+    metrics = metrics_due(number, seed, every=most == float("inf"), masks=masks is not None)
     maps = attributed(model, x, methods, target)
     again = [metric for metric in metrics if isinstance(metric, ReattributionMetric)]
     once = [metric for metric in metrics if not isinstance(metric, ReattributionMetric)]
@@ -300,8 +303,10 @@ def fill(options: argparse.Namespace) -> None:
             if classifier not in sources:
                 sources[classifier] = SOURCES[truth](classifier, options.data, mine)
             block = list(islice(sources[classifier], size))
+            if not block:  # there are no more photos
+                continue
             mine.update(each.name for each in block)
-            most = float("inf") if due(number, COSTLY_PERIOD) else options.costly_from
+            most = float("inf") if due(number, options.every) else options.costly_from
             begun = time.perf_counter()
             for record in measure(classifier.model, truth, block, number, most, options.again_to):
                 with options.store.open("a", encoding="utf-8") as out:
@@ -339,6 +344,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=1000)
     parser.add_argument("--minutes", type=float, default=float("inf"))
     parser.add_argument("--costly-from", type=float, default=COSTLY_FROM, metavar="PASSES")
+    parser.add_argument("--every", type=int, default=35, help="rounds of which one has all metrics and methods")
     parser.add_argument("--again-to", type=float, default=60, metavar="PASSES")
     parser.add_argument("--seeds", type=int, default=1, help="networks to train of each kind")
     parser.add_argument("--threads", type=int, default=1)

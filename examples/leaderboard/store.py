@@ -16,7 +16,7 @@ KEYS = COLUMNS[:5]
 def lines(store: Path) -> Iterator[dict[str, Any]]:
     """The records of a store, one for each photo of a network."""
     if store.exists():
-        for line in store.read_text("utf-8").splitlines():
+        for line in store.read_text("utf-8").split("\n")[:-1]:  # what comes after the last line was not written whole
             yield json.loads(line)
 
 

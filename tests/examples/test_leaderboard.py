@@ -111,9 +111,9 @@ def test_photos_are_those_that_the_model_gets_right_with_boxes_that_leave_someth
 
 
 def rows(photos: int = 20, costly: int = 5) -> Iterator[tuple[Any, ...]]:
-    """Four methods that are right in the order of their names, on photos of which some are easier for all.
+    """Five methods that are right in the order of their names, on photos of which some are easier for all.
 
-    The third is measured on the easiest photos only, and the last has the map of the first. *insertion* has the order
+    The fourth is measured on the easiest photos only, and the last has the map of the first. *insertion* has the order
     of the truth, *deletion*, of which less is better, the opposite one.
     """
     for photo in range(photos):
@@ -134,8 +134,10 @@ def test_methods_are_compared_on_the_same_photos_and_copies_count_once(script: A
     assert [cell.methods[i] for i in cell.firsts] == ["attnlrp", "gradcam", "lrp", "noise"]
     assert cell.counts("truth").tolist() == [20, 20, 20, 5, 20]
     found = cell.sampled("truth", 1)
-    assert found[0].tolist() == pytest.approx([9.5, 9.4, 9.3, 9.2, 9.5])  # although its photos are the easiest ones
-    places = module.beats(found, cell.firsts)
+    assert (found[0, :3] - found[0, 3]).tolist() == pytest.approx(
+        [0.3, 0.2, 0.1]
+    )  # although its photos are the easiest
+    places = module.beats(found, cell.groups)
     assert np.nanmin(places[:, 0]) == np.nanmax(places[:, 4]) == 1
     assert places[0].tolist() == pytest.approx([1, 2 / 3, 1 / 3, 0, 1])
 
@@ -144,11 +146,10 @@ def test_the_share_that_a_method_beats_is_counted_one_by_one(script: Any) -> Non
     beats, generator = script("cells").beats, np.random.default_rng(0)
     figures = generator.integers(0, 4, size=(30, 7)).astype(float)
     figures[generator.random(figures.shape) < 0.2] = np.nan
-    firsts = np.array([0, 2, 3, 6])
-    figures[:, [1, 4, 5]] = figures[:, [0, 2, 3]]  # copies of the first ones
-    for own, found in zip(figures, beats(figures, firsts), strict=True):
-        for place, group in enumerate([0, 0, 2, 3, 2, 3, 6]):
-            others = [own[i] for i in firsts if i != group and not np.isnan(own[i])]
+    groups = np.array([0, 0, 2, 3, 2, 3, 6])  # whose figures need not be those of the first ones
+    for own, found in zip(figures, beats(figures, groups), strict=True):
+        for place, group in enumerate(groups.tolist()):
+            others = [own[i] for i in (0, 2, 3, 6) if i != group and not np.isnan(own[i])]
             wins = [1.0 if own[place] > each else 0.5 if own[place] == each else 0.0 for each in others]
             expected = np.nan if np.isnan(own[place]) or not wins else np.mean(wins)
             assert found[place] == pytest.approx(expected, nan_ok=True)
@@ -170,7 +171,7 @@ def test_a_metric_agrees_with_the_truth_if_it_orders_methods_alike(page: Any) ->
     for metric in ("insertion", "deletion"):
         found = page.agreement("planted", "plain", metric)
         known = found[~np.isnan(found)]  # a sample of one map has no order
-        assert len(known) > 0.9 * len(found)
+        assert len(known) > 20
         assert known == pytest.approx(1)
 
 

@@ -84,12 +84,25 @@ def test_methods_are_reduced_with_those_inside_them(script: Any) -> None:
 
 def test_every_metric_has_its_round_and_every_period_its_three_seeds(script: Any) -> None:
     run = script("run")
-    for period in (*run.PERIODS.values(), run.AGAIN_PERIOD, run.COSTLY_PERIOD):
+    for period in (*run.PERIODS.values(), 35):
         numbers = [number for number in range(3 * period) if run.due(number, period)]
         assert len(numbers) == 3
         assert {number % 3 for number in numbers} == {0, 1, 2}
-    first = {metric.name for metric in run.metrics_due(0, 0, masks=True)}
-    every = {metric.name for number in range(40) for metric in run.metrics_due(number, number % 3, masks=True)}
+    first = {metric.name for metric in run.metrics_due(0, 0, every=False, masks=True)}
+    every = {metric.name for metric in run.metrics_due(0, 0, every=True, masks=True)}
     assert every == {metric.name for metric in run.metrics_of(0, masks=True)}
     assert "infidelity" in first
     assert not first & ({*run.PERIODS} | {"maxsensitivity"})
+
+
+def test_a_map_that_says_nothing_is_not_right_and_a_line_that_was_cut_off_is_left_out(
+    script: Any, tmp_path: Path
+) -> None:
+    run, store = script("run"), script("store")
+    mask = torch.zeros(8, 8, dtype=torch.bool)
+    mask[:2, :2] = True  # where the first square is
+    subject = run.Subject("one", torch.zeros(1, 3, 8, 8), 0, mask)
+    assert run.truths(subject, torch.ones(8, 8), "planted") == {"truth": 0}
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text('{"photo": "a"}\n{"pho')
+    assert list(store.lines(lines)) == [{"photo": "a"}]
