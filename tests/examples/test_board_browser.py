@@ -1,0 +1,58 @@
+"""The leaderboard's table in a real browser: its filters, and that sorting sorts."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.browsing import DESKTOP, chromium
+from tests.conftest import ROOT
+
+pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser")]
+STATIC = ROOT / "docs" / "_static"
+
+
+@pytest.fixture
+def board(tmp_path: Path) -> Iterator[Any]:
+    """The part of the page that has the table, opened from disk."""
+    page = (ROOT / "docs" / "leaderboard.md").read_text("utf-8")
+    part = page.split("```{raw} html\n", 1)[1].split("```", 1)[0]
+    shutil.copytree(STATIC, tmp_path / "_static")
+    (tmp_path / "page.html").write_text(f'<!doctype html><meta charset="utf-8">{part}', "utf-8")
+    with chromium() as browser:
+        tab = browser.new_page(viewport=DESKTOP)
+        tab.goto((tmp_path / "page.html").as_uri())
+        tab.wait_for_selector("#board:not([hidden]) tbody tr")
+        yield tab
+
+
+def test_rows_are_those_that_were_chosen_in_the_order_of_their_figures(board: Any) -> None:
+    text = (STATIC / "leaderboard-data.js").read_text("utf-8")
+    found = json.loads(text[text.index("{") : text.rindex("}") + 1])
+    board.select_option("[name=truth]", "planted")
+    board.select_option("[name=model]", "residual")
+    board.select_option("[name=group]", "faithfulness")
+    board.click("thead button:has-text('insertion')")
+    board.wait_for_selector("th[aria-sort=descending]")
+    cell = next(each for each in found["cells"] if (each["truth"], each["model"]) == ("planted", "residual"))
+    number = next(i for i, each in enumerate(found["metrics"]) if each["name"] == "insertion")
+    known = {
+        name: value for name, value in zip(cell["methods"], cell["means"][number], strict=True) if value is not None
+    }
+    names = board.locator("tbody th").all_inner_texts()
+    assert set(names) == set(cell["methods"])
+    values = [known[name] for name in names if name in known]
+    assert values == sorted(values, reverse=True)
+    assert all(name not in known for name in names[len(known) :])  # what was not measured comes last
+    board.click("thead button:has-text('insertion')")
+    board.wait_for_selector("th[aria-sort=ascending]")
+    again = [known[name] for name in board.locator("tbody th").all_inner_texts() if name in known]
+    assert again == sorted(values)
+    board.fill("[name=search]", "gradcam")
+    board.wait_for_function("document.querySelectorAll('#board tbody tr').length < 10")
+    assert all("gradcam" in name for name in board.locator("tbody th").all_inner_texts())
