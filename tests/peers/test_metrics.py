@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -158,40 +159,47 @@ def test_road_is_grad_cams_but_for_its_noise(model: nn.Module, photos: torch.Ten
             assert table.curve("map", "road")[1][i, k].item() == pytest.approx(expected, abs=1e-5)
 
 
+def altered(model: nn.Module, photo: torch.Tensor, run: Callable[[], Any]) -> torch.Tensor:
+    """The inputs other than a photo that a model sees while something runs, each once ``(K, C, H, W)``."""
+    rows: list[torch.Tensor] = []
+    handle = model.register_forward_pre_hook(lambda module, given: rows.extend(given[0].detach().clone()))
+    run()
+    handle.remove()
+    found: list[torch.Tensor] = []
+    for row in rows:
+        if not any(torch.equal(row, each) for each in (photo[0], *found)):
+            found.append(row)
+    return torch.stack(found)
+
+
 def test_infidelity_is_captums_with_the_same_noise(model: nn.Module, photos: torch.Tensor) -> None:
     captum = pytest.importorskip("captum.metrics", reason="Captum comes with the extra 'peers'")
     values = torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(3))
-    metrics = {scaled: Infidelity(5, 0.1, scaled=scaled) for scaled in (True, False)}
-    noises = [metrics[True]._noisy(_Sized(12)).noise(s).float().expand(3, 12, 12) for s in range(5)]  # type: ignore[arg-type]
-    for scaled, metric in metrics.items():
-        calls = iter(noises * 2)
-
-        def perturb(inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            noise = torch.stack([next(calls) for _ in range(len(inputs))])  # noqa: B023
-            return noise, inputs - noise
-
-        ours = explain.evaluate(model, photos, {"map": values}, metric, target=1)["map"]["infidelity"]
+    for scaled in (True, False):
+        metric = Infidelity(5, 0.1, scaled=scaled)
         for i in range(2):
-            calls = iter(noises)
-            theirs = captum.infidelity(
-                model, perturb, photos[i : i + 1], values[i : i + 1], target=1, n_perturb_samples=5, normalize=scaled
-            )
-            assert ours[i].item() == pytest.approx(theirs.item(), abs=1e-5)
+            photo, own = photos[i : i + 1], values[i : i + 1]
+            found: list[float] = []
 
+            def judge() -> None:
+                table = explain.evaluate(model, photo, {"map": own}, metric, target=1)  # noqa: B023
+                found.append(table["map"]["infidelity"].item())  # noqa: B023
 
-class _Sized:
-    def __init__(self, side: int) -> None:
-        self.size = (side, side)
+            rows = altered(model, photo, judge)
+            assert len(rows) == 5
+            calls = iter(photo - rows)
+
+            def perturb(inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+                noise = torch.stack([next(calls) for _ in range(len(inputs))])  # noqa: B023
+                return noise, inputs - noise
+
+            theirs = captum.infidelity(model, perturb, photo, own, target=1, n_perturb_samples=5, normalize=scaled)
+            assert found[0] == pytest.approx(theirs.item(), abs=1e-5)
 
 
 def test_sensitivity_is_captums_with_the_same_noise(model: nn.Module, photos: torch.Tensor) -> None:
     captum = pytest.importorskip("captum.metrics", reason="Captum comes with the extra 'peers'")
     metric = Sensitivity(radius=0.05, samples=4)
-    still = torch.zeros(1, 3, 12, 12)
-    noises = torch.cat([metric._noisy(s, still) for s in range(4)])
-
-    def perturb(inputs: torch.Tensor, radius: float = 0.05) -> torch.Tensor:
-        return inputs + noises
 
     def gradient(inputs: Any) -> tuple[torch.Tensor, ...]:
         x = inputs[0] if isinstance(inputs, tuple) else inputs
@@ -199,12 +207,22 @@ def test_sensitivity_is_captums_with_the_same_noise(model: nn.Module, photos: to
             x = x.detach().requires_grad_()
             return torch.autograd.grad(model(x)[:, 1].sum(), x)
 
-    ours = explain.evaluate(model, photos, explain.methods.Saliency(absolute=False), metric, target=1)
     for i in range(2):
+        photo = photos[i : i + 1]
+        found: list[float] = []
+
+        def judge() -> None:
+            method = explain.methods.Saliency(absolute=False)
+            table = explain.evaluate(model, photo, method, metric, target=1)  # noqa: B023
+            found.append(table["saliency"]["maxsensitivity"].item())  # noqa: B023
+
+        rows = altered(model, photo, judge)
+        assert len(rows) == 4
         theirs = captum.sensitivity_max(
-            gradient, photos[i : i + 1], perturb_func=perturb, n_perturb_samples=4, max_examples_per_batch=4
-        )
-        assert ours["saliency"]["maxsensitivity"][i].item() == pytest.approx(theirs.item(), rel=1e-4)
+            gradient, photo, perturb_func=lambda inputs, radius=0.05: rows,  # noqa: B023
+            n_perturb_samples=4, max_examples_per_batch=4,
+        )  # fmt: skip
+        assert found[0] == pytest.approx(theirs.item(), rel=1e-4)
 
 
 def test_similarities_are_those_of_scikit_image() -> None:
