@@ -26,7 +26,7 @@ DRAWS = 400
 class Cell:
     """What was measured of one network with one kind of ground truth: ``values`` ``(photos, methods, metrics)``.
 
-    ``groups`` ``(methods,)`` numbers the distinct maps; ``passes`` are those of each method.
+    ``groups`` ``(methods,)`` has the place of the first method with the same map; ``passes`` are those of each method.
     """
 
     truth: str
@@ -47,7 +47,7 @@ class Cell:
     @cached_property
     def firsts(self) -> Array:
         """The places of the first method of each distinct map."""
-        return np.unique(self.groups, return_index=True)[1]
+        return np.unique(self.groups)
 
     def raw(self, metric: str) -> Array:
         """The values of a metric ``(photos, methods)``; NaN where there are none."""
@@ -67,12 +67,17 @@ class Cell:
 
     def steady(self, metric: str) -> Array:
         """The methods ``(methods,)`` that were measured on nearly all photos that the metric was measured on."""
-        counts = self.counts(metric)
-        return counts >= MOST * max(counts.max(), 1)
+        return steady(self.raw(metric))
 
     def counts(self, metric: str) -> Array:
         """On how many photos each method was measured ``(methods,)``."""
         return (~np.isnan(self.raw(metric))).sum(0)
+
+
+def steady(values: Array) -> Array:
+    """The methods ``(methods,)`` of which nearly as many photos were measured as of any."""
+    counts = (~np.isnan(values)).sum(0)
+    return counts >= MOST * max(counts.max(), 1)
 
 
 def comparable(values: Array) -> Array:
@@ -81,9 +86,7 @@ def comparable(values: Array) -> Array:
     >>> comparable(np.array([[1.0, 2.0], [3.0, np.nan]])).tolist()
     [[2.0, 3.0], [2.0, nan]]
     """
-    there = ~np.isnan(values)
-    counts = there.sum(0)
-    own = np.ma.masked_invalid(values[:, counts >= MOST * max(counts.max(), 1)])
+    own = np.ma.masked_invalid(values[:, steady(values)])
     part = np.ma.median(own, axis=1, keepdims=True).filled(np.nan)
     known = part[~np.isnan(part)]
     return values - part + (known.mean() if len(known) else np.nan)
@@ -108,7 +111,7 @@ def beats(figures: Array, groups: Array) -> Array:
 def grouped(
     methods: Sequence[str], same: Mapping[tuple[str, str], int], together: Mapping[tuple[str, str], int]
 ) -> Any:
-    """The number of the distinct map of each method.
+    """The place of the first method with the same map, for each method.
 
     >>> grouped(["a", "b", "c"], {("a", "c"): 9}, {("a", "c"): 9}).tolist()
     [0, 1, 0]

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from cells import Cell, beats, cells_of
 from run import BLIND, COSTLY_FROM, LOCAL, TRUTH_METRICS, better
-from standings import Array, interval, means, rank_correlation
+from standings import Array, figures, interval, means, rank_correlation
 from store import ROOT, TABLE, stored
 
 from explain.methods.base import FAMILIES, innermost
@@ -157,7 +157,7 @@ def of_truth() -> str:
         if not np.isnan(found[name][0]):
             own = [figure(truth, model, "truth", name) for truth, model, _ in wanted]
             cells = sum(each != "–" for each in own)
-            means_ = (placed(name, wanted), *(share(pooled(name, kind)) for kind in kinds))
+            means_ = (placed(found[name], of_few(name, wanted)), *(share(pooled(name, kind)) for kind in kinds))
             rows.append((label(name), passes(name), str(cells), *means_, *own))
     return in_markdown(head, rows)
 
@@ -173,10 +173,9 @@ def of_few(method: str, wanted: Sequence[tuple[str, str, str]]) -> bool:
     return min((each for each in most.values() if each), default=0) < FEWEST
 
 
-def placed(method: str, wanted: Sequence[tuple[str, str, str]], weights: Sequence[float] | None = None) -> str:
-    """The mean place of a method, with an interval where it is of enough photos."""
-    found = pooled(method, wanted, weights)
-    return share(found) if of_few(method, wanted) else percent(found)
+def placed(samples: Array, few: bool) -> str:
+    """A mean place, with an interval where it is of enough photos."""
+    return share(samples) if few else percent(samples)
 
 
 def share(samples: Array) -> str:
@@ -297,8 +296,8 @@ def of_photographs() -> str:
         by_model = [
             pooled(name, [("boxes", model, metric) for metric in weighed], list(weighed.values())) for model in cells
         ]
-        told = placed(name, faithful, [weighed[metric] for _, _, metric in faithful])
-        rows.append((label(name), told, *map(share, by_model), placed(name, local)))
+        told, beside = placed(found[name], of_few(name, faithful)), placed(pooled(name, local), of_few(name, local))
+        rows.append((label(name), told, *map(share, by_model), beside))
     return in_markdown(head, rows)
 
 
@@ -390,12 +389,13 @@ def data() -> str:
         middle, half, count, share = [], [], [], []
         for name in names:
             sampled = signs()[name] * cell.sampled(name, signs()[name])
-            ends = np.array([interval(each) for each in means(cell.raw(name), cell.weights)[1:].T])
+            own = figures(cell.raw(name), cell.weights)
             middle.append(_short(sampled[0], 4))
-            half.append(_short(np.where(cell.counts(name) < FEWEST, np.nan, (ends[:, 1] - ends[:, 0]) / 2), 2))
+            spread = [np.nan if each["photos"] < FEWEST else (each["high"] - each["low"]) / 2 for each in own]
+            half.append(_short(np.array(spread), 2))
             share.append(_short(places(truth, model, name)[0]))
-            count.append(cell.counts(name).tolist())
-        every.append({"truth": truth, "model": model, "methods": cell.methods, "groups": cell.groups.tolist(),
+            count.append([each["photos"] for each in own])
+        every.append({"truth": truth, "model": model, "methods": cell.methods,
                       "means": middle, "half": half, "photos": count, "places": share})  # fmt: skip
     found = {
         "metrics": [{"name": name, "group": group_of(name), "more": signs()[name] > 0} for name in names],

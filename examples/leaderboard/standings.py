@@ -1,4 +1,4 @@
-"""Means with intervals, who beats whom, and how alike rankings are: the statistics behind docs/leaderboard.md.
+"""Means with intervals, and how alike rankings are: the statistics behind docs/leaderboard.md.
 
 Values are arrays ``(photos, methods)`` in which NaN stands for what was not measured. Intervals are of the bootstrap
 over photos: they hold for other photos of the same kind, not for other models or data sets.
@@ -6,18 +6,15 @@ over photos: they hold for other photos of the same kind, not for other models o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 Array = np.ndarray[Any, Any]
-DRAWS = 2000
 LEVEL = 95
-FEWEST = 10  # photos that it takes to say that a method is better
 
 
-def draws(photos: int, count: int = DRAWS, seed: int = 0) -> Array:
+def draws(photos: int, count: int, seed: int = 0) -> Array:
     """How often each photo is drawn in each bootstrap sample ``(count, photos)``; the first row takes each once.
 
     >>> draws(3, 2).sum(1).tolist()
@@ -58,27 +55,6 @@ def figures(values: Array, weights: Array) -> list[dict[str, float]]:
     return found
 
 
-def beaten(values: Array, weights: Array, methods: Sequence[str], by: Sequence[str], sign: int) -> list[list[str]]:
-    """For each method, which of others it is better than: the interval of the mean difference on the same photos is
-    above 0, where ``sign`` is 1 if more is better and -1 if less is. Of fewer than ten photos, nothing is said.
-
-    >>> steady = np.array([[2.0, 1.0], [3.0, 1.5]] * 5)
-    >>> beaten(steady, draws(10, 50), ["a", "b"], ["b"], 1)
-    [['b'], []]
-    """
-    found: list[list[str]] = []
-    for column in range(len(methods)):
-        better = []
-        for name in by:
-            other = methods.index(name)
-            difference = sign * (values[:, [column]] - values[:, [other]])
-            low, _ = interval(means(difference, weights)[1:, 0])
-            if other != column and (~np.isnan(difference)).sum() >= FEWEST and low > 0:
-                better.append(name)
-        found.append(better)
-    return found
-
-
 def ranks(values: Array) -> Array:
     """The ranks of values, 1 for the largest; equal ones share the mean of theirs, NaN has none.
 
@@ -105,15 +81,3 @@ def rank_correlation(one: Array, other: Array) -> float:
     a, b = (each - each.mean() for each in (ranks(one[both]), ranks(other[both])))
     scale = float(np.sqrt((a @ a) * (b @ b)))
     return float(a @ b) / scale if scale > 0 else float("nan")
-
-
-def correlations(values: Mapping[str, Array], weights: Array, signs: Mapping[str, int]) -> list[dict[str, Any]]:
-    """How alike two metrics rank the methods, for each pair of metrics, with intervals over the photos."""
-    sampled = {name: signs[name] * means(each, weights) for name, each in values.items()}
-    names, found = list(values), []
-    for i, one in enumerate(names):
-        for other in names[i + 1 :]:
-            each = np.array([rank_correlation(a, b) for a, b in zip(sampled[one], sampled[other], strict=True)])
-            low, high = interval(each[1:])
-            found.append({"metrics": [one, other], "rho": float(each[0]), "low": low, "high": high})
-    return found
