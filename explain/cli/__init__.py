@@ -38,7 +38,8 @@ OLD_FLAGS = {
 def chosen(words: Sequence[str], answer: Output) -> tuple[Command, argparse.Namespace]:
     """Return the command that was typed, and its options.
 
-    The first word may name a command, unless a file or folder has that name; all else is about photos.
+    The first word may name a command; all else is about photos. A photo with the name of a command is written with its
+    folder, as "./run".
 
     Raises:
         UsageError: an option is unknown, lacks a value, or would have no effect.
@@ -46,8 +47,6 @@ def chosen(words: Sequence[str], answer: Output) -> tuple[Command, argparse.Name
     command, word = EXPLAIN, words[0] if words else ""
     if word == "--version":
         command, words = COMMANDS["version"], words[1:]
-    elif word in COMMANDS and os.path.lexists(word):
-        answer.note(f"{word!r} is taken for the file or folder of that name, not for the command {word}")
     elif word in COMMANDS:
         command, words = COMMANDS[word], words[1:]
     elif re.fullmatch(r"[A-Za-z]+", word) and not os.path.lexists(word):

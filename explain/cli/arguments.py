@@ -312,11 +312,10 @@ def load_explainer(options: argparse.Namespace, answer: Output) -> explain.Expla
         UsageError: it, its weights or its labels cannot be used.
         ExplainError: code of the user's own raised something.
     """
-    labels = None if options.labels is None else _read_labels(options.labels)
     settings = {name: getattr(options, name) for name in SETTINGS}
     settings["interventions"] = [ablation(text) for text in getattr(options, "ablate", None) or ()]
     with notes(answer), blaming(options.model), as_usage(explain.ModelError):
-        return explain.Explainer(options.model, categories=labels, **settings)
+        return explain.Explainer(options.model, categories=options.labels, **settings)
 
 
 @contextmanager
@@ -328,18 +327,6 @@ def blaming(model: str | None) -> Iterator[None]:
         raise
     except Exception as error:
         raise ExplainError(f"{'the default model' if model is None else f'model {model!r}'} {raised(error)}") from error
-
-
-def _read_labels(path: str) -> list[str]:
-    try:
-        labels = [line.strip() for line in Path(path).read_text("utf-8-sig").rstrip().splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise UsageError(f"labels {path!r} cannot be read: {reason}; give a text file with a label a line") from None
-    if "" in labels:
-        line = labels.index("") + 1
-        raise UsageError(f"labels {path!r} must have a label on every line, but line {line} is empty; fill it")
-    return labels
 
 
 ASKED = (explain.LabelsError, explain.LayerError, explain.MethodError, explain.TargetError)

@@ -1,6 +1,7 @@
 """`Explainer`: a photo and a model in, an `Explanation` out; which box or region of a photo each target is."""
 
 import io
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -135,8 +136,9 @@ class Explainer:
     Args:
         model: any ``nn.Module`` that classifies images, a name ("resnet50", "package.module:factory"), or None for the
             default model. A module is put on ``device`` if one is given, and otherwise left alone.
-        categories: the labels of the classes, in order; those that come with the model by default. Of an image-text
-            model (CLIP, SigLIP and their relatives) they are texts, and its classes: zero-shot classification.
+        categories: the labels of the classes, in order, or a text file with one a line; those that come with the model
+            by default. Of an image-text model (CLIP, SigLIP and their relatives) they are texts, and its classes:
+            zero-shot classification.
         preprocess: ``PIL.Image -> (C, H, W)`` float tensor, or an image processor of transformers. By default what
             comes with the model (as an attribute, in timm's or Hugging Face's configuration, or with its name); where
             nothing is known, a centre crop and ImageNet's values, with a warning.
@@ -168,7 +170,8 @@ class Explainer:
 
     @keywords(elsewhere={"labels": "categories=... takes them"})
     def __init__(
-        self, model: nn.Module | Classifier | str | None = None, categories: Sequence[str] | None = None,
+        self, model: nn.Module | Classifier | str | None = None,
+        categories: Sequence[str] | str | os.PathLike[str] | None = None,
         preprocess: Preprocess | None = None, *, weights: str | Path | None = None, size: int | None = None,
         crop: preprocessing.CropLike = "center", channels: int | None = None,
         mean: float | Sequence[float] | None = None, std: float | Sequence[float] | None = None,
@@ -200,8 +203,9 @@ class Explainer:
         made = {"model": model or found.name, "weights": weights and str(weights), **view} if named else {}
         if activation is not None:
             made["activation"] = activation
-        if named and given is not None and texts.is_image_text(self.model):
-            made["categories"] = list(given)
+        if named and given is not None:
+            is_file = isinstance(categories, str | os.PathLike)
+            made["categories"] = os.fspath(categories) if is_file else list(given)
         parts = (*([] if named else ["model"]), *([] if preprocess is None else ["preprocess"]))
         self._origin = records.ModelOrigin(found.name, found.weights, records.described(self.preprocess), made, parts)
 

@@ -53,8 +53,11 @@ class Subject(ABC):
     def record(self, method: str | None = None, target: int | str = 0) -> dict[str, Any]: ...
 
 
-FLAGS = ("model", "weights", "size", "crop", "mean", "std", "interpolation", "activation")
-"""The arguments of an `Explainer` that are options of the command line too, under the same names."""
+FLAGS = {name: name for name in ("model", "weights", "size", "crop", "mean", "std", "interpolation", "activation")}
+FLAGS["categories"] = "labels"
+"""The arguments of an `Explainer` that are options of the command line too, and their names there."""
+
+MAX_LABELS = 16  # of a list that Python code writes out
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,7 @@ def reproduction(subject: Subject) -> Reproduction:
         *(f"{name} was made with options that cannot be typed" for name, spec in specs.items() if spec is None),
         *(["a target was an object"] if any(each is not None for each in targets) else []),
         *(["the number of channels was given"] if "channels" in _explainer_arguments(subject) else []),
+        *(["the labels were a list"] if isinstance(subject.origin.arguments.get("categories"), list) else []),
         *([] if subject.source else ["the photo had no file"]),
     ]
     python = _python(subject, records, specs)
@@ -88,7 +92,7 @@ def _command(subject: Subject, records: Mapping[str, Any], specs: Iterable[str])
     source = str(subject.source)
     words = ["explain", f"./{source}" if source.startswith("-") else source]
     for name, value in _explainer_arguments(subject).items():
-        words += [f"--{name}", ",".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)]
+        words += [f"--{FLAGS[name]}", ",".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)]
     for spec in specs:
         words += ["--method", spec]
     for result in subject.results:
@@ -105,13 +109,19 @@ def _command(subject: Subject, records: Mapping[str, Any], specs: Iterable[str])
 
 def _python(subject: Subject, records: Mapping[str, Any], specs: Mapping[str, str | None]) -> str:
     arguments = _explainer_arguments(subject)
-    made = [f"{name}={value!r}" for name, value in arguments.items() if name != "model"]
+    labels = arguments.get("categories")
+    is_long = isinstance(labels, list) and len(labels) > MAX_LABELS
+    named = {name: repr(value) for name, value in arguments.items() if name != "model"}
+    if is_long:
+        named["categories"] = "categories"
+    made = [f"{name}={value}" for name, value in named.items()]
     own = [part for part in subject.origin.own if part != "model"]
     has_own_model = "model" in subject.origin.own
     model = "model" if has_own_model else repr(arguments.get("model", subject.origin.name))
     lines = ["import explain", ""]
     lines += [f"model = ...  # your {subject.origin.name}"] if has_own_model else []
     lines += [f"{part} = ...  # your own" for part in own]
+    lines += [f"categories = ...  # your {len(labels)} labels"] if labels and is_long else []
     lines.append(f"explainer = explain.Explainer({', '.join([model, *made, *(f'{part}={part}' for part in own)])})")
     targets = [_target_code(subject, index) for index in range(len(subject.results))]
     target = f"target={targets[0]}" if len(targets) == 1 else f"targets=[{', '.join(targets)}]"

@@ -3,16 +3,18 @@ numbers to differentiate than the score."""
 
 import inspect
 import operator
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
 from torch import nn
 
-from explain._utils.errors import ModelError, TargetError, shown
+from explain._utils.errors import LabelsError, ModelError, TargetError, either, shown
 from explain._utils.nested import find
 from explain.targets import detections, outputs, per_image
 from explain.targets.base import Labels, Picked, Sum, Target, described, images_of_rows
@@ -304,17 +306,38 @@ def _whole(numbers: Sequence[Any], given: object) -> tuple[int, ...]:
     return tuple(operator.index(number) for number in numbers)
 
 
-def check_categories(categories: object) -> Labels:
-    """Return the labels of a model's classes as a list; None stays None.
+def read_labels(path: str | os.PathLike[str]) -> list[str]:
+    """Return the labels of a text file, one a line.
 
     Raises:
-        ModelError: they are no sequence of texts, or a single text.
+        LabelsError: the file cannot be read, is not UTF-8, or has an empty line.
+    """
+    name = f"{either('categories', '--labels')} {shown(os.fspath(path))}"
+    try:
+        text = Path(path).read_text("utf-8-sig")
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise LabelsError(f"{name} cannot be read: {reason}; give a text file with a label a line") from None
+    labels = [line.strip() for line in text.rstrip().splitlines()]
+    if "" in labels:
+        line = labels.index("") + 1
+        raise LabelsError(f"{name} must have a label on every line, but line {line} is empty; fill it")
+    return labels
+
+
+def check_categories(categories: object) -> Labels:
+    """Return the labels of a model's classes as a list; None stays None, and a path is read as `read_labels` does.
+
+    Raises:
+        ModelError: they are no sequence of texts, or a file that cannot be read.
 
     >>> check_categories(("cat", "dog"))
     ['cat', 'dog']
     """
     if categories is None or isinstance(categories, Categories):
         return categories
+    if isinstance(categories, (str, os.PathLike)):
+        return read_labels(categories)
     got = f"a {type(categories).__name__}"
     if isinstance(categories, Iterable) and not isinstance(categories, (str, bytes, Mapping, Set)):
         labels = list(categories)

@@ -51,15 +51,13 @@ def test_every_command_has_help_and_a_list_names_it(name: str, typed: Typed) -> 
     assert f"  explain {name:<10} {COMMANDS[name].about}" in typed("--help")[1]
 
 
-def test_a_file_or_folder_with_the_name_of_a_command_wins(typed: Typed) -> None:
+def test_the_name_of_a_command_is_the_command_whatever_files_there_are(typed: Typed) -> None:
+    listed = typed("models")
     Path("models").mkdir()
     Path("a.png").rename("models/b.png")
-    code, out, err = typed("models", "--model", "tiny", "--method", "saliency", "--target", "1")
+    assert typed("models") == listed
+    code, out, _ = typed("./models", "--model", "tiny", "--method", "saliency", "--target", "1")
     assert (code, out[0]) == (0, "models/b.png")
-    assert err == ["note: 'models' is taken for the file or folder of that name, not for the command models"]
-    Image.new("RGB", (9, 9)).save("methods.png")
-    Path("methods.png").rename("methods")
-    assert typed("methods", "--model", "tiny", "--method", "saliency", "--target", "1")[1][0] == "methods"
 
 
 def test_photos_and_options_come_in_any_order(typed: Typed) -> None:

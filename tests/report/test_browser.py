@@ -523,6 +523,17 @@ def test_a_sheet_filters_sorts_and_opens(opened: Open, sheet: Path, explainer: e
     assert page.tab.get_by_label("Sort by").input_value() == "sparseness of gradcam"
 
 
+def test_a_sheet_says_of_each_map_which_class_it_explains(opened: Open, sheet: Path) -> None:
+    """The first map of each photo is for class 0, whatever the model predicts for it."""
+    page = opened(sheet)
+    cards = page.tab.locator(".grid li")
+    for card in (cards.nth(place) for place in range(cards.count())):
+        prediction = card.locator(".label").inner_text()
+        told = card.locator(".target").all_inner_texts()
+        assert told == ([] if prediction.startswith(LABELS[0]) else [f"map of {LABELS[0]}"])
+    assert page.tab.locator(".grid .target").count() > 0
+
+
 def test_a_sheet_keeps_what_passed_and_what_is_within_bounds(
     opened: Open, explainer: explain.Explainer, tmp_path: Path
 ) -> None:

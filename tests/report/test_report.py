@@ -237,7 +237,9 @@ def test_the_command_makes_the_same_again(tmp_path: Path, capsys: pytest.Capture
 
     place = tmp_path / "-a b.png"
     photo().save(place)
-    made = explain.Explainer("tiny", crop="whole")(
+    names = [f"thing {number}" for number in range(200)]
+    (tmp_path / "names.txt").write_text("\n".join(names))
+    made = explain.Explainer("tiny", categories=tmp_path / "names.txt", crop="whole")(
         place,
         ["gradcam", "integratedgradients(steps=3, baseline=blur)", Smooth(GradCAM(), samples=2)],
         targets=[281 % 200, 3],
@@ -253,9 +255,11 @@ def test_the_command_makes_the_same_again(tmp_path: Path, capsys: pytest.Capture
     digests = {record["values"]["sha256"] for record in records.values()}
     wanted = {made.record(name, index)["values"]["sha256"] for name in made.methods for index in range(2)}
     assert digests == wanted
-    names: dict[str, Any] = {}
-    exec(found.python.rsplit("\n", 1)[0], names)
-    repeated = names["explanation"]
+    assert {record["label"] for record in records.values()} == {names[281 % 200], names[3]}
+    scope: dict[str, Any] = {}
+    exec(found.python.rsplit("\n", 1)[0], scope)
+    repeated = scope["explanation"]
+    assert repeated.targets == made.targets == [names[281 % 200], names[3]]
     assert {repeated.record(n, i)["values"]["sha256"] for n in repeated.methods for i in range(2)} == wanted
 
 
