@@ -1,6 +1,7 @@
 """A check and its result; the checks of a map: does it depend on model and class, is it faithful, is it stable?"""
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,21 +26,17 @@ SIMILAR = 0.5**0.5
 LEVEL = 0.05
 """The largest p-value that passes."""
 
-UNLIKE_MODEL = "; take a method that follows the upper layers, such as gradcam"
-UNLIKE_CLASS = "; take a method that asks for one class, such as gradcam or lrp"
-UNFAITHFUL = "; try another layer or method, or ask for the smallest evidence (sufficient), which needs no map"
-UNSTABLE = "; take the mean over noise, such as smooth(saliency)"
-
 
 @dataclass(frozen=True)
 class CheckResult:
     """The result of one check of one map.
 
-    ``figure`` is what was measured, and NaN where nothing could be; ``passed`` is None where the check is not
-    applicable, as of the class where a model has only one; ``reason`` says in one line why it passed or failed.
+    ``figure`` is what decided, and NaN where nothing could be measured; ``symbol`` names it where it is no similarity.
+    ``passed`` is None where the check is not applicable, as of the class where a model has only one; ``reason`` says in
+    one line why it passed or failed.
 
-    >>> print(CheckResult("faithful", "faithful", 0.025, True, "no other position is as good"))
-    ✓ faithful 0.025: no other position is as good
+    >>> print(CheckResult("faithful", "faithful", 0.025, True, "no other position is as good", "p"))
+    ✓ faithful p 0.025: no other position is as good
     """
 
     check: str
@@ -47,6 +44,7 @@ class CheckResult:
     figure: float
     passed: bool | None
     reason: str
+    symbol: str = ""
 
     @property
     def mark(self) -> str:
@@ -55,14 +53,15 @@ class CheckResult:
 
     @property
     def shown(self) -> str:
-        """The figure, rounded."""
+        """The figure, rounded, after its symbol if it has one."""
         if math.isnan(self.figure):
             return "–"
-        return f"{self.figure:.2f}" if abs(self.figure) >= 0.1 else f"{self.figure:.3f}"
+        rounded = f"{self.figure:.2f}" if abs(self.figure) >= 0.1 else f"{self.figure:.3f}"
+        return f"{self.symbol} {rounded}".lstrip()
 
     def to_dict(self) -> dict[str, Any]:
         figure = None if math.isnan(self.figure) else self.figure
-        return {"passed": self.passed, "figure": figure, "reason": self.reason}
+        return {"passed": self.passed, "figure": figure, "symbol": self.symbol, "reason": self.reason}
 
     def __str__(self) -> str:
         return f"{self.mark} {self.word} {self.shown}: {self.reason}"
@@ -72,11 +71,14 @@ class CheckResult:
 class Check(Metric):
     """A metric with a threshold: a frozen dataclass, which is a `ScoreMetric` or a `ReattributionMetric` as well.
 
-    ``word`` names it under a picture; ``fewest`` are the options of the fewest runs.
+    ``word`` names it under a picture; ``fewest`` are the options of the fewest runs. ``advice`` is said of a map that
+    fails, with one of the methods in ``suggested`` where it has a place for one.
     """
 
     word: ClassVar[str] = ""
     fewest: ClassVar[Mapping[str, int]] = {}
+    advice: ClassVar[str] = ""
+    suggested: ClassVar[tuple[str, ...]] = ()
 
     def not_applicable(self, context: ModelContext, data: MetricInput) -> str:
         """Why it is not applicable here; empty if it is."""
@@ -91,8 +93,19 @@ class Check(Metric):
         """Compare the figure of the first image with the threshold."""
         raise NotImplementedError
 
-    def result(self, figure: float, passed: bool | None, reason: str) -> CheckResult:
-        return CheckResult(self.name, self.word, figure, passed, reason)
+    def result(self, figure: float, passed: bool | None, reason: str, symbol: str = "") -> CheckResult:
+        return CheckResult(self.name, self.word, figure, passed, reason, symbol)
+
+    def advice_for(self, method: str) -> str:
+        """What to do about a map of this method that fails; never to take the method that has just failed.
+
+        >>> DependsOnClass().advice_for("gradcam"), Stable().advice_for("smooth(saliency)")
+        ('take a method that asks for one class, such as lrp', '')
+        """
+        others = [name for name in self.suggested if name.split("(")[0] not in re.split(r"\W", method)]
+        if self.suggested and not others:
+            return ""
+        return self.advice.format(" or ".join(others))
 
 
 @dataclass(frozen=True)
@@ -119,7 +132,6 @@ class Difference(Check, ReattributionMetric):
     units = "similarity"
     better = "less"
     others: ClassVar[tuple[str, str]] = ("the map of another", "the maps of {} others")
-    remedy: ClassVar[str] = ""
 
     def drops(self, masked: MaskedScores, count: int) -> torch.Tensor:
         """What masks take from the score, or from the difference of two scores: ``(K,)`` or ``(count, K)``."""
@@ -143,15 +155,19 @@ class Difference(Check, ReattributionMetric):
     def decide(self, result: MetricResult) -> CheckResult:
         figure, p_value, count = float(result.value[0]), float(result.parts["p"][0]), result.parts["alike"].shape[1]
         zeros = int(result.parts["zeros"][0].sum())
-        reason = f"similarity {figure:.2f} to {self.others[count > 1].format(count)}"
-        reason += f", {zeros} of which are zero everywhere" if zeros else ""
-        reason += f" (must be below {self.most:.2g})"
-        predicts = math.isnan(p_value) or p_value <= self.level
-        if figure < self.most and not math.isnan(p_value):
-            words = "predicts the scores" if predicts else "does not predict the scores"
-            reason += f"; the difference {words} (p = {p_value:.2g}, at most {self.level:g})"
-        passed = figure < self.most and predicts
-        return self.result(figure, passed, reason + ("" if passed else self.remedy))
+        others = self.others[count > 1].format(count)
+        if zeros:
+            others += f", {zeros} of which are zero everywhere"
+        if not figure < self.most:
+            return self.result(figure, False, f"similarity {figure:.2f} to {others} (must be below {self.most:.2g})")
+        reason = f"similarity {figure:.2f} to {others} (below {self.most:.2g})"
+        if math.isnan(p_value):
+            return self.result(figure, True, reason)
+        limit = f"p = {p_value:.2g}, must be at most {self.level:g}"
+        if p_value <= self.level:
+            return self.result(figure, True, f"{reason}; the difference predicts the scores ({limit})")
+        reason = f"its difference from {others} does not predict the scores ({limit}); similarity {figure:.2f}"
+        return self.result(p_value, False, reason, "p")
 
 
 def _of_length_one(maps: torch.Tensor) -> torch.Tensor:
@@ -184,7 +200,8 @@ class DependsOnClass(Difference):
     minimums: ClassVar = {"classes": 1}
     fewest: ClassVar = {"classes": 1}
     others = ("the map of a class far down the ranking", "the maps of {} classes far down the ranking")
-    remedy = UNLIKE_CLASS
+    advice = "take a method that asks for one class, such as {}"
+    suggested = ("gradcam", "lrp")
 
     def not_applicable(self, context: ModelContext, data: MetricInput) -> str:
         if context.ranking is None:
@@ -247,7 +264,8 @@ class DependsOnModel(Difference):
     minimums: ClassVar = {"copies": 1}
     fewest: ClassVar = {"copies": 1}
     others = ("the map of a copy with random upper layers", "the maps of {} copies with random upper layers")
-    remedy = UNLIKE_MODEL
+    advice = "take a method that follows the upper layers, such as {}"
+    suggested = ("gradcam", "lrp")
 
     def not_applicable(self, context: ModelContext, data: MetricInput) -> str:
         return "" if context.randomised.layers else "the model has no weights that could be others"
@@ -292,6 +310,8 @@ class Faithful(Check, ScoreMetric):
 
     name = "faithful"
     word = "faithful"
+    advice = "try another layer or method, or ask for the smallest evidence ({}), which needs no map"
+    suggested = ("sufficient",)
     units = "p-value"
     better = "less"
     minimums: ClassVar = {"samples": 40, "level": 0.01}
@@ -316,12 +336,12 @@ class Faithful(Check, ScoreMetric):
     def decide(self, result: MetricResult) -> CheckResult:
         figure, correlation = float(result.value[0]), float(result.parts["correlation"][0])
         if math.isnan(figure):
-            return self.result(figure, None, UNCHANGED)
+            return self.result(figure, None, UNCHANGED, "p")
         reason = f"its correlation with what {self.samples} masks take from the score is {correlation:.2f}"
         if correlation <= -1:
             reason = "contrast, edges, colours and the middle of the photo explain the map"
         reason += f"; {figure:.0%} of its placements do as well (at most {self.level:.0%} may)"
-        return self.result(figure, figure <= self.level, reason + ("" if figure <= self.level else UNFAITHFUL))
+        return self.result(figure, figure <= self.level, reason, "p")
 
 
 UNCHANGED = "to mask the photo does not change the score"
@@ -377,6 +397,8 @@ class Stable(Check, ReattributionMetric):
 
     name = "stable"
     word = "stable"
+    advice = "take the mean over noise, such as {}"
+    suggested = ("smooth(saliency)",)
     units = "similarity"
     minimums: ClassVar = {"slack": 0}
 
@@ -417,8 +439,7 @@ class Stable(Check, ReattributionMetric):
         if not counted:
             return self.result(figure, None, "every small change of the photo moved the scores")
         words = f"similarity {figure:.2f} over {counted} of {of} small changes that left the scores alone"
-        remedy = "" if figure >= self.least else UNSTABLE
-        return self.result(figure, figure >= self.least, f"{words} (must be at least {self.least:.2g}){remedy}")
+        return self.result(figure, figure >= self.least, f"{words} (must be at least {self.least:.2g})")
 
 
 def default_checks(seed: int = 0, samples: int = 60) -> tuple[Check, ...]:

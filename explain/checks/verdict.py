@@ -364,7 +364,9 @@ class _Checks:
                     what = "is constant" if bool(each.maps.values.any()) else "is zero everywhere"
                     own.append(check.result(math.nan, False, f"the map {what}"))
                 elif (name, check.name) in found:
-                    own.append(check.decide(found[name, check.name]))
+                    result = check.decide(found[name, check.name])
+                    advice = check.advice_for(name) if result.passed is False else ""
+                    own.append(replace(result, reason="; ".join(filter(None, [result.reason, advice]))))
                 else:
                     own.append(check.result(math.nan, None, self.why_not[name, check.name]))
             results[name] = CheckResults(name, tuple(own), tuple(self.notes[name]))

@@ -166,7 +166,7 @@ def repair(options: argparse.Namespace, answer: Output) -> None:
         how = "train" if options.train else "project"
         made = repaired(finding, RunPhotos(run, explainer, options.source), how=how, layer=options.layer)
         files = [str(path) for path in made.save(options.output, overwrite=options.force)]
-    answer.say(made, *(f"wrote {file}" for file in files))
+    answer.say(*str(made).split("\n"), *(f"wrote {file}" for file in files))
     answer.add({**made.to_dict(), "files": files})
 
 

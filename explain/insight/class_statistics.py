@@ -376,6 +376,8 @@ MOST = 8  # clusters of a class
 AT_ONCE = 2000
 """Maps of a class that are clustered: of more, as many are drawn by chance."""
 CENTRAL = 9  # photos that stand for a cluster
+MAX_LIKENESS = 0.9
+"""The cosine of two mean maps from which on they show the same places."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -438,7 +440,11 @@ def reasons(maps: RunMaps, *, least: int = LEAST_MAPS, most: int = MOST, seed: i
 
 
 def clusters_of(maps: RunMaps, rows: torch.Tensor, *, most: int = MOST, seed: int = 0) -> list[Cluster]:
-    """Cluster the maps with these numbers; those of one class that has a single cluster are none."""
+    """Cluster the maps with these numbers; those of one class that has a single cluster are none.
+
+    A silhouette says how much nearer the maps of a group are to each other than to the rest, and not how far that is.
+    So a group whose mean map shows the same places as that of the others has no reason of its own, and is left out.
+    """
     if len(rows) > AT_ONCE:
         rows = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))[:AT_ONCE].sort().values]
     apart = distances(maps.values[rows])
@@ -453,11 +459,15 @@ def clusters_of(maps: RunMaps, rows: torch.Tensor, *, most: int = MOST, seed: in
         if len(inside) < SMALLEST or len(numbers) < 2:
             continue
         own = maps[rows[inside]]
+        mean = own.values.mean(0)
+        mean_of_others = maps.values[rows[groups != number]].mean(0)
+        if F.cosine_similarity(mean.flatten(), mean_of_others.flatten(), dim=0) >= MAX_LIKENESS:
+            continue
         central = apart[inside][:, inside].mean(1).argsort()[:CENTRAL]
         found.append(Cluster(
             own.targets[0], len(inside), len(inside) / len(rows), float(fits[inside].mean()), gap, len(numbers),
             Mean.of(own.correct).value, Mean.of(own.on_object), Mean.of(own.at_border), Mean.of(own.entropy),
-            tuple(own.names[i] for i in central.tolist()), own.values.mean(0), rows[inside], members=own.names,
-            excess=own.values.mean(0) - maps[rows[groups != number]].values.mean(0),
+            tuple(own.names[i] for i in central.tolist()), mean, rows[inside], members=own.names,
+            excess=mean - mean_of_others,
         ))  # fmt: skip
     return found

@@ -86,7 +86,8 @@ class RunMaps:
     ``values`` is ``(N, 16, 16)``. ``on_object`` ``(N,)`` is the share of each map within the boxes of its photo, and
     ``object_size`` the share of the photo that these cover; NaN where there is no box. ``correct`` is 1, 0 or NaN
     where the label is not known. ``empty`` counts maps without a positive value, and ``repeated`` photos with the
-    same pixels as one before: both are left out.
+    same pixels as one before: both are left out. ``resolution`` is the height and width of the coarsest map at its
+    layer; None where it is not known.
     """
 
     method: str
@@ -98,6 +99,7 @@ class RunMaps:
     correct: torch.Tensor
     empty: int = 0
     repeated: int = 0
+    resolution: tuple[int, int] | None = None
 
     def __len__(self) -> int:
         return len(self.names)
@@ -129,7 +131,8 @@ class RunMaps:
         for name, whole in vars(replace(self)).items():  # without what is cached
             if isinstance(whole, torch.Tensor):
                 whole = whole[which]
-            parts[name] = tuple(whole[number] for number in numbers) if isinstance(whole, tuple) else whole
+            is_of_maps = name in ("names", "targets")
+            parts[name] = tuple(whole[number] for number in numbers) if is_of_maps else whole
         return RunMaps(**parts)
 
 
@@ -149,6 +152,7 @@ def read_maps(run: result.Run, method: str | None = None) -> RunMaps:
     found: list[tuple[Any, ...]] = []
     seen: set[tuple[str, str]] = set()
     empty = repeated = 0
+    resolution: tuple[int, int] | None = None
     for row in run.rows(name):
         heatmap, key = row.heatmap, (row.sha256, row.target)
         if key in seen:
@@ -161,12 +165,16 @@ def read_maps(run: result.Run, method: str | None = None) -> RunMaps:
             covered = float(region.float().mean()) if region.any() else math.nan
             right = math.nan if row.correct is None else float(row.correct)
             found.append((row.name, row.target, small / small.sum(), inside, covered, right))
+            height, width = row.values.shape[-2:]
+            resolution = min(resolution or (height, width), (height, width), key=min)
         seen.add(key)
     if not found:
         raise RunError(f"run {str(run.path)!r} must have maps of {name!r} that are not zero; choose another method")
     names, targets, values, *figures = zip(*found, strict=True)
     on_object, object_size, correct = map(torch.tensor, figures)
-    return RunMaps(name, names, targets, torch.stack(values), on_object, object_size, correct, empty, repeated)
+    return RunMaps(
+        name, names, targets, torch.stack(values), on_object, object_size, correct, empty, repeated, resolution
+    )
 
 
 def object_of(row: reading.Row) -> torch.Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from explain._utils.errors import LayerError, RunError
+from explain._utils.errors import LayerError, RunError, option
 from explain.insight.channels import Channel, feature_maps
 from explain.insight.class_statistics import FILLED, ClassStatistics, Cluster
 from explain.insight.concepts import Direction
@@ -122,12 +122,22 @@ def marked_photos(
         parts: tuple[list[Row], list[Row], list[Row]] = ([], [], [])
         for row in rows:
             parts[0 if row.name in names else 1 if class_of(row) == target else 2].append(row)
-        carriers, own, hosts = (_read(photos, _drawn(each, most, seed)) for each in parts)
+        drawn = [_drawn(rows_of_part, most, seed) for rows_of_part in parts]
+        _check_count(carriers=len(drawn[0]), hosts=len(drawn[2]))
+        carriers, own, hosts = (_read(photos, part) for part in drawn)
         covers = F.interpolate(region, carriers.x.shape[2:]) > 0
         return _checked(target, *(_with(each, covers) for each in (carriers, own, hosts)), from_host=False)
-    rows = [row for row in rows if 0 < object_of(row).float().mean() <= FILLED]
-    carriers = _read(photos, [row for row in rows if class_of(row) == target])
-    hosts = _read(photos, _drawn([row for row in rows if class_of(row) != target], most, seed))
+    boxed = [row for row in rows if 0 < object_of(row).float().mean() <= FILLED]
+    if not boxed:
+        raise RunError(
+            f"{option('finding')} {finding.target!r} is a class, whose mark is all but its object, but the run has no"
+            " boxes of objects; give a cluster by its number, or run photos with boxes"
+        )
+    with_class = [row for row in boxed if class_of(row) == target]
+    without_class = _drawn([row for row in boxed if class_of(row) != target], most, seed)
+    _check_count(carriers=len(with_class), hosts=len(without_class))
+    carriers = _read(photos, with_class)
+    hosts = _read(photos, without_class)
     around = [_with(each, torch.stack([~object_of(row) for row in each.rows])[:, None]) for each in (carriers, hosts)]
     return _checked(target, around[0], around[0][:0], around[1], from_host=True)
 
@@ -176,7 +186,12 @@ def _drawn(rows: list[Row], most: int, seed: int) -> list[Row]:
 
 
 def _checked(target: int | None, carriers: Photos, own: Photos, hosts: Photos, *, from_host: bool) -> MarkedPhotos:
-    for name, each in (("of the finding", carriers), ("without it", hosts)):
-        if len(each) < 4 * LEAST:
-            raise RunError(f"run must have {4 * LEAST} photos {name} that can be read, got {len(each)}; explain more")
+    _check_count(len(carriers), len(hosts))
     return MarkedPhotos(target, carriers, own, hosts, from_host)
+
+
+def _check_count(carriers: int, hosts: int) -> None:
+    """Refuse a finding of too few photos, before and after they are read."""
+    for name, count in (("of the finding", carriers), ("without it", hosts)):
+        if count < 4 * LEAST:
+            raise RunError(f"run must have {4 * LEAST} photos {name} that can be read, got {count}; explain more")

@@ -131,6 +131,7 @@ def _drawn(title: str, groups: Sequence[Group]) -> Image.Image | None:
 
 
 NOTABLE = 0.5  # how far a cluster stands out that is worth a look
+MIN_RESOLUTION = 6  # places along a side of maps without which a mark cannot be told from what is beside it
 SECTIONS = tomllib.loads((resources.files("explain.insight") / "sections.toml").read_text("utf-8"))
 
 
@@ -183,6 +184,10 @@ class Insight:
     def headlines(self) -> list[str]:
         """What stands out most of each kind, in a sentence each."""
         found = []
+        height, width = self.maps.resolution or (MIN_RESOLUTION, MIN_RESOLUTION)
+        if min(height, width) < MIN_RESOLUTION:
+            found.append(f"The maps have {height} × {width} places: too few to tell a mark from the object. Run an "
+                         "earlier layer (explain layers lists them).")  # fmt: skip
         for look in self.looks[:1]:
             if look.striking > 0 and look.on_object.value >= 0:
                 share, size = percent(look.on_object.value), percent(look.object_size.value)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+import re
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -26,7 +29,7 @@ from explain.data.inputs import as_inputs
 from explain.engine import Evidence, InputGradients, Need
 from explain.methods import GradCAM, Method, RandomCAM, Saliency
 from explain.methods.base import Style, get_method
-from explain.metrics.base import digest_of
+from explain.metrics.base import MetricResult, digest_of
 from explain.metrics.maps import spearman
 from explain.metrics.masked_scores import photo_maps
 from explain.metrics.variants import Randomised
@@ -216,6 +219,23 @@ class Hashed(Method):
         return evidence.inputs.abs() + 3 * drawn
 
 
+@pytest.mark.parametrize("check", [DependsOnModel(), DependsOnClass(), Faithful(), Stable()])
+def test_the_figure_of_a_check_agrees_with_its_result_and_no_method_is_advised_against_itself(check: Any) -> None:
+    for alike, p_value in itertools.product((0.09, 0.7, 0.72, 0.99), (0.01, 0.2, math.nan)):
+        parts = {"alike": torch.full((1, 2), alike), "zeros": torch.zeros(1, 2), "p": torch.tensor([p_value])}
+        parts |= {"correlation": torch.tensor([0.1]), "counted": torch.tensor([2])}
+        value = p_value if check.word == "faithful" else alike
+        result = check.decide(MetricResult(torch.tensor([value]), parts=parts))
+        if result.symbol == "p":
+            assert math.isnan(result.figure) or result.passed == (result.figure <= 0.05)
+        else:
+            assert result.passed == (result.figure < 0.5**0.5) ^ (check.word == "stable")
+    for method in ("gradcam", "lrp", "smooth(gradcam)", "sufficient", "smooth(saliency)"):
+        advised = re.findall(r"[\w()]+", check.advice_for(method))
+        assert method not in advised
+        assert method.removeprefix("smooth(").rstrip(")") not in advised
+
+
 def test_a_pattern_of_class_and_weights_does_not_fool_the_checks(model: nn.Module) -> None:
     """Its maps differ as much as those of a true method; but the difference predicts no score."""
     generator, passed = torch.Generator().manual_seed(2), {"hashed": 0, "inputxgradient": 0}
@@ -224,7 +244,8 @@ def test_a_pattern_of_class_and_weights_does_not_fool_the_checks(model: nn.Modul
         x = torch.randn(1, 3, 12, 12, generator=generator, dtype=torch.float64)
         verdict = checked(model, x, [Hashed(), "inputxgradient"], checks=checks)
         for name, results in verdict.items():
-            assert name != "hashed" or results.depends_on_class.figure < 0.71
+            if name == "hashed":  # its similarity is low, so the p-value decides
+                assert results.depends_on_class.symbol == "p" or results.depends_on_class.passed
             passed[name] += results.passed
     assert passed["hashed"] == 0
     assert passed["inputxgradient"] > 0
@@ -405,7 +426,12 @@ def test_a_verdict_is_the_worst_of_its_answers_and_prints_all_of_them() -> None:
     ]  # fmt: skip
     plain = verdict.to_dict()["methods"]["m"]
     assert plain["passed"] is False
-    assert plain["answers"]["depends_on_class"] == {"passed": None, "figure": None, "reason": "one class only"}
+    assert plain["answers"]["depends_on_class"] == {
+        "passed": None,
+        "figure": None,
+        "symbol": "",
+        "reason": "one class only",
+    }
     assert verdict["m"].stable is bad
     with pytest.raises(MetricError, match="method 'k' was not checked"):
         verdict["k"]

@@ -202,6 +202,28 @@ def test_the_shortcut_comes_out_first_without_being_told(seed: int) -> None:
     assert all(cluster.stands_out < first.stands_out for cluster in found[1:])
 
 
+def test_groups_that_show_the_same_places_have_no_reason_of_their_own() -> None:
+    """Two tight groups whose mean maps are nearly equal stand out by their silhouettes; and the same far apart."""
+    rows, columns = torch.meshgrid(torch.arange(16.0), torch.arange(16.0), indexing="ij")
+    noise = 0.001 * torch.rand(40, 16, 16, generator=torch.Generator().manual_seed(0))
+    for shift, expected in ((0.5, 0), (6.0, 2)):
+        centres = torch.tensor([5.0, 5.0 + shift]).repeat_interleave(20)[:, None, None]
+        values = torch.exp(-((rows - centres) ** 2 + (columns - 6) ** 2) / 8) + noise
+        values = values / values.sum((1, 2), keepdim=True)
+        maps = replace(maps_of({"a": [(5.0, 5.0)] * 40}), values=values)
+        assert silhouettes(distances(values), torch.arange(40) // 20).mean() > 0.5
+        assert len(reasons(maps)) == expected
+
+
+def test_coarse_maps_are_said(run: explain.Run) -> None:
+    insight = run.insight()
+    shapes = {tuple(row.values.shape[-2:]) for row in run.rows(insight.method)}
+    assert insight.maps.resolution == min(shapes, key=min)
+    for resolution, is_coarse in (((2, 2), True), ((5, 9), True), ((6, 6), False)):
+        headlines = replace(insight, maps=replace(insight.maps, resolution=resolution)).headlines
+        assert any("explain layers" in line for line in headlines) == is_coarse
+
+
 def test_mistakes_are_counted_and_the_difference_says_what_spoke_for_either(run: explain.Run) -> None:
     rows = {row.name: row for row in run.rows("gradcam")}
     wrong = [(row.label, row.prediction) for row in rows.values() if row.label != row.prediction]

@@ -200,8 +200,23 @@ def test_the_command_line_writes_the_same(photos: RunPhotos, finding: Any, tmp_p
     (told,) = json.loads(capsys.readouterr().out)["repairs"]
     assert told["accuracy"] == repair(finding, photos).to_dict()["accuracy"]
     assert told["files"] == [str(file), str(tmp_path / "repaired.html")]
+    assert main(["repair", str(photos.run.path), *model, "--output", str(file), "--force"]) == 0
+    assert "\\n" not in capsys.readouterr().out
     assert main(["repair", str(photos.run.path), *model, "--finding", "99"]) == 1
     assert "--finding must be" in capsys.readouterr().err
+
+
+def test_a_class_without_boxes_is_refused_and_not_the_model_blamed(
+    photos: RunPhotos, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = f"--model tests.insight.test_repair:shortcut --size {SIDE} --crop 1 --mean 0 --std 1".split()
+    target = photos.run.insight().looks[0].target
+    words = ["repair", str(photos.run.path), *model, "--finding", target, "--output", str(tmp_path / "repaired.pt")]
+    assert main(words) == 1
+    told = capsys.readouterr().err
+    assert "boxes" in told
+    assert "model" not in told
+    assert not list(tmp_path.iterdir())
 
 
 def test_bad_input_is_refused_in_one_line(photos: RunPhotos, finding: Any) -> None:
