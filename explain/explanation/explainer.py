@@ -204,8 +204,8 @@ class Explainer:
         if activation is not None:
             made["activation"] = activation
         if named and given is not None:
-            is_file = isinstance(categories, str | os.PathLike)
-            made["categories"] = os.fspath(categories) if is_file else list(given)
+            in_file = isinstance(categories, str | os.PathLike)
+            made["categories"] = os.fspath(categories) if in_file else list(given)  # type: ignore[arg-type]
         parts = (*([] if named else ["model"]), *([] if preprocess is None else ["preprocess"]))
         self._origin = records.ModelOrigin(found.name, found.weights, records.described(self.preprocess), made, parts)
 
