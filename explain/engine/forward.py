@@ -20,7 +20,16 @@ from explain.data.inputs import Inputs, Path, dotted
 from explain.engine import perturbations, plan
 from explain.engine.incremental import IncrementalInference, Tape
 from explain.engine.needs import Backward, Evidence, EvidenceLookup, NeedAtLayer, at_least_float32
-from explain.engine.settings import MEMORY, BatchSizeTuner, Footprint, RuntimeSettings, agree, autocast, lacks_memory
+from explain.engine.settings import (
+    MEMORY,
+    BatchSizeTuner,
+    Footprint,
+    RuntimeSettings,
+    agree,
+    autocast,
+    lacks_memory,
+    raise_unless_of_network,
+)
 from explain.engine.validation import alone
 from explain.hooks import capturing, inspect, interventions, tracer
 from explain.hooks.attention import AttentionRecord
@@ -293,11 +302,12 @@ class RerunContext:
             turned = {path: t.contiguous(memory_format=layout) if t.ndim == 4 else t for path, t in perturbed.items()}
             try:
                 return run(self.inputs.rows(images, turned))
-            except RuntimeError as error:
-                if "view" not in str(error):  # what .view() says of a layout that it cannot take
-                    raise
+            except Exception as error:  # such as what .view() says, or a hook that calls it
+                raise_unless_of_network(error)
+                found = run(self.inputs.rows(images, perturbed))  # raises again what the layout has no part in
                 note(f"inputs are laid out channels first, which is slower on a CPU: {raised(error)}")
                 self.channels_last = False
+                return found
         return run(self.inputs.rows(images, perturbed))
 
     def incremental(self) -> IncrementalInference | None:

@@ -14,7 +14,7 @@ After Nakandala et al., "Incremental and Approximate Inference for Faster Occlus
 import math
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -24,9 +24,10 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
 from explain._utils.nested import first_tensor
+from explain.engine.settings import raise_unless_of_network
 from explain.hooks import HookGroup, guard, layer_names
 from explain.hooks.tracer import Tracer
-from explain.tracing.calls import Call
+from explain.tracing.calls import Call, storage_of
 from explain.tracing.table import operation_name
 
 # What cannot change after it was returned, containers apart.
@@ -36,6 +37,12 @@ _FIXED: tuple[type, ...] = (
 )  # fmt: skip
 # Ways to a tensor's memory on which autograd does not see that it is overwritten.
 _UNSEEN = {"data", "numpy", "__array__", "__dlpack__", "untyped_storage", "storage", "set_", "data_ptr"}
+
+
+def _name_of(func: Any) -> str:
+    """The name of a function; of what reads an attribute, that of the attribute."""
+    name = str(getattr(func, "__name__", ""))
+    return str(getattr(getattr(func, "__self__", None), "__name__", "")) if name == "__get__" else name
 
 
 class ReplayError(RuntimeError):
@@ -104,9 +111,7 @@ class Replay(Tracer):
 
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.live:
-            name = getattr(func, "__name__", "")
-            name = getattr(getattr(func, "__self__", None), "__name__", "") if name == "__get__" else name
-            self.leaves_intact = self.leaves_intact and name not in _UNSEEN
+            self.leaves_intact = self.leaves_intact and _name_of(func) not in _UNSEEN
         if self.live or guard.acting.depth:
             return func(*args, **kwargs)
         noted, result, is_iterator = next(self._calls, (None, None, False))
@@ -200,6 +205,9 @@ _POINTWISE = frozenset(["clone", "contiguous", "detach", "to", "float", "neg", "
                         "minimum"])  # fmt: skip
 _POINTWISE_KINDS = frozenset(["rectifier", "activation", "sum", "product", "quotient"])
 _BY_CHANNEL = frozenset(["batch_norm", "prelu"])
+_CASTS = ("to", "float", "double", "half", "bfloat16", "type", "type_as")
+_MAY_SHARE = frozenset([*_CASTS, "detach", "contiguous", "chunk", "split", "reshape", "reshape_as", "flatten"])
+"""What may return a tensor in the memory of its input; for some of it, this depends on the layout."""
 _ATTRIBUTES = frozenset(["shape", "dtype", "device", "ndim", "requires_grad", "is_cuda", "layout", "is_sparse"])
 """Attributes that a placeholder has as well."""
 
@@ -296,11 +304,21 @@ def _changed(known: Tensor, owners: Tensor, perturbed: Tensor) -> tuple[Tensor, 
     return torch.stack(starts, 1), sides
 
 
+class CannotFollowError(BaseException):
+    """Ends an incremental pass in which a change would not be seen; no ``except Exception`` of the model catches it."""
+
+
 class IncrementalPass(Tracer):
     """Runs a forward pass without gradients on ``x`` ``(B, C, ...)``, whose rows differ from their photos in a box.
 
     The model is given placeholders for what is known as a box, and every operation on them is seen here. ``results``
     keeps what the operations gave for the photos, from one pass to the next.
+
+    A placeholder has no memory that others could share. So nothing may be overwritten that shares its memory with
+    another tensor of the model.
+
+    Raises:
+        CannotFollowError: the model does so, or takes another way to a tensor's memory.
 
     >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.Flatten())
     >>> x = torch.rand(1, 3, 16, 16)
@@ -318,6 +336,8 @@ class IncrementalPass(Tracer):
         self._boxes: Any = WeakIdKeyDictionary()
         self._whole: Any = WeakIdKeyDictionary()
         self._derived: Any = WeakIdKeyDictionary()
+        self._sharing: Any = WeakIdKeyDictionary()
+        """Placeholders and others that may share their memory."""
         self._boxes[x], self._whole[x] = box, x
         self._contiguous = x.ndim != 4 or x.is_contiguous()
 
@@ -337,22 +357,48 @@ class IncrementalPass(Tracer):
         call = Call(func, operation_name(func), args, kwargs)
         tensors = {i: t for i, t in enumerate(call.flat) if isinstance(t, Tensor)}
         boxes = {i: self._boxes[t] for i, t in tensors.items() if t in self._boxes}
+        if call.name == "dropout" and call.args and call.args[-1] is False:
+            return call.args[0]  # the same tensor
+        self._refuse_unseen(call, tensors.values())
         is_attribute = call.name == "get"
         if call.info.has("query") and (not is_attribute or getattr(func.__self__, "__name__", "") in _ATTRIBUTES):
             return call.made()
         found = self._of_boxes(call, boxes, tensors) if boxes else None
         if found is not None:
-            return self._placed(call, found)
+            placed = self._placed(call, found)
+            if call.name in _MAY_SHARE:
+                self._note_sharing([*(tensors[i] for i in boxes), placed])
+            return placed
         replaced = {i: self._as_whole(t) for i, t in tensors.items() if t in self._boxes or t in self._whole}
+        memory = {storage_of(t) for t in (*replaced.values(), *(t for t in tensors.values() if t in self._sharing))}
         result = call.made(replaced)
         if replaced or any(t in self._derived for t in tensors.values()):
             for leaf in tree_leaves(result):
                 if isinstance(leaf, Tensor):
                     self._derived[leaf] = True
+                    shares = memory and (call.name in _MAY_SHARE or storage_of(leaf) in memory)
+                    if shares and not call.in_place:
+                        self._note_sharing([*(tensors[i] for i in replaced), leaf])
         if call.in_place and 0 in replaced:  # the model goes on with what it has
+            if replaced[0].shape != tensors[0].shape:
+                raise CannotFollowError
             self._boxes.pop(tensors[0], None)
             return tensors[0] if result is replaced[0] else result
         return result
+
+    def _refuse_unseen(self, call: Call, tensors: Iterable[Tensor]) -> None:
+        """Refuse to overwrite what shares its memory with another tensor."""
+        stands_for_others = any(t in self._whole or t in self._boxes or t in self._sharing for t in tensors)
+        if not stands_for_others:
+            return
+        written = tree_leaves(call.args[0]) if call.in_place else []
+        is_shared = any(isinstance(leaf, Tensor) and leaf in self._sharing for leaf in written)
+        if is_shared or len(written) > 1 or "out" in call.kwargs or _name_of(call.function) in _UNSEEN:
+            raise CannotFollowError
+
+    def _note_sharing(self, values: Any) -> None:
+        for leaf in tree_leaves(values):
+            self._sharing[leaf] = True
 
     def _placed(self, call: Call, found: Box | Sequence[Box]) -> Any:
         """Give the model a placeholder for each box; of an in-place operation, the one that it has."""
@@ -386,6 +432,8 @@ class IncrementalPass(Tracer):
         run = call.out_of_place() if call.in_place and 0 in boxes else call
         if run is None or (call.in_place and 0 not in boxes):
             return None
+        if call.in_place and any(t.dtype != tensors[0].dtype for t in tensors.values()):
+            return None  # out of place, the result might have another type
         name, first, given = call.name, next(iter(boxes.values())), call.named
         dims, others = len(first.sides), [t for i, t in tensors.items() if i not in boxes]
         if name.rstrip("123d") in ("conv", "max_pool", "avg_pool") and list(boxes) == [0] and dims == int(name[-2]):
@@ -396,8 +444,6 @@ class IncrementalPass(Tracer):
             return self._padded(run, first)
         if name in _BY_CHANNEL:
             takes_places_alone = list(boxes) == [0]
-        elif name == "dropout":
-            takes_places_alone = call.args[-1] is False
         elif name == "cat":
             takes_places_alone = given.get("dim") in (1, -dims - 1) and not others
         elif name in ("chunk", "split"):
@@ -489,9 +535,14 @@ class IncrementalInference:
         if box is None:
             return run(None)
         began = time.perf_counter()
-        with IncrementalPass(box, x, self._results) as tracer:
-            found = run(None)
-        tracer.fill()
+        try:
+            with IncrementalPass(box, x, self._results) as tracer:
+                found = run(None)
+            tracer.fill()
+        except (Exception, CannotFollowError) as error:
+            raise_unless_of_network(error)
+            self._decided["any"] = False
+            return run(None)  # which raises again what is the model's
         if self._decided.get(kind):
             return found
         self._trials += 1

@@ -16,6 +16,7 @@ The kinds of hooks, and what they are made of:
                    on modules, state dicts and optimizers, on the graph; their handles, and warnings about hooks that
                    never fired
     full_backward  full-backward hooks that survive in-place operations
+    call_hooks     PyTorch's own full-backward hooks, each for one call of a module
     guard          the checks around every hook: arity, shapes, in-place edits, errors with names; and hooks as PyTorch
                    stores them: for one thread and model, absent from copies
 

@@ -9,10 +9,9 @@ One case is special: a layer that returns its input unaltered, as dropout does i
 of what leaves the layer; paths around it do not belong to the layer. The same holds for a layer's input.
 """
 
-import threading
 from collections import Counter, UserDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -25,7 +24,8 @@ from explain._utils import nested
 from explain._utils.errors import HookError, LayerError, NotRecordedError, note
 from explain._utils.signals import signal_safe
 from explain._utils.spelling import did_you_mean
-from explain.hooks import attention_parts, graph_start, guard, preserve, unwrap
+from explain.hooks import attention_parts, graph_start, preserve, unwrap
+from explain.hooks.call_hooks import FullBackwardHook, hook_calls
 from explain.hooks.graph import alias, copy_with_history, is_alias, mark
 from explain.hooks.group import HookGroup
 from explain.hooks.layer_names import LayerPlace, Where, place_of, select_places
@@ -244,8 +244,7 @@ class Capture:
         running: list[Given] = []
 
         def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
-            given = (tensor for _, tensor in nested.paths((args, kwargs)) if not tensor.is_inference())
-            running.append({id(tensor): (tensor, tensor._version) for tensor in given})
+            running.append(_as_given((args, kwargs)))
 
         def leave(module: nn.Module, args: Any, output: Any) -> Any:
             return self._leave(place.layer, running.pop() if running else {}, output)
@@ -277,14 +276,12 @@ class Capture:
 
     def _watch_attention(self, group: HookGroup, place: LayerPlace) -> None:
         def leave(module: nn.Module, args: Any, output: torch.Tensor) -> Any:
-            return self._leave(place.layer, {id(output): (output, output._version)}, output)
+            return self._leave(place.layer, _as_given(output), output)
 
         group.forward(place.layer, leave)
 
     def _leave(self, layer: str, given: Given, output: Any) -> Any:
-        first = nested.first_tensor(output)
-        if first is None:
-            raise LayerError(f"layer {layer!r} must return a tensor, got {type(output).__name__}; choose another layer")
+        first = _first_output(layer, output)
         wanted, record = self._is_wanted(layer), self._recorded(layer, first)
         if record is None:
             return None
@@ -376,7 +373,7 @@ class Capture:
 
         if not seen.activation.requires_grad:  # a record with a graph would be kept alive by it
             tensor.register_hook(collect)  # type: ignore[no-untyped-call]
-        return tensor if tensor.is_leaf else get_gradient_edge(tensor)
+        return _source(tensor)
 
     def _mark_without_graph(self, record: Record) -> None:
         """Note that the network itself has turned gradients off, unless a checkpoint runs this again."""
@@ -390,6 +387,71 @@ class Capture:
             raise LayerError(f"layer {name!r} must {verb} floating-point values, got {tensor.dtype}; choose another")
         if tensor.is_inference():
             raise LayerError(f"layer {name!r} must run outside torch.inference_mode() for gradients; use no_grad()")
+
+
+class FullBackwardCapture(Capture):
+    """A capture whose gradients PyTorch's own full-backward hooks bring: see `explain.hooks.call_hooks`."""
+
+    def __init__(self, group: HookGroup, layers: Iterable[str]) -> None:
+        super().__init__(group, layers, gradients=False, cut=False)
+
+    def _watch_output(self, group: HookGroup, place: LayerPlace) -> None:
+        hook_calls(group, place.module, partial(self._hook_of_call, place.layer))
+
+    def _watch_input(self, group: HookGroup, place: LayerPlace) -> None:
+        name = place.layer
+        raise LayerError(f"layer {name!r} must be a module for full-backward hooks, got a part; name the module")
+
+    _watch_attention = _watch_input
+
+    def _hook_of_call(
+        self, layer: str, module: nn.Module, output: Any, below: Sequence[torch.Tensor]
+    ) -> FullBackwardHook | None:
+        """Record a call of a layer; return the hook that brings the gradient."""
+        first = _first_output(layer, output)
+        record = self._recorded(layer, first)
+        if record is None:
+            return None
+        self._must_be_floating(record, first)
+        outputs = output if isinstance(output, tuple) else (output,)
+        number = next((i for i, each in enumerate(outputs) if each is first), None)
+        if number is None:
+            got = f"got {type(output).__name__}; use gradients=True"
+            raise LayerError(f"layer {layer!r} must return a tensor, or several, for full-backward hooks, {got}")
+        if not torch.is_grad_enabled():
+            self._without_graph.add(record)
+            return None
+        self._without_graph.discard(record)
+        self._sources[record] = [_source(tensor) for tensor in below]
+        paused = self._paused
+
+        def take(module: nn.Module, grad_input: Any, grad_output: tuple[torch.Tensor | None, ...]) -> None:
+            gradient = grad_output[number]
+            if not paused:
+                record.gradient = None if gradient is None else gradient.detach().clone()
+
+        return take
+
+
+def _first_output(layer: str, output: Any) -> torch.Tensor:
+    """The first tensor that a layer returns.
+
+    Raises:
+        LayerError: there is none.
+    """
+    first = nested.first_tensor(output)
+    if first is None:
+        raise LayerError(f"layer {layer!r} must return a tensor, got {type(output).__name__}; choose another layer")
+    return first
+
+
+def _source(tensor: torch.Tensor) -> Source:
+    return tensor if tensor.is_leaf else get_gradient_edge(tensor)
+
+
+def _as_given(values: Any) -> Given:
+    given = (tensor for _, tensor in nested.paths(values) if not tensor.is_inference())  # which count no versions
+    return {id(tensor): (tensor, tensor._version) for tensor in given}
 
 
 def _is_passed_through(tensor: torch.Tensor, given: Given) -> bool:
@@ -434,36 +496,13 @@ def capture(model: nn.Module, layers: Where, *, gradients: bool | Literal["full_
         if gradients != "full_backward":
             yield Capture(group, names, gradients=gradients, every=True)
             return
-        found = Capture(group, names, gradients=False)
-        with _full_backward_hooks(model, found, names):
-            yield found
-
-
-@contextmanager
-def _full_backward_hooks(model: nn.Module, found: Capture, names: Sequence[str]) -> Iterator[None]:
-    """Let PyTorch's full-backward hooks fill the gradients of records."""
-    places = {place.layer: place for place in (place_of(name, model) for name in names)}
-    for layer, place in places.items():
-        if place.part:
-            raise LayerError(f"layer {layer!r} must be a module for full-backward hooks, got a part; name the module")
-    reached = Counter[str]()
-
-    def take(layer: str, module: nn.Module, grad_input: Any, grad_output: tuple[torch.Tensor | None, ...]) -> None:
-        records = [record for record in found.records if record.layer == layer]
-        reached[layer] += 1  # backward meets the calls of a module in reverse
-        records[-reached[layer] % len(records)].gradient = None if grad_output[0] is None else grad_output[0].clone()
-
-    with ExitStack() as stack:
-        for layer in places:
-            hook = guard.Registered(partial(take, layer), thread=threading.get_ident())
-            stack.callback(hook.placed(unwrap.submodule(model, layer).register_full_backward_hook))
         try:
-            yield
+            yield FullBackwardCapture(group, names)
         except RuntimeError as error:
             if "BackwardHookFunction" not in str(error):
                 raise
-            some = f"an in-place operation follows one of {', '.join(places)}"
-            raise LayerError(f"layers must suit full-backward hooks, but {some}; use gradients=True") from None
+            but = f"an in-place operation follows one of {', '.join(names)}"
+            raise LayerError(f"layers must suit full-backward hooks, but {but}; use gradients=True") from None
 
 
 def read_outputs(group: HookGroup, layers: Iterable[str], read: Callable[[torch.Tensor], T]) -> dict[str, list[T]]:

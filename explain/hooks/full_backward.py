@@ -210,15 +210,16 @@ class BeforeEvery:
         self._hook = hook
         self._first = global_hooks.register_module_forward_pre_hook(self._note)
         self._second = global_hooks.register_module_forward_pre_hook(hook)
+        self.id = self._second.id
 
     def _note(self, module: nn.Module, args: Any) -> None:
         wanting = module._forward_pre_hooks_with_kwargs
-        if self._second.id not in wanting and self._hook.acts_for(module):
+        if self.id not in wanting and self._hook.acts_for(module):
             self._noted.add(module)
-            Flag(wanting, self._second.id)
+            Flag(wanting, self.id)
 
     def remove(self) -> None:
         self._second.remove()
         self._first.remove()
         for module in list(self._noted):
-            module._forward_pre_hooks_with_kwargs.pop(self._second.id, None)
+            module._forward_pre_hooks_with_kwargs.pop(self.id, None)

@@ -67,6 +67,8 @@ Hook = Callable[..., Any]
 class Handle(Nothing):
     """One hook of a group, on one or more places. As PyTorch's handles, it has an ``id``, and ``with`` removes it.
 
+    The ``id`` is the key of the hook in the dictionary of its module; of several modules, in that of the first.
+
     >>> from explain.hooks import HookGroup
     >>> with HookGroup(nn.Sequential(nn.ReLU(), nn.ReLU())) as group:
     ...     handle = group.forward(nn.ReLU, lambda module, args, output: None)
@@ -86,7 +88,10 @@ class Handle(Nothing):
 
     def place(self, register: Callable[[Any], Any], hook: Registered) -> None:
         """Register a hook on one of its places."""
+        is_first = not self.undo
         self.undo.append(hook.placed(register))
+        if is_first:
+            self.id = getattr(hook.handle, "id", self.id)
 
     @property
     def fired(self) -> bool:

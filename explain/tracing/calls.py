@@ -14,7 +14,8 @@ from explain._utils.errors import MethodError
 from explain.hooks.preserve import detached
 from explain.tracing.table import OperationInfo, info
 
-_BY_OPERATOR = frozenset(["__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__", "__setitem__"])
+_AUGMENTED = ("add", "sub", "mul", "truediv", "pow", "mod", "floordiv", "and", "or", "xor", "lshift", "rshift")
+_BY_OPERATOR = frozenset(["__setitem__", *(f"__i{name}__" for name in _AUGMENTED)])
 
 
 @dataclass(eq=False)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import explain
+from explain.baselines import OtherPhoto
 from explain.engine.forward import RerunContext
 from explain.engine.incremental import IncrementalPass, changed_box
 from explain.hooks import Ablate
@@ -215,3 +216,47 @@ def test_occlusion_is_the_same_with_whole_passes(kind: str, monkeypatch: pytest.
     expected = explain.attribute(model, x, method, target=1, **more).values
     assert not calls
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+
+
+class Overwrites(nn.Module):
+    """A network in which a pass with placeholders goes wrong, as ``way`` says."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.Linear(8, 3)
+        self.register_buffer("mean", torch.full((3, 1, 1), 0.45, dtype=torch.double))
+        self.way, self.most, self.alone = way, torch.inf, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.alone += len(x) == 1
+        if self.way == "another type":
+            x = x.clone()
+            x -= self.mean
+        h = self.first(x)
+        y = h.detach() if self.way == "an alias" else F.dropout(h, training=self.training)
+        y.clamp_(max=self.most)
+        if 0 in h.stride() and self.way == "a raised error":
+            raise ValueError("no memory")
+        return self.head(F.relu(self.second(F.relu(h + y))).mean((2, 3)))
+
+
+@pytest.mark.parametrize("way", ["an alias", "the same tensor", "another type", "a raised error"])
+def test_occlusion_is_that_of_whole_passes_where_placeholders_go_wrong(way: str) -> None:
+    torch.manual_seed(0)
+    model, dtype = Overwrites(way).eval(), torch.float if way == "another type" else torch.double
+    for part in (model.first, model.second, model.head):
+        part.to(dtype)
+    x, other = torch.rand(2, 1, 3, 64, 64, dtype=dtype)
+    other[:, :, 32:] *= 4
+    with torch.no_grad():
+        model.most = 1.01 * float(model.first(x).max())  # the photo itself is not clipped, and later rows are
+        rows = [x.clone() for _ in range(64)]
+        for i, row in enumerate(rows):
+            place = (..., slice(i // 8 * 8, i // 8 * 8 + 8), slice(i % 8 * 8, i % 8 * 8 + 8))
+            row[place] = other[place]
+        drops = model(x)[0, 1] - torch.stack([model(row)[0, 1] for row in rows]).view(8, 8)
+    model.alone = 0
+    found = explain.attribute(model, x, Occlusion(8, 8, OtherPhoto(other)), target=1).values[0, 4::8, 4::8]
+    assert model.alone < 8  # rows are run in batches
+    off = 1e-5 if dtype == torch.float else 1e-10
+    torch.testing.assert_close(found, drops, rtol=off, atol=off)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -81,6 +85,70 @@ def test_calls_of_a_shared_layer_get_their_own_gradients() -> None:
         model(x).square().sum().backward()
     for name in ("0@0", "0@1"):
         torch.testing.assert_close(hooks.gradients[name], engine.gradients[name])
+
+
+class SomeCalls(nn.Module):
+    """Calls its layer three times, and scores what the calls in ``used`` give."""
+
+    def __init__(self, used: tuple[int, ...]) -> None:
+        super().__init__()
+        self.layer, self.used = nn.Linear(3, 3).double(), used
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        outputs = [x]
+        for _ in range(3):
+            outputs.append(self.layer(outputs[-1]).tanh())
+        return torch.stack([outputs[1 + i] for i in self.used]).square().sum()
+
+
+@pytest.mark.parametrize("way", ["backward", "another thread", "seen.backward", "calls of others"])
+@pytest.mark.parametrize("used", [(0,), (1,), (0, 2)])
+def test_each_call_of_a_layer_has_its_own_gradient_or_none(used: tuple[int, ...], way: str) -> None:
+    torch.manual_seed(0)
+    model, x = SomeCalls(used), torch.rand(2, 3, dtype=torch.float64, requires_grad=True)
+    outputs = [model.layer(x)]
+    outputs += [model.layer(outputs[-1].tanh())]
+    outputs += [model.layer(outputs[-1].tanh())]
+    score = torch.stack([outputs[i].tanh() for i in used]).square().sum()
+    expected = torch.autograd.grad(score, outputs, allow_unused=True)
+    with capture(model, "layer", gradients="full_backward") as seen:
+        if way == "calls of others":
+            in_thread(lambda: SomeCalls.forward(model, 3 * x).backward())
+        score = model(x)
+        if way == "calls of others":
+            in_thread(lambda: SomeCalls.forward(model, 5 * x).backward())
+    if way == "seen.backward":
+        seen.backward(score)
+        assert model.layer.weight.grad is None
+    elif way == "another thread":
+        in_thread(score.backward)
+    else:
+        score.backward()
+    assert len(seen.records) == 3
+    for record, gradient in zip(seen.records, expected, strict=True):
+        if gradient is None:
+            assert record.gradient is None
+        else:
+            torch.testing.assert_close(record.gradient, gradient, rtol=1e-12, atol=1e-14)
+
+
+def in_thread(work: Callable[[], object]) -> None:
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+
+def test_the_first_tensor_of_a_tuple_has_the_gradient_and_containers_are_refused() -> None:
+    class Layer(nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return {"maps": x * 2} if self.training else (3, x * 2)
+
+    layer, x = Layer().eval(), torch.rand(2, 3, requires_grad=True)
+    with capture(nn.Sequential(layer), "0", gradients="full_backward") as seen:
+        layer(x)[1].pow(2).sum().backward()
+    torch.testing.assert_close(seen.gradients["0"], 4 * x.detach())
+    with pytest.raises(explain.LayerError, match="dict"), capture(layer.train(), "", gradients="full_backward"):
+        layer(x)
 
 
 def test_operations_and_memory_are_counted() -> None:

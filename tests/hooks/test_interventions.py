@@ -266,6 +266,9 @@ def test_a_hook_group_and_a_capture_see_the_parts_of_an_attention() -> None:
     gradient = torch.zeros(1, 2, 5, 5, dtype=torch.float64)
     gradient[0, :, 2] = torch.einsum("hd,hkd->hk", row, value[0])
     torch.testing.assert_close(captured.gradients["0:pattern"], gradient)
+    with torch.inference_mode(), capture(model, ["0:pattern", "0:heads"], gradients=False) as captured:
+        model(x)
+    torch.testing.assert_close(captured.activations["0:pattern"], expected)
 
 
 def altered(model: nn.Module, channel: int) -> nn.Module:
@@ -290,6 +293,27 @@ def test_explanations_of_an_ablated_model_are_those_of_a_truly_altered_one(metho
     tolerance = 1e-6 if method == "lrp" else 1e-9  # its stabiliser grows with the layer's largest value
     torch.testing.assert_close(found.values, expected.values, rtol=tolerance, atol=tolerance / 10)
     torch.testing.assert_close(found.score, expected.score)
+
+
+class Standardised(nn.Module):
+    """Replaces maps by what only one memory layout of them allows."""
+
+    def forward(self, maps: torch.Tensor) -> torch.Tensor:
+        return maps.view(len(maps), -1).softmax(1).view_as(maps)
+
+
+@pytest.mark.parametrize("method", ["occlusion(window=4, stride=4)", "scorecam", "integratedgradients", "smoothgrad"])
+def test_a_replacement_that_takes_one_memory_layout_is_that_of_an_altered_model(method: str) -> None:
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3)]
+    head = [nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, 3)]
+    model, x = nn.Sequential(*layers, nn.Identity(), *head).double().eval(), photos()
+    replacement = Replace("3", Standardised())
+    found = explain.attribute(model, x, method, target=1, layer="1", interventions=[replacement], batch_size=4)
+    model[3] = Standardised()
+    model.register_forward_pre_hook(lambda module, args: args[0].contiguous())
+    expected = explain.attribute(model, x, method, target=1, layer="1", batch_size=4)
+    torch.testing.assert_close(found.values, expected.values, rtol=1e-8, atol=1e-12)
 
 
 class Autoencoder(nn.Module):
