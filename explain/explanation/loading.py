@@ -26,7 +26,7 @@ from explain.hooks.interventions import Intervention
 from explain.layers.layouts import enlarge
 from explain.methods.base import Fusion, MethodLike, Style, get_method
 from explain.methods.evidence import PROOFS, EvidenceSets
-from explain.models.custom import TIMM
+from explain.models.custom import is_file_or_code
 from explain.targets.outputs import Activation
 from explain.targets.resolve import TargetLike
 
@@ -148,8 +148,8 @@ class Saved:
         if not isinstance(arguments, dict):
             raise RecordError(f"{self._name} must hold arguments of an Explainer by name; use repeat(explainer=...)")
         model = str(arguments.get("model") or "")
-        if ":" in model and not model.startswith(TIMM):
-            reasons.append(f"the model ({model}) is code of the caller's own, which no record may run")
+        if is_file_or_code(model):
+            reasons.append(f"the model ({model}) is a file or code of the caller's own, which no record may run")
         return " and ".join(reasons)
 
     def _why_no_method(self) -> str:

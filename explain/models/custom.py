@@ -112,6 +112,17 @@ def _onnx(path: Path) -> BlackBox:
 
 DEFAULT = NAME
 TIMM = "timm:"
+
+
+def is_file_or_code(name: str) -> bool:
+    """Whether loading a model of this name runs a file, or a function that the name says.
+
+    >>> [is_file_or_code(name) for name in ("tiny", "timm:resnet18.a1_in1k", "./x.pt2", "a.b:make", "timm:hf-hub:a/b")]
+    [False, False, True, True, True]
+    """
+    return ":" in name.removeprefix(TIMM) or Path(name).suffix.lower() in SUFFIXES
+
+
 UNUSABLE = (ImportError, RuntimeError, OSError, AttributeError)  # what a package raises that fits no other's release
 
 

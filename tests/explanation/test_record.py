@@ -222,13 +222,24 @@ def test_a_repetition_with_something_else_is_refused(photo: Path, tmp_path: Path
         saved.repeat()
 
 
-def test_no_record_runs_code_that_it_names(tmp_path: Path, photo: Path, bundled: explain.Explainer) -> None:
+def test_no_record_runs_code_that_it_names(
+    tmp_path: Path, photo: Path, bundled: explain.Explainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not a function, and not a file either: readers of exported programs and TorchScript may run what is in them."""
     path = bundled(photo, "saliency", 3).save(tmp_path / "out")[2]
     record = json.loads(path.read_text("utf-8"))
-    record["explainer"]["arguments"]["mapping"][0][1] = "os:abort"
-    path.write_text(json.dumps(record), "utf-8")
-    with pytest.raises(RecordError, match="record"):
-        explain.load(path).repeat()
+    opened: list[Any] = []
+    monkeypatch.setattr(torch.export, "load", opened.append)
+    monkeypatch.setattr(torch.jit, "load", opened.append)
+    for suffix in ("pt2", "ts", "pt", "onnx"):
+        (tmp_path / f"model.{suffix}").write_bytes(b"content")
+    files = [str(file) for file in tmp_path.glob("model.*")]
+    for name in ("os:abort", "./model.py:make", "timm:hf-hub:someone/model", *files):
+        record["explainer"]["arguments"]["mapping"][0][1] = name
+        path.write_text(json.dumps(record), "utf-8")
+        with pytest.raises(RecordError, match="explainer="):
+            explain.load(path).repeat()
+    assert not opened
     np.save(path.with_suffix(".npy"), np.array([{"a": 1}], dtype=object), allow_pickle=True)
     with pytest.raises(RecordError, match="photo-saliency"):
         explain.load(path)
