@@ -99,9 +99,10 @@ def _which(
     label, near = settled.labels[i], settled.boxes[i]
     word, box = class_label(categories, label), _on_photo(near, part, size)
     same = [each.label for each in detections if each.category == label and each.box == box]
-    name = same[0] if same else f"{word} box {','.join(f'{edge:.0f}' for edge in box)}"
+    rank = 0 if settled.ranks is None else settled.ranks[i]
+    name = same[min(rank, len(same) - 1)] if same else f"{word} box {','.join(f'{edge:.0f}' for edge in box)}"
     concrete_box = Detections(
-        Category(label, word), tuple(near.tolist()), decode=settled.decode or settled.layout, of=settled.of,
+        Category(label, word), tuple(near.tolist()), rank, decode=settled.decode or settled.layout, of=settled.of,
         overlap=settled.overlap,
     )  # fmt: skip
     name = name if settled.of == "score" else f"{settled.of} of {name}"

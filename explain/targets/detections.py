@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 
-from explain._utils.errors import TargetError, in_short
+from explain._utils.errors import TargetError, in_short, warn
 from explain.data.images import Box
 from explain.targets.base import Labels, Picked, Target, check_count
 from explain.targets.labels import find_category
@@ -38,10 +38,10 @@ class Detections(Target):
     ``explain.targets.layouts.LAYOUTS``; that of the settled target says which it was.
 
     Args:
-        label: the class, as an index or in words, or a tuple with an index for each image; None takes any.
+        label: the class, as an index from 0 or in words, or a tuple with an index for each image; None takes any.
         box: ``(x0, y0, x1, y1)`` in pixels of the model's input, or ``(N, 4)`` with one for each image: the box of the
             model that overlaps it best is explained, even if it is no detection (why is nothing found here?).
-        index: without a box, which detection with this label: 0 is the best.
+        index: which detection with this label: 0 is the best. With a box, which of those that coincide with it.
         point: the best detection around this point ``(x, y)``, instead of a box.
         decode: the name of a layout, where the model's output may be several; or a function of the output that gives
             scores ``(N, cells, K)`` and boxes ``(N, cells, 4)``.
@@ -84,6 +84,9 @@ class Detections(Target):
             raise TargetError(f"of must be one of {', '.join(get_args(Part))}, got {self.of!r}; choose one of them")
         if isinstance(self.index, bool) or not isinstance(self.index, int) or self.index < 0:
             raise TargetError(f"index must be a whole number from 0, the best, got {self.index!r}; count from 0")
+        labels = self.label if isinstance(self.label, tuple) else (self.label,)
+        if any(label is not None and not isinstance(label, str) and label < 0 for label in labels):
+            raise TargetError(f"label must be a class index from 0 or words, got {self.label!r}; None takes any class")
         if self.box is None:
             return
         box = torch.as_tensor(self.box).detach().float()
@@ -99,6 +102,7 @@ class Detections(Target):
             return f"{what} around {self.point[0]:g} {self.point[1]:g}"
         if self.box is None:
             return f"{what} {self.index + 1}" if self.index else f"best {what}"
+        what = f"{what} {self.index + 1}" if self.index else what
         near = torch.as_tensor(self.box)
         return f"{what} at {' '.join(f'{edge:g}' for edge in near.tolist())}" if near.ndim == 1 else f"{what} at boxes"
 
@@ -108,6 +112,8 @@ class Detections(Target):
 
     def settled(self, output: Any, count: int) -> "Detected":
         found = read(output, count, self.size, self.decode, self.name)
+        if found.doubt and self.decode is None:
+            warn(found.doubt)
         near = None if self.box is None else torch.as_tensor(self.box)
         wanted = list(near) if near is not None and near.ndim == 2 else [near] * count
         check_count("box", len(wanted), count)
@@ -115,9 +121,14 @@ class Detections(Target):
         check_count("label", len(labels), count)
         chosen = [self._find(found, i, find_category(label, None), wanted[i]) for i, label in enumerate(labels)]
         boxes = torch.stack([found.boxes[i][cell].detach() for i, (cell, _) in enumerate(chosen)])
+        ranks = []
+        for i, (cell, label) in enumerate(chosen):
+            same = coinciding(found.scores[i][:, label].detach(), found.boxes[i].detach(), boxes[i])[0]
+            ranks.append(same.tolist().index(cell))
         return Detected(
             self.name, tuple(label for _, label in chosen), boxes, self.overlap, self.of, found.layout, self.decode,
             boxes if near is None else torch.stack([each.to(boxes) for each in wanted if each is not None]), self.size,
+            tuple(ranks),
         )  # fmt: skip
 
     def labelled(self, categories: Labels) -> "Detections":
@@ -141,7 +152,8 @@ class Detections(Target):
         """The position and label of the box that is meant in one image."""
         scores, boxes = found.scores[image].detach(), found.boxes[image].detach()
         if wanted is not None:
-            cell, shared = matched(_of_label(scores, label).amax(1), boxes, wanted) if scores.numel() else (0, -1.0)
+            best = _of_label(scores, label).amax(1) if scores.numel() else scores.new_zeros(0)
+            cell, shared = matched(best, boxes, wanted, self.index) if len(best) else (0, -1.0)
             if shared >= self.overlap:
                 return cell, int(scores[cell].argmax()) if label is None else label
             nearest = ", ".join(f"{edge:.0f}" for edge in boxes[cell].tolist()) if len(boxes) else "none"
@@ -169,7 +181,10 @@ class Detections(Target):
 
 @dataclass(frozen=True, eq=False)
 class Detected(Target):
-    """A box that has been settled: for each image, the label and the box ``(N, 4)`` to find again."""
+    """A box that has been settled: for each image, the label and the box ``(N, 4)`` to find again.
+
+    Of several boxes that coincide, it is the one with this rank, 0 for the best score; one rank for each image.
+    """
 
     name: str
     labels: tuple[int, ...]
@@ -180,22 +195,23 @@ class Detected(Target):
     decode: Decode | str | None = None
     compared: torch.Tensor | None = None
     size: Size | None = None
+    ranks: tuple[int, ...] | None = None
 
     __repr__ = in_short
 
     def pick(self, output: Any, count: int) -> Picked:
         found = read(output, count, self.size, self.decode or self.layout, self.name)
-        values = [self._value(found, i) for i in range(count)]
-        return torch.stack([_nothing(found) if value is None else value for value in values]), None
+        values = []
+        for image in range(count):
+            value = self._value(found, image)
+            values.append(_nothing(found.scores[image]) if value is None else value)
+        return torch.stack(values), None
 
     def class_scores(self, output: Any, count: int) -> tuple[torch.Tensor, torch.Tensor] | None:
         found = read(output, count, self.size, self.decode or self.layout, self.name)
         if not found.dense or self.of not in ("score", "logit"):  # a result has one label for each box
             return None
-        cells = [
-            matched(scores[:, label].detach(), boxes.detach(), box)[0]
-            for scores, boxes, label, box in zip(found.scores, found.boxes, self.labels, self.boxes, strict=True)
-        ]
+        cells = [self._matched(found, image)[0] for image in range(count)]
         scores = torch.stack([each[cell].detach() for each, cell in zip(found.scores, cells, strict=True)])
         return None if scores.isinf().any() else (scores, torch.tensor(self.labels, device=scores.device))
 
@@ -220,15 +236,23 @@ class Detected(Target):
         own = images.to(self.boxes.device)
         labels = tuple(self.labels[image] for image in images.tolist())
         compared = None if self.compared is None else self.compared[own]
-        return replace(self, labels=labels, boxes=self.boxes[own], compared=compared)
+        ranks = None if self.ranks is None else tuple(self.ranks[image] for image in images.tolist())
+        return replace(self, labels=labels, boxes=self.boxes[own], compared=compared, ranks=ranks)
+
+    def _matched(self, found: Found, image: int) -> tuple[int, float]:
+        """The box in one image, and how much it overlaps the settled one: less than 0 where there is none."""
+        scores = found.scores[image][:, self.labels[image]].detach()
+        rank = 0 if self.ranks is None else self.ranks[image]
+        return matched(scores, found.boxes[image].detach(), self.boxes[image], rank)
 
     def _value(self, found: Found, image: int) -> torch.Tensor | None:
         """What is explained of the box in one image; None where it is not there."""
         scores, boxes, label = found.scores[image], found.boxes[image], self.labels[image]
         if not len(boxes) or label >= scores.shape[1]:
             return None
-        own = scores[:, label]
-        cell, shared = matched(own.detach(), boxes.detach(), self.boxes[image])
+        cell, shared = self._matched(found, image)
+        if shared < 0:
+            return None
         if self.of in SIDES:
             return boxes[cell, SIDES.index(self.of)]
         if self.of == "logit":
@@ -242,13 +266,12 @@ class Detected(Target):
             return overlaps(boxes[cell][None], compared[image])[0]
         if self.of == "existence":
             return scores[cell].amax() if found.existence is None else found.existence[image][cell]
-        return own[cell]
+        return scores[cell, label]
 
 
-def _nothing(found: Found) -> torch.Tensor:
-    """The score where the box is not found: 0, and part of the graph."""
-    scores = [torch.where(each > -torch.inf, each, 0.0).sum() for each in found.scores]
-    return torch.stack(scores).sum() * 0
+def _nothing(scores: torch.Tensor) -> torch.Tensor:
+    """The score where a box is not found among those with scores ``(Q, K)``: 0, and part of the graph."""
+    return 0 * torch.where(scores == -torch.inf, 0.0, scores).sum()
 
 
 def _of_label(scores: torch.Tensor, label: int | None) -> torch.Tensor:
@@ -259,16 +282,32 @@ def _of_label(scores: torch.Tensor, label: int | None) -> torch.Tensor:
     return scores.masked_fill(others, -torch.inf)
 
 
-def matched(scores: torch.Tensor, boxes: torch.Tensor, box: torch.Tensor) -> tuple[int, float]:
+def matched(scores: torch.Tensor, boxes: torch.Tensor, box: torch.Tensor, rank: int = 0) -> tuple[int, float]:
     """Return which of some boxes ``(Q, 4)`` with scores ``(Q,)`` is the same as one box, and how much both overlap.
 
-    It is the one that overlaps it best; of several that do so nearly as much, the one with the best score. A score of
-    minus infinity excludes a box.
+    It is the one that overlaps it best; of several that do so nearly as much, the one with the best score, or the one
+    of that ``rank``. The overlap is less than 0 where there is none.
+    """
+    cells, shared = coinciding(scores, boxes, box, rank + 1)
+    if len(cells) <= rank:
+        return int(cells[-1]), -1.0
+    return int(cells[rank]), float(shared[rank])
+
+
+def coinciding(
+    scores: torch.Tensor, boxes: torch.Tensor, box: torch.Tensor, least: int = 1
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return which of some boxes ``(Q, 4)`` may be the same as one box, best score first, and how much they overlap it.
+
+    They are those that overlap it nearly as much as the one that does so best, and those next to them up to ``least``
+    boxes. A score of minus infinity excludes a box: its overlap is -1.
     """
     shared = torch.where(scores > -torch.inf, overlaps(boxes, box), -1.0)
-    best = shared.max()
-    cell = int(torch.where(shared >= (NEAR * best if best > 0 else best), scores, -torch.inf).argmax())
-    return cell, float(shared[cell])
+    nearest = shared.topk(min(least, len(shared))).values
+    enough = min(nearest[-1], NEAR * nearest[0] if nearest[0] > 0 else nearest[0])
+    near = (shared >= enough).nonzero()[:, 0]
+    cells = near[scores[near].sort(descending=True, stable=True).indices]
+    return cells, shared[cells]
 
 
 def suppressed(
@@ -304,7 +343,7 @@ def overlaps(boxes: torch.Tensor, box: torch.Tensor) -> torch.Tensor:
     """
     boxes, box = boxes.float(), box.to(boxes.device).float()
     sides = (torch.minimum(boxes[:, 2:], box[2:]) - torch.maximum(boxes[:, :2], box[:2])).clamp(min=0)
-    shared, areas = sides.prod(1), (boxes[:, 2:] - boxes[:, :2]).prod(1)
+    shared, areas = sides.prod(1), (boxes[:, 2:] - boxes[:, :2]).clamp(min=0).prod(1)
     union = areas + (box[2:] - box[:2]).prod() - shared
     found = shared / union.clamp(min=torch.finfo(union.dtype).tiny)
     flat = areas.detach() <= 0

@@ -18,8 +18,28 @@ Size: TypeAlias = tuple[int, ...]
 Decode: TypeAlias = Callable[[Any], tuple[torch.Tensor, torch.Tensor]]
 STRIDES = (8, 16, 32, 64, 128)  # pixels between the cells of maps, from the finest on, where the input is not known
 BINS = 16  # of the distances of ultralytics' heads, in strides
-SOFTMAX = ("DetrObjectDetectionOutput", "YolosObjectDetectionOutput", "TableTransformerObjectDetectionOutput")
+SOFTMAX = (
+    "DetrObjectDetectionOutput",
+    "DetrSegmentationOutput",
+    "TableTransformerObjectDetectionOutput",
+    "YolosObjectDetectionOutput",
+)
 """The outputs of transformers whose last class is "no object"; the others' classes have a sigmoid each."""
+CENTERNET = {
+    "offset": ("reg", "off"),
+    "sizes": ("wh", "size", "dim"),
+    "heat": ("hm", "heat", "keypoint", "center"),
+}
+"""What is in the names of CenterNet's maps, of whatever package."""
+MAYBE_MAPS = (
+    "the model's maps have no names and are read as those of CenterNet; if they are others, pass "
+    "decode= with a function that returns scores and boxes"
+)
+MAYBE_SIGMOIDS = (
+    'the model\'s pred_logits are read as a softmax with "no object" last (DETR), but "no object" is '
+    'best for few queries; take decode="deformable detr" if each class has a sigmoid, or "detr"'
+)
+NOTHING = 0.2  # of a DETR's queries, at least this share has "no object" as its best class; usually most have
 
 
 OfImages: TypeAlias = torch.Tensor | Sequence[torch.Tensor]
@@ -31,6 +51,7 @@ class Found:
     """The boxes of each image: ``scores[i]`` ``(Q, K)``, minus infinity for other labels, and ``boxes[i]`` ``(Q, 4)``.
 
     ``dense`` boxes come before non-maximum suppression. ``existence[i]`` ``(Q,)`` says that there is anything in a box.
+    ``doubt`` says what else the output may mean.
     """
 
     scores: OfImages
@@ -39,6 +60,7 @@ class Found:
     existence: OfImages | None = None
     dense: bool = True
     layout: str = ""
+    doubt: str = ""
 
 
 @dataclass
@@ -70,7 +92,7 @@ def read(output: Any, count: int, size: Size | None, decode: Decode | str | None
     """
     if isinstance(decode, str) and decode not in LAYOUTS:
         raise TargetError(f"decode must be a function or one of {', '.join(LAYOUTS)}, got {shown(decode)}")
-    found = find_layout(output, count, size, decode)
+    found = find_layout(output, count, size, decode, is_detector=True)
     if found is None:
         needs = "boxes with scores" if decode is None else f"boxes in the layout {decode!r}"
         got = f"{described(output)}; take that of evaluation mode, or pass decode=, which returns scores and boxes"
@@ -78,8 +100,12 @@ def read(output: Any, count: int, size: Size | None, decode: Decode | str | None
     return found
 
 
-def find_layout(output: Any, count: int, size: Size | None = None, decode: Decode | str | None = None) -> Found | None:
+def find_layout(
+    output: Any, count: int, size: Size | None = None, decode: Decode | str | None = None, *, is_detector: bool = False
+) -> Found | None:
     """Return the boxes in a model's output in the first layout that fits, or in the one that is named; else None.
+
+    Maps that a segmenter may return too are boxes only if the model ``is_detector``.
 
     >>> find_layout({"scores": torch.zeros(1, 7, 2), "boxes": torch.zeros(1, 7, 4)}, 1).layout
     'cells'
@@ -87,9 +113,14 @@ def find_layout(output: Any, count: int, size: Size | None = None, decode: Decod
     last = _LAST_READ.get() or _LastRead()
     if last.output is not output:
         last.output, last.found = output, {}
-    about, way = (count, size, torch.is_grad_enabled()), id(decode) if callable(decode) else decode
+    about = (count, size, torch.is_grad_enabled(), is_detector)
+    way = id(decode) if callable(decode) else decode
     if (*about, way) not in last.found:
-        found = _decoded(output, count, decode) if callable(decode) else _in_layout(output, count, size, decode)
+        if callable(decode):
+            found = _decoded(output, count, decode)
+        else:
+            found = _in_layout(output, count, size, decode, is_detector)
+        found = None if found is None else _without_broken(found)
         last.found[*about, way] = found
         if found is not None:
             last.found[*about, way or found.layout] = found
@@ -104,14 +135,32 @@ def _decoded(output: Any, count: int, decode: Decode) -> Found:
     return Found(scores, boxes, layout=getattr(decode, "__name__", "decode"))
 
 
-def _in_layout(output: Any, count: int, size: Size | None, layout: str | None) -> Found | None:
+def _in_layout(output: Any, count: int, size: Size | None, layout: str | None, is_detector: bool) -> Found | None:
     for name, read_as in LAYOUTS.items() if layout is None else [(layout, LAYOUTS[layout])]:
-        if layout is None and name in UNSURE and not UNSURE[name](output):
+        if layout is None and name in UNSURE and not UNSURE[name](output, count):
             continue
         found = read_as(output, count, size)
-        if found is not None:
-            return replace(found, layout=name)
+        if found is None or (layout is None and found.doubt == MAYBE_MAPS and not is_detector):
+            continue
+        return replace(found, layout=name)
     return None
+
+
+def _without_broken(found: Found) -> Found:
+    """Give minus infinity to scores that are no numbers, and to those of boxes without a finite area.
+
+    Such a box overlaps no other, and such a score exceeds no threshold: nothing is detected there. Where no cell of an
+    image has a number, the network has failed: its scores stay NaN, which is refused like that of a class.
+    """
+    kept = []
+    for scores, boxes in zip(found.scores, found.boxes, strict=True):
+        areas = (boxes[:, 2:] - boxes[:, :2]).detach().float().prod(1)
+        if not bool(areas.sum().isfinite()) or bool(scores.detach().sum().isnan()):
+            broken = scores.isnan() | ~areas.isfinite()[:, None]
+            excluded = torch.nan if found.dense and bool(broken.all()) else -torch.inf
+            scores = scores.masked_fill(broken, excluded)
+        kept.append(scores)
+    return replace(found, scores=kept)
 
 
 def _part(value: Any, *names: str) -> Any:
@@ -131,8 +180,11 @@ def _results(output: Any, count: int, size: Size | None) -> Found | None:
     if len(found) != count:
         return None
     classes = 1 + max((int(labels.max()) for _, labels, _ in found if len(labels)), default=0)
-    empty = [own.new_full((len(own), classes), -torch.inf) for *_, own in found]
-    scores = [each.scatter(1, at[:, None], own[:, None]) for each, (_, at, own) in zip(empty, found, strict=True)]
+    scores = []
+    for _, labels, own in found:
+        labelled = own.masked_fill(labels < 0, -torch.inf)  # what fills up a list of detections has the label -1
+        nothing = own.new_full((len(own), classes), -torch.inf)
+        scores.append(nothing.scatter(1, labels.clamp(min=0)[:, None], labelled[:, None]))
     return Found(scores, [boxes for boxes, *_ in found], dense=False)
 
 
@@ -142,7 +194,7 @@ def _result(image: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | Non
         boxes, labels, scores = (_part(holder, name) for name in names)
         tensors = all(isinstance(each, torch.Tensor) for each in (boxes, labels, scores))
         if tensors and labels.ndim == 1 and len(boxes) == len(labels) == len(scores):
-            return boxes, labels.long(), scores
+            return boxes, torch.where(labels.isnan(), -1, labels.long()), scores
     return None
 
 
@@ -170,14 +222,47 @@ def _queries(output: Any, count: int, size: Size | None, background: bool) -> Fo
     boxes = boxes if size is None else boxes * boxes.new_tensor([size[-1], size[-2]] * 2)
     if not background:
         return Found(logits.sigmoid(), boxes, logits)
+    is_typed = type(output).__name__ in SOFTMAX
+    doubt = "" if is_typed or _share_of_nothing(logits) >= NOTHING else MAYBE_SIGMOIDS
     shares = logits.softmax(-1)
-    return Found(shares[..., :-1], boxes, logits[..., :-1], 1 - shares[..., -1])
+    return Found(shares[..., :-1], boxes, logits[..., :-1], 1 - shares[..., -1], doubt=doubt)
+
+
+def _share_of_nothing(logits: torch.Tensor) -> float:
+    """For how many of all queries ``(N, Q, K)`` the last class is the best."""
+    last = logits.shape[-1] - 1
+    return float((logits.detach().argmax(-1) == last).float().mean())
+
+
+def _ends_in_no_object(output: Any, count: int) -> bool:
+    """Whether queries have a softmax whose last class is "no object", and not a sigmoid for each class.
+
+    The names of transformers' outputs say it. Of "pred_logits", the name of all DETRs elsewhere, it is not so where
+    queries were chosen in two stages, or where the best class of most queries has a logit below 0: a sigmoid that was
+    trained says "nothing here" so, but in a softmax the logit of "no object" is high then.
+    """
+    logits = _part(output, "pred_logits")
+    if logits is None:
+        return type(output).__name__ in SOFTMAX
+    if _part(output, "enc_outputs") is not None:
+        return False
+    return logits.shape[-1] > 1 and float((logits.detach().amax(-1) < 0).float().mean()) <= 0.5
+
+
+def _are_corners(output: Any, count: int) -> bool:
+    """Whether rows are corners, a score and a label, rather than a middle, a size and two shares."""
+    rows = _tensor(output, count)
+    if rows is None or rows.shape[2] != 6:
+        return False
+    fractions = (rows[..., 5] != rows[..., 5].round()) & ~rows[..., 5].isnan()
+    swapped = (rows[..., 2:4] < rows[..., :2]).any(-1)
+    return not bool((fractions | swapped).any())
 
 
 def _end_to_end(output: Any, count: int, size: Size | None) -> Found | None:
     """``(N, Q, 6)``: the corners, score and label of boxes that need no suppression (YOLOv10)."""
     found = _tensor(output, count)
-    if found is None or found.shape[2] != 6 or not bool((found[..., 5] == found[..., 5].round()).all()):
+    if found is None or found.shape[2] != 6:
         return None
     return _results([{"boxes": each[:, :4], "scores": each[:, 4], "labels": each[:, 5]} for each in found], count, size)
 
@@ -286,15 +371,56 @@ def _anchors(output: Any, count: int, size: Size | None, scales: tuple[float, fl
 
 
 def _centernet(output: Any, count: int, size: Size | None) -> Found | None:
-    """ "hm" ``(N, K, h, w)``: logits of middles; "wh" and "reg" ``(N, 2, h, w)``: sizes and where in the cell."""
-    first = output[-1] if isinstance(output, (list, tuple)) and output else output
-    heat, wide, offset = (_part(first, name) for name in ("hm", "wh", "reg"))
-    if not (isinstance(heat, torch.Tensor) and isinstance(wide, torch.Tensor) and heat.ndim == wide.ndim == 4):
+    """Maps of middles ``(N, K, h, w)``, and ``(N, 2, h, w)`` of sizes in cells and, if there are, of where in the cell.
+
+    Middles are logits or probabilities.
+    """
+    maps, is_sure = _centernet_maps(output, count)
+    heat = maps.get("heat")
+    sizes = maps.get("sizes")
+    offset = maps.get("offset")
+    if heat is None or sizes is None or len({raw.shape[2:] for raw in maps.values()}) > 1:
         return None
     stride = 4.0 if size is None else size[-1] / heat.shape[-1]
-    logits, wide = (each.flatten(2).transpose(1, 2) for each in (heat, wide))
+    classes, wide = (raw.flatten(2).transpose(1, 2) for raw in (heat, sizes))
     middles = cell_middles(heat) - 0.5 + (0.5 if offset is None else offset.flatten(2).transpose(1, 2))
-    return Found(logits.sigmoid(), stride * _around(middles, wide), logits)
+    boxes = stride * _around(middles, wide)
+    doubt = "" if is_sure else MAYBE_MAPS
+    if _within(heat):
+        return Found(classes, boxes, doubt=doubt)
+    return Found(classes.sigmoid(), boxes, classes, doubt=doubt)
+
+
+def _centernet_maps(output: Any, count: int) -> tuple[dict[str, torch.Tensor], bool]:
+    """CenterNet's maps by what they hold, and whether that is sure: by names, and else by channels and order."""
+    stages = output if isinstance(output, (list, tuple)) else [output]
+    heads = stages[-1] if stages and not isinstance(stages[-1], (list, tuple, torch.Tensor)) else output
+    if not nested.items(heads) and hasattr(heads, "__dict__"):
+        heads = vars(heads)
+    maps: dict[str, torch.Tensor] = {}
+    pairs, others = list[torch.Tensor](), list[torch.Tensor]()
+    for path, raw in nested.paths(heads):
+        if raw.ndim != 4 or len(raw) != count:
+            continue
+        name = next((key.lower() for key in reversed(path) if isinstance(key, str)), "")
+        fitting = [role for role, parts in CENTERNET.items() if any(part in name for part in parts)]
+        role = fitting[0] if fitting else None
+        if role == "heat" or (role is not None and raw.shape[1] == 2):
+            maps.setdefault(role, raw)
+        else:
+            (pairs if raw.shape[1] == 2 else others).append(raw)
+    is_named = bool({"heat", "sizes"} & set(maps))
+    is_sure = is_named or (len(others) == 1 and len(pairs) == 2 - len(maps))
+    if "heat" not in maps:
+        heats = others or pairs[:1]
+        if len(heats) != 1:
+            return {}, False
+        maps["heat"] = heats[0]
+        pairs = pairs if others else pairs[1:]
+    for role in ("sizes", "offset"):
+        if role not in maps and pairs:
+            maps[role] = pairs.pop(0)
+    return ({}, False) if pairs else (maps, is_sure)
 
 
 LAYOUTS: dict[str, Callable[[Any, int, Size | None], Found | None]] = {
@@ -305,9 +431,10 @@ LAYOUTS: dict[str, Callable[[Any, int, Size | None], Found | None]] = {
     "yolov10": _end_to_end, "yolov8": _yolov8, "yolov5": _yolov5, "yolox": _yolox, "yolov8 maps": _yolov8_maps,
 }  # fmt: skip
 """What is tried in turn; the first that fits is it. Each returns None for outputs of another kind."""
-UNSURE: dict[str, Callable[[Any], bool]] = {
-    "detr": lambda output: type(output).__name__ in SOFTMAX or _part(output, "pred_logits") is not None,
-    "ssd": lambda output: False,
+UNSURE: dict[str, Callable[[Any, int], bool]] = {
+    "detr": _ends_in_no_object,
+    "ssd": lambda output, count: False,
+    "yolov10": _are_corners,
 }
 """Layouts that look like others, and when to try them without their name."""
 
@@ -367,8 +494,9 @@ def _around(middles: torch.Tensor, wide: torch.Tensor) -> torch.Tensor:
 
 def _in_pixels(rows: torch.Tensor) -> bool:
     """Whether rows begin with a middle, a width and a height in pixels, rather than with probabilities or logits."""
-    return not _within(rows[..., :4]) and bool((rows[..., 2:4] >= 0).all())
+    return not _within(rows[..., :4]) and not bool((rows[..., 2:4] < 0).any())
 
 
 def _within(values: torch.Tensor) -> bool:
-    return bool(((values >= 0) & (values <= 1)).all())
+    """Whether no value lies outside 0 to 1; one that is no number does not."""
+    return not bool(((values < 0) | (values > 1)).any())

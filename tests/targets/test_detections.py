@@ -20,7 +20,7 @@ from explain import TargetError
 from explain.methods import DRISE, GradCAM, HiResCAM, Occlusion, Saliency
 from explain.targets import Detections, Difference, as_target
 from explain.targets.detections import suppressed
-from explain.targets.layouts import LAYOUTS, read
+from explain.targets.layouts import LAYOUTS, find_layout, read
 
 EXACT: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-9}
 
@@ -273,6 +273,176 @@ def test_what_is_no_detection_is_refused_in_one_line(rand: Any) -> None:
         Detections(decode="yolo99").pick(rand(2, 5), 2)
     with pytest.raises(TargetError, match="decode must return"):
         Detections(decode=lambda output: (output, output)).pick(rand(2, 5), 2)
+
+
+@pytest.mark.parametrize("kind", ["results", "detr", "deformable detr", "fcos", "yolov8", "yolov5", "yolov10"])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_box_or_a_score_that_is_no_number_is_no_detection(kind: str, value: float, rand: Any) -> None:
+    output, slow = MADE[kind](rand)
+    scores, boxes = (torch.tensor(each, dtype=torch.float64) for each in slow(0))
+    best = int(scores.amax(1).argmax())
+    if kind == "results":
+        output[0]["boxes"][best, 2] = value
+    elif kind == "fcos":
+        level, cell = divmod(best, 96)
+        output[1][level][0, 2].flatten()[cell] = value
+    else:
+        rows = {"detr": "pred_boxes", "deformable detr": "pred_boxes"}
+        raw = output[rows[kind]] if kind == "detr" else getattr(output, rows.get(kind, ""), output)
+        raw = raw[0].transpose(1, 2) if kind == "yolov8" else raw
+        raw[0, best, 2] = value
+    target = Detections(size=SIZE, threshold=0.0)
+    settled = target.settled(output, 2)
+    scores[best] = -math.inf  # all others are as they were
+    cell, label = divmod(int(scores.argmax()), scores.shape[1])
+    assert settled.labels[0] == label
+    assert_close(settled.boxes[0], boxes[cell], **EXACT)
+    assert float(settled.pick(output, 2)[0][0]) == pytest.approx(float(scores[cell, label]))
+
+
+class Fragile(nn.Module):
+    """Three fixed boxes with scores of their corners' brightness; one box is 0 / 0 where the photo is dark."""
+
+    def forward(self, x: Tensor) -> Any:
+        scores = torch.stack(
+            [0.9 * x[:, 0, :4, :4].mean((1, 2)), 0.8 * x[:, 0, 8:, 8:].mean((1, 2)), 0.7 * x[:, 0, 0, 0]]
+        )
+        third = 12 + x[:, 0, :4, 8:].sum((1, 2)) / x[:, 0, :4, 8:].sum((1, 2))
+        zero = torch.zeros_like(third)
+        boxes = [
+            [zero, zero, zero + 6, zero + 6],
+            [zero + 8, zero + 8, zero + 16, zero + 16],
+            [zero + 8, zero, third, zero + 4],
+        ]
+        return {"scores": scores.T[..., None], "boxes": torch.stack([torch.stack(box, -1) for box in boxes], 1)}
+
+
+def test_a_broken_box_in_one_covered_photo_changes_nothing_elsewhere() -> None:
+    x = torch.rand(1, 3, 16, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 0.5
+    target = Detections(box=(8, 8, 16, 16))
+    found = explain.attribute(Fragile(), x, Occlusion((4, 4), (4, 4)), target=target).values[0]
+    for top in range(0, 16, 4):
+        for left in range(0, 16, 4):
+            covered = x.clone()
+            covered[..., top : top + 4, left : left + 4] = 0
+            drop = 0.8 * (x[0, 0, 8:, 8:].mean() - covered[0, 0, 8:, 8:].mean())
+            assert float(found.reshape(16, 16)[top, left]) == pytest.approx(float(drop), abs=1e-12)
+
+
+def test_a_network_whose_cells_are_all_broken_is_refused() -> None:
+    class Dark(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            whole = x[:, 0, :4, :4].sum((1, 2)) / x[:, 0, :4, :4].sum((1, 2))
+            return {
+                "scores": whole[:, None, None].expand(-1, 2, 1),
+                "boxes": 4 * whole[:, None, None] * torch.tensor([0, 0, 1, 1]).expand(1, 2, 4),
+            }
+
+    with pytest.raises(explain.ModelError, match="finite"):
+        explain.attribute(Dark(), torch.ones(1, 3, 8, 8), Occlusion((4, 4), (4, 4)), target=Detections())
+
+
+@pytest.mark.parametrize("form", ["results", "yolov10"])
+def test_each_of_boxes_that_coincide_is_explained_itself(form: str) -> None:
+    class Twice(nn.Module):
+        """Boxes without suppression: three of one label coincide, up to a tenth of a pixel, and one is apart."""
+
+        def forward(self, x: Tensor) -> Any:
+            scores = torch.stack(
+                [
+                    x[:, 0, :, :4].mean((1, 2)),
+                    x[:, 0, :, 4:8].mean((1, 2)),
+                    x[:, 0, :, 8:12].mean((1, 2)),
+                    x[:, 0, :, 12:].mean((1, 2)),
+                ],
+                1,
+            )
+            boxes = torch.tensor([[2.0, 2, 9, 9], [2, 2, 9.1, 9], [2, 2, 9, 9], [10, 10, 15, 15]]).to(x)
+            if form == "results":
+                return [{"boxes": boxes, "labels": torch.ones(4).long(), "scores": own} for own in scores]
+            rest = torch.stack([scores, torch.ones_like(scores)], -1)
+            return torch.cat([boxes.expand(len(x), -1, -1), rest], -1)
+
+    x = torch.zeros(1, 3, 16, 16, dtype=torch.float64)
+    for column, brightness in enumerate((0.9, 0.6, 0.8, 0.7)):
+        x[..., 4 * column : 4 * column + 4] = brightness
+    for index, column in enumerate((0, 2, 3, 1)):
+        both = [Saliency(absolute=False), Occlusion((16, 4), (16, 4))]
+        found = explain.attribute(Twice(), x, both, target=Detections(index=index))
+        assert float(found["saliency"].score[0]) == pytest.approx((0.9, 0.6, 0.8, 0.7)[column])
+        expected = torch.zeros(16, 16, dtype=torch.float64)
+        expected[:, 4 * column : 4 * column + 4] = 1 / 64
+        assert_close(found["saliency"].values[0].reshape(3, 16, 16)[0], expected)
+
+
+def test_what_fills_up_a_list_of_detections_is_none() -> None:
+    boxes = torch.tensor([[0.0, 0, 4, 4], [4, 4, 8, 8], [0, 0, 0, 0]])
+    filled = {"boxes": boxes, "labels": torch.tensor([1, 0, -1]), "scores": torch.tensor([0.6, 0.5, 0.9])}
+    assert Detections().pick([filled], 1)[0].tolist() == [pytest.approx(0.6)]
+    assert len(Detections().detected([filled], 1, 0)) == 2
+    with pytest.raises(TargetError, match="label"):
+        Detections(-1)
+
+
+def test_a_box_without_an_area_is_itself() -> None:
+    boxes = torch.tensor([[4.0, 4, 4, 9], [9, 9, 3, 2], [0, 0, 2, 2]])  # flat; with its corners exchanged
+    for index, score in enumerate((0.9, 0.8, 0.7)):
+        output = [{"boxes": boxes, "labels": torch.zeros(3).long(), "scores": torch.tensor([0.9, 0.8, 0.7])}]
+        assert Detections(index=index).pick(output, 1)[0].tolist() == [pytest.approx(score)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_one_class_that_is_always_certain_is_no_column_of_labels(dtype: torch.dtype, rand: Any) -> None:
+    raw = torch.cat([40 * rand(1, 30, 4), rand(1, 30, 1), torch.ones(1, 30, 1)], 2).to(dtype)
+    target = Detections(size=SIZE, threshold=0.0).settled(raw, 1)
+    assert target.layout == "yolov5"
+    cell = int(raw[0, :, 4].argmax())
+    assert_close(
+        target.boxes[0].double(), torch.tensor(around(*raw[0, cell, :4].tolist())).double(), rtol=0.01, atol=0.3
+    )
+    assert float(target.pick(raw, 1)[0]) == float(raw[0, cell, 4])
+
+
+def test_centernets_maps_are_known_by_other_names_and_by_their_shapes(rand: Any) -> None:
+    ((maps,), slow) = centernet(rand)
+    heat, wide, offset = maps.values()
+    outputs = [
+        {"heatmap": heat, "size": wide, "offset": offset}, {"keypoints": heat, "reg": offset, "wh": wide},
+        (heat, wide, offset), ([heat], [wide], [offset]), {"a": heat, "b": wide, "c": offset},
+        {"offset": offset, "heatmap": heat.sigmoid(), "box_sizes": wide}, SimpleNamespace(hm=heat, wh=wide, reg=offset),
+    ]  # fmt: skip
+    for output in outputs:
+        found = read(output, 2, SIZE)
+        assert found.layout == "centernet"
+        for i in range(2):
+            scores, boxes = (torch.tensor(each, dtype=torch.float64) for each in slow(i))
+            assert_close(found.scores[i], scores, **EXACT)
+            assert_close(found.boxes[i], boxes, **EXACT)
+    with pytest.warns(explain.ExplainWarning, match="CenterNet"):
+        Detections(size=SIZE).settled((heat, wide), 2)
+    assert find_layout((heat, wide), 2, SIZE) is None  # a segmenter with two heads returns such maps, too
+    assert find_layout((wide, wide, wide), 2, SIZE) is None
+
+
+@pytest.mark.parametrize("classes", [1, 2, 80])
+def test_pred_logits_that_sigmoids_have_trained_have_no_class_for_nothing(classes: int, rand: Any) -> None:
+    boxes = torch.cat([0.3 + 0.4 * rand(1, 50, 2), 0.1 + 0.1 * rand(1, 50, 2)], -1)
+    logits = rand(1, 50, classes) - 5  # as a focal loss leaves them where there is nothing
+    logits[0, 7, -1] = 2
+    target = Detections(size=SIZE).settled({"pred_logits": logits, "pred_boxes": boxes}, 1)
+    assert (target.layout, target.labels) == ("deformable detr", (classes - 1,))
+    assert float(target.pick({"pred_logits": logits, "pred_boxes": boxes}, 1)[0]) == pytest.approx(sigmoid(2))
+    nothing = torch.cat([logits, logits.new_full((1, 50, 1), 1)], -1)  # a softmax for one class more
+    target = Detections(size=SIZE, threshold=0.2).settled({"pred_logits": nothing, "pred_boxes": boxes}, 1)
+    assert (target.layout, target.labels) == ("detr", (classes - 1,))
+    expected = softmax(nothing[0, 7].tolist())[classes - 1]
+    assert float(target.pick({"pred_logits": nothing, "pred_boxes": boxes}, 1)[0]) == pytest.approx(expected)
+    unclear = {"pred_logits": logits + 9, "pred_boxes": boxes}
+    if classes == 80:
+        with pytest.warns(explain.ExplainWarning, match="pred_logits"):
+            Detections(size=SIZE, threshold=0.0).settled(unclear, 1)
+        named = Detections(size=SIZE, threshold=0.0, decode="deformable detr")
+        assert named.settled(unclear, 1).labels == (79,)
 
 
 # --- one box of a network
@@ -554,7 +724,7 @@ def test_an_ssd_before_suppression_is_the_one_after(rand: Any) -> None:
     assert_close(score[0], after["scores"][0], rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["detr", "yolos"])
+@pytest.mark.parametrize("kind", ["detr", "panoptic", "conditional", "yolos"])
 def test_queries_of_transformers_are_what_their_processor_makes_of_them(kind: str, rand: Any) -> None:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
@@ -567,24 +737,25 @@ def test_queries_of_transformers_are_what_their_processor_makes_of_them(kind: st
         model, shape = transformers.YolosForObjectDetection(config).eval(), (32, 48)
         process = transformers.YolosImageProcessorPil().post_process_object_detection
     else:
-        backbone = transformers.ResNetConfig(
-            embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic", out_features=["stage2"]
-        )
-        config = transformers.DetrConfig(
-            d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2,
-            encoder_ffn_dim=16, decoder_ffn_dim=16, num_queries=5, use_timm_backbone=False, backbone_config=backbone,
-            use_pretrained_backbone=False, backbone=None, **sizes,
+        stages = {"embedding_size": 8, "hidden_sizes": [8] * 4, "depths": [1] * 4, "layer_type": "basic"}
+        levels = [f"stage{i}" for i in range(1, 5)] if kind == "panoptic" else ["stage2"]
+        name = "ConditionalDetr" if kind == "conditional" else "Detr"
+        config = getattr(transformers, f"{name}Config")(
+            d_model=32, encoder_layers=1, decoder_layers=1, encoder_attention_heads=8, decoder_attention_heads=8,
+            encoder_ffn_dim=16, decoder_ffn_dim=16, num_queries=5,
+            backbone_config=transformers.ResNetConfig(**stages, out_features=levels), **sizes,
         )  # fmt: skip
-        model, shape = transformers.DetrForObjectDetection(config).eval(), (64, 96)
-        process = transformers.DetrImageProcessorPil().post_process_object_detection
+        task = "Segmentation" if kind == "panoptic" else "ObjectDetection"
+        model, shape = getattr(transformers, f"{name}For{task}")(config).eval(), (64, 96)
+        process = getattr(transformers, f"{name}ImageProcessorPil")().post_process_object_detection
     x = rand(1, 3, *shape).float()
     with torch.no_grad():
         output = model(x)
-    (expected,) = process(output, 0.0, torch.tensor([shape]))
+    (expected,) = process(output, 0.0, target_sizes=torch.tensor([shape]))
     cell = int(expected["scores"].argmax())
     target = Detections(size=shape, threshold=0.0)
     settled = target.settled(output, 1)
-    assert settled.layout == "detr"
+    assert settled.layout == ("deformable detr" if kind == "conditional" else "detr")
     assert settled.labels == (int(expected["labels"][cell]),)
     assert_close(settled.boxes[0], expected["boxes"][cell], rtol=1e-5, atol=1e-4)
     assert_close(target.pick(output, 1)[0][0], expected["scores"][cell])
