@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from explain._utils.errors import TargetError, in_short
 from explain.targets.base import Labels, Picked, Target, check_class, check_count, find_tensor, named, unsuitable
 from explain.targets.labels import find_category
+from explain.targets.layouts import SOFTMAX
 
 
 class ClassMaps(NamedTuple):
@@ -32,7 +33,8 @@ def read_class_maps(output: Any, count: int) -> ClassMaps | None:
     * class maps: ``(N, K, H, W)``, alone, or as "out" (torchvision) or "logits" (SegFormer, UPerNet, DPT), also smaller
       than the input
     * queries: class logits ``(N, Q, K + 1)``, the last for "no object", and mask logits ``(N, Q, h, w)`` (MaskFormer,
-      Mask2Former, OneFormer, DETR's for masks); the map of a class is the sum of its probability times the mask's
+      Mask2Former, OneFormer, DETR's for masks); the map of a class is the sum of its probability times the mask's;
+      transformers' other models with boxes and masks have a sigmoid for each class (Conditional DETR, RF-DETR)
     * prompts: "pred_masks" ``(N, P, M, h, w)`` and "iou_scores" ``(N, P, M)``, M masks for each prompt (SAM, SAM 2)
 
     >>> logits, masks = torch.tensor([[[0.0, 0.0]]]), torch.zeros(1, 1, 2, 2)
@@ -43,7 +45,8 @@ def read_class_maps(output: Any, count: int) -> ClassMaps | None:
     for names in (("class_queries_logits", "masks_queries_logits"), ("logits", "pred_masks")):
         logits, masks = _of_images(output, names, count)
         if logits.ndim == 3 and masks.ndim == 4 and logits.shape[:2] == masks.shape[:2]:
-            shares = logits.softmax(-1)[..., :-1]
+            has_sigmoids = hasattr(output, "pred_boxes") and type(output).__name__ not in SOFTMAX
+            shares = logits.sigmoid() if has_sigmoids else logits.softmax(-1)[..., :-1]
             return ClassMaps(torch.einsum("nqk,nqhw->nkhw", shares, masks.sigmoid()), "queries")
     masks, quality = _of_images(output, ("pred_masks", "iou_scores"), count)
     if masks.ndim == 5 and masks.shape[:3] == quality.shape:

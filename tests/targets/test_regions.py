@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 from types import SimpleNamespace
 from typing import Any
 
@@ -248,3 +249,19 @@ def test_models_of_transformers(name: str, layout: str) -> None:
     (gradient,) = torch.autograd.grad(score, leaf["pixel_values"])
     assert_close(found["saliency"].values, gradient.abs(), rtol=1e-3, atol=1e-3 * float(gradient.abs().max()))
     assert found["gradcam"].values.any()
+
+
+@pytest.mark.parametrize(
+    "name", ["detr.modeling_detr.Detr", "conditional_detr.modeling_conditional_detr.ConditionalDetr"]
+)
+def test_queries_with_boxes_have_a_softmax_with_nothing_or_sigmoids(name: str) -> None:
+    pytest.importorskip("transformers")
+    output = pkgutil.resolve_name(f"transformers.models.{name}SegmentationOutput")
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(1, 2, 3, generator=generator, dtype=torch.float64)
+    masks = torch.randn(1, 2, 4, 5, generator=generator, dtype=torch.float64)
+    found = read_class_maps(output(logits=logits, pred_boxes=logits.sigmoid(), pred_masks=masks), 1)
+    assert found is not None
+    shares = logits[0].softmax(1)[:, :2] if name.startswith("detr") else 1 / (1 + (-logits[0]).exp())
+    expected = [sum(shares[q, k] * masks[0, q].sigmoid() for q in range(2)) for k in range(shares.shape[1])]
+    assert_close(found.maps[0], torch.stack(expected))
