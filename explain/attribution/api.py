@@ -18,10 +18,10 @@ from explain._utils.options import by_name
 from explain._utils.version import __version__
 from explain.attribution.diagnostics import warn_of_coverage, warn_of_half_precision, warn_of_result
 from explain.attribution.result import Attribution, Channels, fused
-from explain.data.inputs import Inputs, InputsLike, Path, dotted
+from explain.data.inputs import InputLayout, Inputs, InputsLike, Path, dotted
 from explain.engine import Evidence
 from explain.engine.execution import gather
-from explain.engine.needs import NeedAtLayer, needs_at
+from explain.engine.needs import NeedAtLayer, applied, needs_at
 from explain.engine.plan import Plan
 from explain.engine.settings import MEMORY, Footprint, Precision, Progress, RuntimeSettings
 from explain.engine.validation import check_inputs
@@ -64,6 +64,7 @@ class Options(CommonOptions, CallOptions, total=False):
     categories: Sequence[str] | None
     activation: outputs.Activation | None
     create_graph: bool
+    layout: InputLayout | None
 
 
 class RunOptions(CommonOptions, total=False):
@@ -88,6 +89,7 @@ class Settings(RuntimeSettings):
     tolerance: float | None = None
     max_seconds: float | None = None
     interventions: Sequence[Intervention] = ()
+    layout: InputLayout | None = None
 
     def __post_init__(self) -> None:
         outputs.check_activation(self.activation)
@@ -128,7 +130,7 @@ class Request:
         settings: Settings,
     ) -> "Request":  # fmt: skip
         model, x = packed.with_photos(unwrap.unwrapped(model), x)
-        model, inputs, tokens = texts.with_texts(model, check_inputs(model, x), targets)
+        model, inputs, tokens = texts.with_texts(model, check_inputs(model, x, settings.layout), targets)
         model, inputs, of_answer = texts.with_answers(model, inputs, targets)
         named = settings.layer  # a wrong name is reported even if no method uses a layer
         layers = None if named is None else find_layers(model, inputs, named)
@@ -136,6 +138,9 @@ class Request:
         chosen = _within(by_name(methods, get_method, MethodError, "method", turns, _are_equal), settings.budget)
         if layers is not None:
             chosen = {name: m.in_layer() for name, m in chosen.items()}
+        if inputs.x.ndim == 5:
+            first = inputs.layout == "NTCHW"
+            chosen = {name: m.with_frames(inputs.x, frames_first=first) for name, m in chosen.items()}
         for name, method in chosen.items():
             if settings.create_graph and not method.differentiable:
                 raise MethodError(f"method {name} must be left out with create_graph, it has no graph; take saliency")
@@ -266,7 +271,7 @@ class Request:
 
     def _applied(self, method: Method, evidence: Sequence[EvidenceOfCalls]) -> Attribution:
         """Run a method on the evidence of each explained input, layer, and call of the layer."""
-        apply = partial(_apply, method, self.model, how=self.settings.fuse)
+        apply = partial(_apply, method, self.model, how=self.settings.fuse, layout=self.inputs.layout)
         if len(evidence) == 1 or not any(need.of_input for need in method.needs):  # maps of a layer are of no input
             return apply(evidence[0], explained=self.inputs.name)
         names = [dotted(path) for path in self.inputs.paths]
@@ -309,14 +314,15 @@ def _first(evidence: EvidenceOfCalls) -> Evidence:
 
 
 def _apply(
-    method: Method, model: nn.Module, evidence: EvidenceOfCalls, *, how: Fusion | None, explained: str | None
-) -> Attribution:
+    method: Method, model: nn.Module, evidence: EvidenceOfCalls, *, how: Fusion | None, layout: InputLayout | None,
+    explained: str | None,
+) -> Attribution:  # fmt: skip
     """Run a method on the evidence of each layer, in each window of a stitched model; fuse where there are several."""
     first, maps = _first(evidence), {}
     stitched = model if isinstance(model, Stitched) and uses_layer(method) else None
     coverage = warn_of_coverage(method, first)
     for layer, calls in evidence.items():
-        of_calls = [method(call) for call in calls]
+        of_calls = [applied(method, call) for call in calls]
         maps[str(layer)] = of_calls[0] if stitched is None else stitched.stitch_maps(of_calls, first.size)
     for name, values in maps.items():
         if not torch.isfinite(values).all():
@@ -335,11 +341,14 @@ def _apply(
         ranked, found = method.channels(first), dict(vars(method.outcome(first)))
         found["channels"] = None if ranked is None else Channels(*ranked.sort(dim=1, descending=True, stable=True))
         found["delta"] = None if (delta := method.delta(first, values)) is None else delta.detach()
+    frames_first = layout == "NTCHW" and values.ndim == 5
+    if frames_first:
+        values = values.transpose(1, 2)
     target = first.target if first.classes is None else first.classes
     used = None if not uses_layer(method) else names[0] if len(names) == 1 else names
     return Attribution(
         method.name, values, target, first.score.detach(), used, first.size, method.style, options(method),
-        logits=first.logits, input=explained, coverage=coverage, **found,
+        logits=first.logits, input=explained, coverage=coverage, frames_first=frames_first, **found,
     )  # fmt: skip
 
 
@@ -403,7 +412,8 @@ def requested(
     settings = Settings(**options)
     wanted = as_targets(target, targets, top_k, settings.categories)
     if isinstance(methods, str) and methods in GROUPS:
-        all_methods = Request.of(model, x, list_methods(), wanted[:1], Settings(layer=settings.layer))
+        how = Settings(layer=settings.layer, layout=settings.layout)
+        all_methods = Request.of(model, x, list_methods(), wanted[:1], how)
         methods = _selected(all_methods, methods).methods
     return Request.of(model, x, methods, wanted, settings)
 
@@ -489,7 +499,7 @@ def attribute(
     target: TargetLike = None, targets: Sequence[TargetLike] | None = None, top_k: int | None = None,
     **options: Unpack[Options],
 ) -> Any:  # fmt: skip
-    """Attribute one score per image of ``x`` ``(N, C, H, W)``, or per video ``(N, C, T, H, W)``.
+    """Attribute one score per image of ``x`` ``(N, C, H, W)``, or per video ``(N, C, T, H, W)`` or ``(N, T, C, H, W)``.
 
     One method gives an `Attribution`; several, which share their passes, give a dictionary of them by name. With
     ``targets`` or ``top_k`` there is a list of either, with an entry for each target.
@@ -506,7 +516,7 @@ def attribute(
         model: any ``nn.Module``; it and the caller's autograd state are left exactly as found.
         x: preprocessed images, on the model's device; where the model takes more, a tuple of its positional arguments,
             a mapping of its keyword arguments, or `explain.Inputs`. The first image among them is explained. A video
-            has its frames behind the channels.
+            has its frames behind the channels or before them, as tiles and bags of patches have; see ``layout``.
         method: a name from `list_methods` or a method object, or a list of these; "all" for the methods that the
             network can be explained with in fewer than 200 passes each, or "everything" for the others too.
         target: a class index or label for all images, a callable ``output -> (N,)``, one of `explain.targets` (a class
@@ -536,6 +546,9 @@ def attribute(
         create_graph: keep the graph of ``values`` to the explained inputs and to the weights, to train on them; for the
             families of gradients, paths, class activation maps and relevance. The model is explained in evaluation
             mode here too, and its mode comes back. Scores and ``delta`` are detached, and no warnings are given.
+        layout: of ``x`` with five dimensions, "NTCHW" if frames, tiles or patches come before the channels, or "NCTHW";
+            None finds it out, and a warning says once for each model that they do. Maps ``(N, T, H, W)`` have one for
+            each of them, and values for each channel lie as ``x`` does.
         interventions: what layers give instead, such as ``[explain.hooks.Ablate("layer3", channels=[5])]``.
 
     Raises:

@@ -4,7 +4,7 @@ the scores that each block would give, if it were the last."""
 import io
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -28,6 +28,7 @@ from explain.hooks.layer_names import Layout, Where, find_places, select_places
 from explain.hooks.unwrap import modules_of, submodule, unwrapped
 from explain.layers import default_layer
 from explain.layers.calls import summary_of
+from explain.layers.frames import with_layout
 from explain.targets import labels, resolve
 from explain.targets.base import find_logits
 
@@ -231,7 +232,8 @@ def trace(
     if at not in get_args(At):
         raise HookError(f"at must be one of {', '.join(get_args(At))}, got {at!r}")
     model = unwrapped(model)
-    first, second = as_inputs(clean).detached(), as_inputs(corrupted).detached()
+    first = with_layout(model, clean).detached()
+    second = replace(as_inputs(corrupted).detached(), layout=first.layout)
     if len(first) != 1 or first.x.shape != second.x.shape:
         shapes = f"{tuple(first.x.shape)} and {tuple(second.x.shape)}"
         raise HookError(f"clean and corrupted must be one photo each, of the same shape, got {shapes}")
@@ -400,7 +402,8 @@ def lens(
     >>> found.scores.shape, torch.allclose(found.scores[-1], model(x))
     (torch.Size([3, 1, 3]), True)
     """
-    model, inputs = unwrapped(model), as_inputs(x).detached()
+    model = unwrapped(model)
+    inputs = with_layout(model, x).detached()
     own = blocks(model, inputs, include_top_level=False)
     names = own if layers is None else select_places(model, layers)
     with preserve.untouched(model), torch.no_grad():

@@ -66,7 +66,8 @@ class Attribution(Outcome):
     ``rounding`` says by how much scores in bfloat16 are off, where some are: the largest error of eight altered photos,
     divided by the largest change of the score among these.
 
-    Of a video ``(N, C, T, H, W)``, all of these have a dimension for frames before height and width.
+    Of a video ``(N, C, T, H, W)``, all of these have a dimension for frames before height and width. Where its frames
+    come first, ``(N, T, C, H, W)``, values for each channel have that shape too, and ``frames_first`` is true.
     """
 
     method: str
@@ -89,6 +90,7 @@ class Attribution(Outcome):
     sets: EvidenceSets | None = field(default=None, repr=False, kw_only=True)
     tokens: tuple[str, ...] = field(default=(), repr=False)
     rounding: float | None = field(default=None, kw_only=True)
+    frames_first: bool = field(default=False, repr=False, kw_only=True)
 
     def __len__(self) -> int:
         return len(self.values)
@@ -167,7 +169,7 @@ class Attribution(Outcome):
         """
         sizes = {}
         for name, part in (self.parts or {self.input or "x": self}).items():
-            places = part.values.float().sum(1)[:, None] if part.size[1:] else part.values.float().sum(2)[:, None, None]
+            places = part.values.float().sum(part.channel_dim if part.size[1:] else 2)
             if part.size[1:]:
                 places = adaptive_avg_pool2d(places, 8) * (part.size[-2] * part.size[-1] / 64)
             sizes[name] = places.abs().flatten(1).sum(1)
@@ -182,8 +184,10 @@ class Attribution(Outcome):
         or, where the values are contributions (``style="signed"``), the magnitude of their sum: `signed` has the sign.
         """
         self._must_have_places()
+        if self._in_pixels and self.style == "signed":
+            return by_maximum(self.signed.abs())
         if self._in_pixels:
-            return by_maximum(self.signed.abs() if self.style == "signed" else self.values.float().abs().amax(1))
+            return by_maximum(self.values.float().abs().amax(self.channel_dim))
         return by_maximum(enlarge(self.cells.float()[:, None], self.size)[:, 0])
 
     @cached_property
@@ -194,7 +198,9 @@ class Attribution(Outcome):
         """
         self._must_have_places()
         values = self.contributions.float()
-        return by_maximum(values.sum(1) if self._in_pixels else enlarge(values[:, None], self.size)[:, 0])
+        if self._in_pixels:
+            return by_maximum(values.sum(self.channel_dim))
+        return by_maximum(enlarge(values[:, None], self.size)[:, 0])
 
     @property
     def contributions(self) -> torch.Tensor:
@@ -251,6 +257,11 @@ class Attribution(Outcome):
         if not self.size:
             shape = tuple(self.values.shape)
             raise ImageError(f"input {self.input} must be an image for a heatmap, got shape {shape}; use values")
+
+    @property
+    def channel_dim(self) -> int:
+        """The dimension of the channels, in values that have one for each channel."""
+        return 2 if self.frames_first else 1
 
     @property
     def _in_pixels(self) -> bool:

@@ -5,15 +5,17 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import nn
 
 from explain._utils import nested
-from explain._utils.errors import ExplainError, ImageError, either
+from explain._utils.errors import ExplainError, ImageError, either, shown
 
 Path: TypeAlias = tuple[int | str, ...]
+InputLayout: TypeAlias = Literal["NTCHW", "NCTHW"]
+"""Where inputs of five dimensions have their channels: behind the frames, or before them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,9 +34,12 @@ class Inputs:
             list of these explains several inputs together; the first of them is the image that maps are laid over.
         shared: the arguments, named in the same ways, that belong to no single image, such as the texts that all images
             are compared with.
+        layout: of explained inputs with five dimensions, "NTCHW" where frames, tiles or the patches of a bag come
+            before the channels, and "NCTHW" where the channels come first; None lets `explain.attribute` find it out.
+            ``x`` and `tensor` have the channels first in either case, and the model gets them as it takes them.
 
     Raises:
-        ImageError: none of the arguments fits, or they are not in a tuple and a mapping.
+        ImageError: none of the arguments fits, or they are not in a tuple and a mapping; or a layout of no input.
 
     >>> pair = Inputs((torch.rand(2, 3, 8, 8), torch.rand(2, 3, 8, 8)), {"weight": torch.rand(2)}, explained=1)
     >>> pair.name, len(pair)
@@ -45,6 +50,7 @@ class Inputs:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     explained: int | str | Path | list[int | str | Path] | None = None
     shared: Collection[int | str | Path] = ()
+    layout: InputLayout | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.args, (tuple, list)) or not isinstance(self.kwargs, (Mapping, type(None))):
@@ -56,6 +62,17 @@ class Inputs:
         object.__setattr__(self, "paths", tuple(dict.fromkeys(map(self._find, several))))
         if not self.paths:
             raise ImageError("explained must name at least one input tensor, got []; leave it out for the image")
+        if self.layout is not None:
+            self._check_layout()
+
+    def _check_layout(self) -> None:
+        choices = get_args(InputLayout)
+        if self.layout not in choices:
+            raise ImageError(f"layout must be one of {', '.join(choices)}, got {shown(self.layout)}; leave it out")
+        shapes = [tuple(self._tensors[path].shape) for path in self.paths]
+        if all(len(shape) != 5 for shape in shapes):
+            must = f"go with x of five dimensions, (N, T, C, H, W) or (N, C, T, H, W), got shape {shapes[0]}"
+            raise ImageError(f"layout must {must}; leave it out for photos, or give x[:, None] for one frame each")
 
     paths: tuple[Path, ...] = field(init=False, repr=False)
     """Where the explained tensors are: the position or keyword of an argument, and the way from there."""
@@ -78,8 +95,13 @@ class Inputs:
         return self.tensor(self.path)
 
     def tensor(self, path: Path) -> torch.Tensor:
-        """The tensor at a place in the arguments."""
-        return self._tensors[path]
+        """The tensor at a place in the arguments; of what is explained, with its channels before its frames."""
+        return self._turned(path, self._tensors[path])
+
+    def _turned(self, path: Path, tensor: torch.Tensor) -> torch.Tensor:
+        """Exchange frames and channels where the model takes the frames first: from its layout to ours, or back."""
+        frames_first = self.layout == "NTCHW" and tensor.ndim == 5 and path in self.paths
+        return tensor.transpose(1, 2) if frames_first else tensor
 
     @property
     def name(self) -> str | None:
@@ -111,7 +133,7 @@ class Inputs:
 
     def rows(self, images: torch.Tensor, altered: Mapping[Path, torch.Tensor] | None = None) -> "Inputs":
         """Return the inputs for rows that belong to these images ``(P,)``; ``altered`` holds altered copies of some."""
-        known = altered or {}
+        known = self._for_model(altered or {})
 
         def row(path: Path, t: torch.Tensor) -> torch.Tensor:
             return known[path] if path in known else t[images.to(t.device)] if self.goes_with_images(path) else t
@@ -124,8 +146,13 @@ class Inputs:
 
     def replaced(self, new: torch.Tensor | Mapping[Path, torch.Tensor]) -> "Inputs":
         """Return the inputs with the explained tensors replaced; a single tensor replaces the first of them."""
-        others = {self.path: new} if isinstance(new, torch.Tensor) else new
+        others = self._for_model({self.path: new} if isinstance(new, torch.Tensor) else new)
         return self._each(lambda path, t: others.get(path, t))
+
+    def _for_model(self, tensors: Mapping[Path, torch.Tensor]) -> dict[Path, torch.Tensor]:
+        """Explained tensors as the model takes them; it may use ``view`` on those that are turned."""
+        turned = {path: self._turned(path, tensor) for path, tensor in tensors.items()}
+        return {path: new if new is tensors[path] else new.contiguous() for path, new in turned.items()}
 
     def detached(self) -> "Inputs":
         """Return the inputs without the caller's graph."""

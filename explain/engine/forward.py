@@ -19,7 +19,7 @@ from explain._utils.signals import came_by_signal
 from explain.data.inputs import Inputs, Path, dotted
 from explain.engine import perturbations, plan
 from explain.engine.incremental import IncrementalInference, Tape
-from explain.engine.needs import Backward, Evidence, EvidenceLookup, NeedAtLayer, at_least_float32
+from explain.engine.needs import Backward, Evidence, EvidenceLookup, NeedAtLayer, applied, at_least_float32
 from explain.engine.settings import (
     MEMORY,
     BatchSizeTuner,
@@ -456,7 +456,7 @@ class TargetAccumulators:
     def read(self, images: Tensor, numbers: Tensor, evidence_of: EvidenceLookup) -> Add:
         """Read what the unfinished accumulators need from the evidence on these rows."""
         given = {need: evidence_of(need.layer, need.input) for need in self._unfinished}
-        values = {need: need.kind.method(evidence) for need, evidence in given.items()}  # type: ignore[attr-defined]
+        values = {need: applied(need.kind.method, evidence) for need, evidence in given.items()}  # type: ignore[attr-defined]
 
         def add() -> None:
             for need, found in values.items():

@@ -362,6 +362,39 @@ class Evidence:
         of_all = tensor.expand(self.images, *tensor.shape[1:])
         return of_all if self.origin is None else self.origin.carry(of_all)
 
+    def by_frame(self, frames: int, needs: Iterable[Need[Any]]) -> "Evidence":
+        """The answers to some needs, with each frame of a video as an image of its own."""
+
+        def of_frames(tensor: Tensor) -> Tensor:
+            if tensor.ndim >= 5:
+                return tensor.movedim(-3, 1).flatten(0, 1)
+            return tensor.repeat_interleave(frames, 0)
+
+        classes = None if self.classes is None else of_frames(self.classes)
+        logits = None if self.logits is None else of_frames(self.logits)
+        grids = Grids(self.size[1:], frames * len(self.inputs))
+        answers = {need: of_frames(self[need]) for need in needs}
+        return Evidence(
+            of_frames(self.inputs), of_frames(self.score), classes, self.target, grids, logits, self.layer, answers
+        )
+
+
+def applied(method: Callable[[Evidence], Tensor], evidence: Evidence) -> Tensor:
+    """What a method makes of evidence; of a layer that takes each frame as an image, frame by frame.
+
+    So it is of methods that read nothing but maps. Others, such as those that mask the whole video with a map, have
+    the layer's maps in time.
+    """
+    frames = evidence.grids.folded_frames(evidence.layer)
+    needs: frozenset[Need[Any]] = getattr(method, "needs", frozenset())
+    if frames is None or not any(need.of_layer for need in needs):
+        return method(evidence)
+    answers = [evidence[need] for need in needs if not isinstance(need, ClassWeights)]
+    if not all(isinstance(answer, Tensor) and answer.ndim >= 5 for answer in answers):
+        return method(evidence)
+    values = method(evidence.by_frame(frames, needs))
+    return values.reshape(-1, frames, *values.shape[1:]).movedim(1, -3)
+
 
 EvidenceLookup: TypeAlias = Callable[..., Evidence]
 """From a layer or none, and of several explained inputs one, to what was found for a target."""

@@ -492,9 +492,8 @@ class LayerRerun:
         raw = record.activation
         grid = context.forward.grids.grid(tuple(raw.shape), self._layer)
         assert grid is not None  # the maps were laid out by it
-        own = raw.index_select(grid.of_images, images[:1])  # all of them are of one image, so none is copied
-        size = [len(images) if dim == grid.of_images else -1 for dim in range(own.ndim)]
-        perturbed = grid.fold(maps.to(raw), own.expand(size))  # as the layer would have returned them
+        like = grid.repeated(raw, images[:1], len(images))  # all of them are of one image
+        perturbed = grid.fold(maps.to(raw), like)  # as the layer would have returned them
         calls = Counter[str]()
         tape = self._tape if len(before) == 1 else None
         replay = None if tape is None else Replay(tape)

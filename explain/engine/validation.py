@@ -2,18 +2,20 @@
 
 import threading
 from contextlib import AbstractContextManager
+from dataclasses import replace
 
 from torch import nn
 from torch.nn.parameter import is_lazy
 
 from explain._utils.errors import ExplainError, ImageError, ModelError
 from explain._utils.signals import SignalSafe, at_fork
-from explain.data.inputs import Inputs, InputsLike, as_inputs, dotted
+from explain.data.inputs import InputLayout, Inputs, InputsLike, as_inputs, dotted
 from explain.hooks import preserve, unwrap
+from explain.layers.frames import with_layout
 
 
-def check_inputs(model: nn.Module, given: InputsLike) -> Inputs:
-    """Refuse what cannot be explained before anything runs, and return the rest as `Inputs`.
+def check_inputs(model: nn.Module, given: InputsLike, layout: InputLayout | None = None) -> Inputs:
+    """Refuse what cannot be explained before anything runs, and return the rest as `Inputs` with their layout.
 
     Raises:
         ImageError: what is to be explained is not a floating-point tensor ``(N, C, H, W)`` or ``(N, C, T, H, W)`` of
@@ -25,6 +27,8 @@ def check_inputs(model: nn.Module, given: InputsLike) -> Inputs:
     if preserve.is_transforming():
         raise ModelError("an explanation must be started outside transforms of torch.func; give it the whole batch")
     inputs = as_inputs(given)
+    if layout is not None:
+        inputs = replace(inputs, layout=layout)
     x, name = inputs.x, "x" if inputs.name is None else f"input {inputs.name}"
     if x.ndim not in (4, 5):
         remedy = "add the batch dimension with x[None]" if x.ndim == 3 else "use explainer.preprocess(image)[None]"
@@ -56,7 +60,7 @@ def check_inputs(model: nn.Module, given: InputsLike) -> Inputs:
         # The sum is quick, and finite only if all values are; one that overflows is no reason to refuse.
         if not tensor.sum().isfinite() and not tensor.isfinite().all():
             raise ImageError(f"{name} must hold finite values, got NaN or infinity; check the preprocessing")
-    return inputs
+    return with_layout(model, inputs)
 
 
 _running = threading.local()

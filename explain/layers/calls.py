@@ -16,13 +16,14 @@ from torch import Tensor, nn
 from explain._utils import nested
 from explain._utils.errors import ExplainError, keywords
 from explain._utils.signals import came_by_signal
-from explain.data.inputs import Inputs, InputsLike, as_inputs
+from explain.data.inputs import Inputs, InputsLike
 from explain.hooks import HookGroup
 from explain.hooks.graph import Reach
 from explain.hooks.layer_names import LayerPlace, Where, name_of, place_of, select_places
 from explain.hooks.preserve import untouched
 from explain.hooks.unwrap import hookable, leaves, modules_of, submodule, unwrapped
 from explain.layers import layouts, stitched
+from explain.layers.frames import with_layout
 from explain.layers.layouts import MAPS, Grid, Grids, Layout, LayoutReading, Size
 from explain.targets.regions import read_class_maps
 
@@ -127,6 +128,7 @@ class ModuleCallRecorder:
         self._seen: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         self._layouts: dict[Size, Layout] = {}
         self._sequences: set[Size] = set()
+        self._takes_frames = False
         self._reach = None if source is None else Reach([source])
 
     def take(self, key: CallKey, module: nn.Module, output: Any, tensor: Tensor) -> None:
@@ -135,8 +137,9 @@ class ModuleCallRecorder:
         passes_on = returned and tensor is self._previous
         again = returned and output is not tensor and not passes_on
         shape = tuple(tensor.shape)  # as one image would have it
-        if shape[:1] == (self._count,):
-            shape = (1, *shape[1:])
+        frames = layouts.frames_in_batch(shape, self._size, self._count)
+        if frames or shape[:1] == (self._count,):
+            shape = (frames or 1, *shape[1:])
         elif len(shape) == 3 and shape[1] == self._count:
             shape = (shape[0], 1, shape[2])
         reading = self._read(module, shape)
@@ -150,8 +153,22 @@ class ModuleCallRecorder:
         self._seen[id(tensor)] = (weakref.ref(tensor), _version(tensor))
 
     def _read(self, module: nn.Module, shape: Size) -> LayoutReading:
+        """How an output may be read; each frame of a video alone, once an operation of photos has taken them so."""
+        frames = layouts.frames_in_batch(shape, self._size)
+        if frames and len(shape) == 4 and layouts.layout_of(module, shape, self._size) == "NCHW":
+            self._takes_frames = True
+        if not frames or not self._takes_frames:
+            return self._read_image(module, shape, self._size, maps_of(self.calls))
+        of_frames = [call for call in self.calls if call.grid is not None and call.grid.folded]
+        maps = [(channels, size[1:]) for channels, size in maps_of(of_frames)]
+        reading = self._read_image(module, (1, *shape[1:]), self._size[1:], maps)
+        return replace(reading, grids=tuple(grid.folded_from(frames) for grid in reading.grids))
+
+    def _read_image(
+        self, module: nn.Module, shape: Size, size: Size, maps: Sequence[tuple[int, Size]]
+    ) -> LayoutReading:
         """How an output may be read; most modules keep the layout of the last one that has a layout of its own."""
-        own = layouts.layout_of(module, shape, self._size)
+        own = layouts.layout_of(module, shape, size)
         if len(shape) > 3:
             if own is not None:
                 self._layouts[shape] = own
@@ -160,21 +177,23 @@ class ModuleCallRecorder:
             known = self._layouts.get(shape)
             may_be_turned = len(set(shape[1:])) == 1 or (len(shape) == 5 and shape[1] == shape[2])  # and keep its shape
             if own is not None or known is None or not may_be_turned:
-                return layouts.read_map(shape, self._size, own or known)
-            reading = layouts.read_map(shape, self._size, None)
+                return layouts.read_map(shape, size, own or known)
+            reading = layouts.read_map(shape, size, None)
             first = [grid for grid in reading.grids if grid.layout == known]
             grids = tuple(dict.fromkeys([*first, *reading.grids]))
             return replace(reading, grids=grids, believed=isinstance(module, _BY_ELEMENT))
         if len(shape) < 3 or own == "NCHW":  # channels, and positions in one dimension
             return LayoutReading()
-        maps = maps_of(self.calls)
         strict = self._source is not None
         if strict or shape[0] != 1:
-            grid = Grids(self._size, sizes=lambda: [size for _, size in maps], strict=strict).grid(shape)
+            grid = Grids(size, sizes=lambda: [of_map for _, of_map in maps], strict=strict).grid(shape)
             return LayoutReading((grid,) if grid else ())
         before = (*shape[:2], module.in_features) if isinstance(module, nn.Linear) else shape
         channels_last = own == "NHWC" or (before in self._sequences and shape[1] != shape[2])
-        reading = layouts.read_tokens(shape, self._size, maps, channels_last=channels_last)
+        reading = layouts.read_tokens(shape, size, maps, channels_last=channels_last)
+        if self._takes_frames and len(size) == 3:  # tokens of all frames, in either order
+            turned = [replace(grid, frames_last=True) for grid in reading.grids]
+            reading = LayoutReading((*reading.grids, *turned), open=bool(turned))
         if reading.grids and not reading.open:
             self._sequences.add(shape)
         return reading
@@ -267,7 +286,8 @@ def list_layers(model: nn.Module, x: InputsLike) -> list[ModuleCall]:
     >>> [(call.name, call.shape) for call in list_layers(model, torch.zeros(1, 3, 4, 4))]
     [('0', (1, 8, 2, 2)), ('1', (1, 8, 2, 2)), ('2', (1, 32))]
     """
-    return list(summarize(unwrapped(model), as_inputs(x)).calls)
+    model = unwrapped(model)
+    return list(summarize(model, with_layout(model, x)).calls)
 
 
 PRODUCERS = "which call gave what a module is given"
@@ -286,7 +306,7 @@ def summary_of(model: nn.Module, inputs: Inputs, *, whole: bool = False) -> Forw
     if not all(isinstance(value, (int, float, str, NoneType)) for value in inputs.constants):
         return take()  # cannot be a key
     modules = tuple(_tokens.setdefault(module, object()) for module in modules_of(model))
-    key = (inputs.path, inputs.sizes, inputs.constants, modules)
+    key = (inputs.path, inputs.sizes, inputs.layout, inputs.constants, modules)
     known = _summaries.setdefault(model, {})
     summary = known.get(key) or known.setdefault(key, take())  # of two threads, the first one's
     for old in list(known)[:-SUMMARIES]:
@@ -414,6 +434,32 @@ def _probed(
     return tuple(map(settled, calls))
 
 
+FOLDED = "calls with the first frames of all videos after each other"
+
+
+def folded_by_time(model: nn.Module, inputs: Inputs, calls: Iterable[ModuleCall]) -> frozenset[CallKey]:
+    """The calls whose frames are folded into the batch by time: two videos are run, and the first of them alone."""
+    folded = {call.key: call.shape[0] for call in calls if call.grid is not None and call.grid.folded}
+
+    def keep(key: CallKey, tensor: Tensor) -> Any:
+        return tensor.clone() if key in folded else None
+
+    try:
+        alone = _read(model, inputs.first(), keep)
+        among = _read(model, inputs.rows(torch.tensor([0, 1])), keep)
+    except Exception as error:  # it takes one video at a time, or as many as there are
+        if came_by_signal(error):
+            raise
+        return frozenset()
+
+    def is_by_time(key: CallKey, frames: int) -> bool:
+        own, both = alone[key].double(), among[key].double()
+        return bool((both[:frames] - own).abs().sum() > (both[::2] - own).abs().sum())
+
+    ran = folded.keys() & alone.keys() & among.keys()
+    return frozenset(key for key in ran if is_by_time(key, folded[key]))
+
+
 def _changes(keys: frozenset[CallKey], model: nn.Module, inputs: Inputs) -> dict[CallKey, list[Tensor]]:
     """How the outputs of calls change with each corner of the input; without those whose shape changes."""
     tried = [inputs.x, *(layouts.altered(inputs.x, corner) for corner in layouts.corners(inputs.x.ndim - 2))]
@@ -472,7 +518,19 @@ def grids_of(model: nn.Module, inputs: Inputs) -> Grids:
             producers: dict[CallKey, CallKey] = found.chosen[PRODUCERS]
             numbers = [n for given, n in producers if given == name and number in (None, n)]
             call = found.call_of(*producers[name, max(numbers)]) if numbers else None
-        return (None, "") if call is None else (call.grid, call.doubt)
+        if call is None:
+            return None, ""
+        grid = call.grid
+        if grid is not None and grid.folded and len(inputs) > 1 and by_time(call.key):
+            grid = replace(grid, folded="by time")
+        return grid, call.doubt
+
+    @cache
+    def by_time(key: CallKey) -> bool:
+        found = summary()
+        if FOLDED not in found.chosen:
+            found.chosen[FOLDED] = folded_by_time(model, inputs.detached(), found.calls)
+        return key in found.chosen[FOLDED]
 
     size, strict, of_text = tuple(inputs.x.shape[2:]), bool(inputs.others), getattr(model, "joint_tokens", None)
     return Grids(size, len(inputs), lambda: summary().sizes, look, layout, strict, of_text)

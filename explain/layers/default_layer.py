@@ -13,6 +13,7 @@ from explain._utils.errors import LayerError
 from explain.data.inputs import Inputs, InputsLike, as_inputs
 from explain.hooks import HookGroup, capturing, preserve
 from explain.layers.calls import ForwardSummary, ModuleCall, grids_of, split_call, summary_of, tensors_in
+from explain.layers.frames import with_layout
 from explain.layers.layouts import MAPS, Size, has_aspect, to_spatial
 from explain.layers.stitched import Stitched
 
@@ -40,6 +41,7 @@ def default_layer(model: nn.Module, x: InputsLike, score: Score | None = None, *
     inputs = as_inputs(x)
     if inputs.x.is_meta:
         raise LayerError("x must hold values for a layer to be found, got one on the meta device; load it first")
+    inputs = with_layout(model, inputs)
     if isinstance(model, Stitched):
         return f"model.{default_layer(model.model, model.first(inputs), model.energy(inputs), refresh=refresh)}"
     summary = summary_of(model, inputs)
@@ -60,7 +62,7 @@ def stage_layers(
     >>> stage_layers(model, torch.zeros(1, 3, 8, 8))
     ['1', '3']
     """
-    inputs = as_inputs(x)
+    inputs = with_layout(model, x)
     if isinstance(model, Stitched):
         found = stage_layers(model.model, model.first(inputs), model.energy(inputs), count=count, refresh=refresh)
         return [f"model.{layer}" for layer in found]

@@ -27,6 +27,10 @@ class Grid:
     ``tokens first`` is a sequence with the images in its second dimension, ``(tokens, N, C)``, and ``tokens last`` one
     with the channels before it, ``(N, C, tokens)``. Of a video, ``NCHW`` and ``NHWC`` have the frames right before the
     height, ``NTCHW`` before the channels. A map that is ``swapped`` has its width before its height.
+
+    Where a network takes each frame as an image, frames are ``folded`` into the batch, all of one video or the first of
+    all videos together, and the layout is that of a frame. Tokens with ``frames_last`` are those of the first place in
+    all frames, then those of the second.
     """
 
     layout: Layout
@@ -35,6 +39,8 @@ class Grid:
     skip: int = 0
     frames: int | None = None
     swapped: bool = False
+    folded: Literal["", "by video", "by time"] = ""
+    frames_last: bool = False
 
     @property
     def size(self) -> Size:
@@ -62,11 +68,32 @@ class Grid:
     def described(self) -> str:
         """The layout in words."""
         turned = ", width before height" if self.swapped else ""
+        turned += ", frames last" if self.frames_last else ""
         return f"{self} in the layout {self.layout}{turned}"
 
     def exchanged(self) -> "Grid":
         """Return the grid of the same tensor, if its height is its width."""
         return replace(self, height=self.width, width=self.height, swapped=not self.swapped)
+
+    @property
+    def of_frame(self) -> "Grid":
+        """The grid of one frame, where frames are folded into the batch."""
+        return replace(self, frames=None, folded="")
+
+    def folded_from(self, frames: int) -> "Grid":
+        """Return the grid of so many frames, of which each is an image with this grid to the network."""
+        return replace(self, frames=frames, folded="by video")
+
+    def unfolded(self, tensor: Tensor) -> Tensor:
+        """Give frames that are folded into the batch a dimension: ``(N, T, ...)``."""
+        frames = self.frames or 1
+        if self.folded == "by time":
+            return tensor.reshape(frames, -1, *tensor.shape[1:]).transpose(0, 1)
+        return tensor.reshape(-1, frames, *tensor.shape[1:])
+
+    def refolded(self, tensor: Tensor) -> Tensor:
+        """Undo `unfolded`."""
+        return (tensor.transpose(0, 1) if self.folded == "by time" else tensor).flatten(0, 1)
 
     def spread(self, tensor: Tensor) -> Tensor:
         """Lay a tensor out as ``(N, C, h, w)``, or ``(N, C, t, h, w)`` of a video.
@@ -74,6 +101,8 @@ class Grid:
         >>> Grid("NHWC", 3, 2, swapped=True).spread(torch.zeros(1, 2, 3, 8)).shape
         torch.Size([1, 8, 3, 2])
         """
+        if self.folded:
+            return self.unfolded(self.of_frame.spread(tensor)).movedim(1, 2)
         if self.layout in MAPS:
             tensor = tensor.movedim(MAPS[self.layout], 1)
         elif self.layout == "tokens last":
@@ -81,6 +110,8 @@ class Grid:
         else:
             tensor = tensor.movedim(self.of_images, 0)[:, self.skip :]
             tensor = tensor.reshape(len(tensor), *self._stored, -1).movedim(-1, 1)
+        if self.frames_last:
+            tensor = tensor.movedim(-1, 2)
         return tensor.transpose(-1, -2) if self.swapped else tensor
 
     def fold(self, maps: Tensor, like: Tensor) -> Tensor:
@@ -90,19 +121,32 @@ class Grid:
         >>> torch.equal(grid.fold(grid.spread(tokens), tokens), tokens)
         True
         """
+        if self.folded:
+            return self.of_frame.fold(self.refolded(maps.movedim(2, 1)), like)
         maps = maps.transpose(-1, -2) if self.swapped else maps
         if self.layout in MAPS:
             return maps.movedim(1, MAPS[self.layout])
+        if self.frames_last:
+            maps = maps.movedim(2, -1)
         if self.layout == "tokens last":
             return maps.flatten(2)
         last = maps.movedim(1, -1)
         extra = like.movedim(self.of_images, 0)[:, : self.skip]
         return torch.cat([extra, last.flatten(1, -2)], dim=1).movedim(0, self.of_images)
 
+    def repeated(self, tensor: Tensor, image: Tensor, count: int) -> Tensor:
+        """Return what is of one ``image`` ``(1,)`` in a tensor, so many times."""
+        if self.folded:
+            own = self.unfolded(tensor).index_select(0, image)
+            return self.refolded(own.expand(count, *own.shape[1:]))
+        own = tensor.index_select(self.of_images, image)
+        return own.expand([count if dim == self.of_images else -1 for dim in range(own.ndim)])
+
     @property
     def _stored(self) -> Size:
         """The size in the order of the tensor's own dimensions."""
-        return self.exchanged().size if self.swapped else self.size
+        size = self.exchanged().size if self.swapped else self.size
+        return (*size[1:], size[0]) if self.frames_last else size
 
 
 MAX_EXTRA_TOKENS = 8  # one class token, a distillation token, and the four to eight registers that are in use
@@ -151,7 +195,7 @@ def find_grid(shape: Size, size: Size, seen: Collection[Size] = (), layout: Layo
     they lie; without any, the input's aspect ratio does, as for a map of unknown ``layout``.
 
     >>> find_grid((1, 512, 7, 7), (224, 224))
-    Grid(layout='NCHW', height=7, width=7, skip=0, frames=None, swapped=False)
+    Grid(layout='NCHW', height=7, width=7, skip=0, frames=None, swapped=False, folded='', frames_last=False)
     >>> find_grid((1, 7, 7, 768), (224, 224)).layout
     'NHWC'
     >>> find_grid((1, 197, 768), (224, 224)).skip
@@ -269,6 +313,16 @@ def _token_grid(tokens: int, size: Size, most: int = MAX_EXTRA_TOKENS) -> Grid |
     return None
 
 
+def frames_in_batch(shape: Size, size: Size, count: int = 1) -> int | None:
+    """How many frames a network takes as images of their own in a tensor of ``shape``; None if it does not.
+
+    >>> frames_in_batch((16, 64, 7, 7), (8, 224, 224), 2), frames_in_batch((2, 64, 8, 7, 7), (8, 224, 224), 2)
+    (8, None)
+    """
+    of_frames = len(size) == 3 and len(shape) in (3, 4) and shape[0] == count * size[0]
+    return size[0] if of_frames else None
+
+
 CLEAR = 0.1  # of a map's length: how far the answer has to move; where a reading is wrong, it moves by some 0.03
 
 
@@ -374,6 +428,13 @@ class Grids:
             photo, size = photo[grid.skip :], grid.size
         return None if size is None else JointTokens(length, photo, read, size)
 
+    def folded_frames(self, layer: str | None) -> int | None:
+        """How many frames a layer takes as images of their own; None where it does not."""
+        if len(self.size) != 3 or layer is None or self.known is None:
+            return None
+        grid = self.known(layer)[0]
+        return grid.frames if grid is not None and grid.folded else None
+
     def grid(self, shape: Size, layer: str | None = None) -> Grid | None:
         """Tell how a tensor of this shape, from this layer, covers the input; None if it has no map for each image."""
         layout = None if layer is None or self.layout is None else self.layout(layer, shape)
@@ -381,6 +442,10 @@ class Grids:
             is_map = len(shape) == len(self.size) + 2
             if not is_map or read_map(shape, self.size, layout).open:
                 return self.known(layer)[0]
+        if frames := frames_in_batch(shape, self.size, self.count):
+            seen = [size[1:] for size in self.sizes() if size[:1] == (frames,)]
+            grid = find_grid((1, *shape[1:]), self.size[1:], seen)
+            return None if grid is None or grid.size not in seen else grid.folded_from(frames)
         if shape[:1] == (self.count,):
             if len(shape) == 3 and self.strict:
                 return seen_grid(shape[1], self.size, self.sizes(), most=1)

@@ -14,7 +14,7 @@ import torch
 from explain._utils.errors import ArgumentError, MethodError, did_you_mean, either, keywords, shown
 from explain._utils.options import Options, SpecError, enter, read_written, register_reader
 from explain.engine import Evidence, Need
-from explain.engine.needs import BiasTerms
+from explain.engine.needs import BiasTerms, applied
 from explain.engine.perturbations import keep_graph
 from explain.layers.stitched import Stitched
 
@@ -208,6 +208,12 @@ class Method(Options):
         """The method for a named layer."""
         return self
 
+    def with_frames(self, x: torch.Tensor, *, frames_first: bool) -> "Method":
+        """The method for videos or volumes ``(N, C, T, H, W)``; the model may take their frames first."""
+        held = {name: each for name, each in options(self).items() if isinstance(each, Method)}
+        made = {name: each.with_frames(x, frames_first=frames_first) for name, each in held.items()}
+        return replace(self, **made) if made else self
+
     @property
     def delta_needs(self) -> frozenset[Need[Any]]:
         """Of its needs, those that only the convergence delta uses."""
@@ -278,7 +284,7 @@ def map_of(method: str, cam: Method, evidence: Evidence) -> torch.Tensor:
     Raises:
         MethodError: ``cam`` gives something for each pixel and channel instead.
     """
-    values = cam(evidence)
+    values = applied(cam, evidence)
     if values.ndim != len(evidence.size) + 1:
         raise MethodError(f"cam of {method} must give a map (N, h, w), got {cam.name}; take one such as gradcam")
     return values

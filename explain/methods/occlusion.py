@@ -3,7 +3,7 @@
 import itertools
 import math
 import operator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -69,11 +69,11 @@ class Windows(Masks):
 
 
 def _by_side(option: str, given: int | tuple[int, ...] | None, usual: list[int]) -> list[int]:
-    """A length for each side; a single one is for height and width."""
+    """A length for each side; a single one is for all of them."""
     if given is None:
         return usual
     if isinstance(given, int):
-        return [*usual[:-2], given, given]
+        return [given] * len(usual)
     if len(given) != len(usual):
         raise MethodError(f"{option} of occlusion must be a number, or one for each of {len(usual)} sides, got {given}")
     return list(given)
@@ -108,7 +108,9 @@ class Occlusion(EstimateMethod):
     multiples of the stride; those at the far border are cut off, so that every pixel is covered.
 
     Args:
-        window: side of the window in pixels, or one number for each direction; None takes a seventh of the photo.
+        window: side of the window in pixels, or one number for each direction; None takes a seventh of the photo. In a
+            volume, one number is the side of a cube. In a video (three channels), such a window lasts a seventh of the
+            time; where the frames come before the channels, it lies in one frame, tile or patch.
         stride: how far it moves, or one number for each direction; None takes half of the window.
         baseline: what takes the place of what is covered: one of `explain.baselines`, or its name.
         score: explain the ``logit``, or the ``probability`` of the class.
@@ -133,6 +135,21 @@ class Occlusion(EstimateMethod):
 
     minimums = {"window": 1, "stride": 1}
     style = "signed"
+
+    def with_frames(self, x: torch.Tensor, *, frames_first: bool) -> "Occlusion":
+        """The same with a window for each direction, where frames lie behind each other and no slices of a volume."""
+        if not frames_first and x.shape[1] != 3:
+            return self
+        frames, *sides = x.shape[2:]
+        lasts = 1 if frames_first else max(1, round(frames / 7))
+        window, stride = self.window, self.stride
+        if window is None and frames_first:
+            window = (1, *(max(1, round(side / 7)) for side in sides))
+        elif isinstance(window, int):
+            window = (lasts, window, window)
+        if isinstance(stride, int):
+            stride = ((lasts + 1) // 2, stride, stride)
+        return replace(self, window=window, stride=stride)
 
     @property
     def perturbation(self) -> MaskedInputs:

@@ -170,7 +170,7 @@ def evaluate(
     """
     model = unwrap.unwrapped(model)
     wanted = as_target(target, options.get("categories"))
-    model, inputs, _ = with_texts(model, validation.check_inputs(model, x), [wanted])
+    model, inputs, _ = with_texts(model, validation.check_inputs(model, x, options.get("layout")), [wanted])
     if inputs.x.ndim != 4:
         raise MetricError(f"x must be photos (N, C, H, W) for metrics, got shape {tuple(inputs.x.shape)}; give frames")
     named = by_name(metrics, base.get_metric, MetricError, "metric", "take two calls")

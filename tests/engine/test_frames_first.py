@@ -1,0 +1,291 @@
+"""Inputs with frames, tiles or patches before the channels: each has a map, against loops, autograd and plain hooks."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+import explain
+from explain.layers.frames import with_layout
+from explain.methods import GradCAM, Occlusion, Smooth
+from tests.conftest import ATTENDING, COVERING
+
+TARGETS = [1, 2, 0]
+REREADING = {"featurepermutation", "extremalperturbation"}
+SEEN = "ignore:.* is taken to have frames before channels"
+
+
+class PerFrame(nn.Module):
+    """Each frame goes through convolutions as an image; a convolution over time reads all of them."""
+
+    def __init__(self, channels: int = 3, *, by_time: bool = False) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(channels, 6, 3, 2, 1), nn.Conv2d(6, 5, 3, 1, 1)
+        self.relu, self.over_time, self.head = nn.ReLU(), nn.Conv1d(5, 5, 3, padding=1), nn.Linear(5, 3)
+        self.by_time = by_time
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        x = pixel_values.transpose(0, 1) if self.by_time else pixel_values
+        features = self.relu(self.conv2(self.relu(self.conv1(x.reshape(-1, *x.shape[2:])))))
+        frames = features.mean((2, 3)).view(*x.shape[:2], -1)
+        frames = frames.transpose(0, 1) if self.by_time else frames
+        return self.head(self.over_time(frames.mT).relu().flatten(2).mean(2))
+
+
+class ChannelsFirst(nn.Module):
+    """The same network for inputs with the channels first."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.network(x.transpose(1, 2))
+
+
+def made(network: nn.Module) -> Any:
+    generator = torch.Generator().manual_seed(0)
+    for parameter in network.parameters():
+        parameter.data = 0.3 * torch.randn(parameter.shape, generator=generator)
+    return network.double().eval()
+
+
+def clips(frames: int = 4, channels: int = 3, count: int = 3) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.rand(count, frames, channels, 12, 8, generator=generator, dtype=torch.float64)
+
+
+def gradient(model: nn.Module, x: torch.Tensor, targets: list[int]) -> torch.Tensor:
+    x = x.clone().requires_grad_()
+    scores = model(x).gather(1, torch.tensor(targets)[:, None])
+    return torch.autograd.grad(scores.sum(), x)[0]
+
+
+@pytest.mark.parametrize(("frames", "channels"), [(4, 3), (3, 3), (1, 3), (5, 1), (3, 4), (6, 6)])
+@pytest.mark.filterwarnings(SEEN)
+def test_gradients_lie_as_the_clip_does_with_a_heatmap_for_each_frame(frames: int, channels: int) -> None:
+    model, x = made(PerFrame(channels)), clips(frames, channels)
+    found = explain.attribute(model, x, ["saliency", "inputxgradient"], target=TARGETS)
+    own = gradient(model, x, TARGETS)
+    assert_close(found["saliency"].values.abs(), own.abs())
+    assert_close(found["inputxgradient"].values, own * x)
+    largest = own.abs().amax(2)
+    assert_close(found["saliency"].heatmap, (largest / largest.amax((1, 2, 3), keepdim=True)).float())
+    summed = (own * x).sum(2)
+    assert_close(found["inputxgradient"].signed, (summed / summed.abs().amax((1, 2, 3), keepdim=True)).float())
+
+
+@pytest.mark.filterwarnings(SEEN)
+def test_occlusion_covers_a_window_of_one_frame() -> None:
+    model, x = made(PerFrame()), clips(count=2)
+    found = explain.attribute(model, {"pixel_values": x}, "occlusion(window=4,stride=4)", target=[1, 2])
+    assert found.options["window"] == (1, 4, 4)
+    with torch.no_grad():
+        for image, target in enumerate((1, 2)):
+            for t in range(4):
+                for top in range(0, 12, 4):
+                    for left in range(0, 8, 4):
+                        covered = x[image : image + 1].clone()
+                        covered[0, t, :, top : top + 4, left : left + 4] = 0
+                        drop = (model(x[image : image + 1]) - model(covered))[0, target]
+                        window = found.values[image, t, top : top + 4, left : left + 4]
+                        assert_close(window, drop.expand(4, 4))
+    usual = explain.attribute(model, x, Occlusion(), target=0)
+    assert usual.options["window"] == (1, 2, 1)  # a seventh of height and width
+
+
+def test_one_number_is_a_cube_in_a_volume_and_a_seventh_of_the_time_of_a_video() -> None:
+    volume = torch.rand(1, 1, 6, 6, 6, dtype=torch.float64)
+    model = made(nn.Sequential(nn.Flatten(), nn.Linear(216, 2)))
+    found = explain.attribute(model, volume, Occlusion(2, 2), target=1).values[0]
+    parts = (model[1].weight[1].reshape(6, 6, 6) * volume[0, 0]).detach()
+    cubes = parts.reshape(3, 2, 3, 2, 3, 2).sum((1, 3, 5))
+    assert_close(found[::2, ::2, ::2], cubes)
+    assert_close(found, found[::2, ::2, ::2].repeat_interleave(2, 0).repeat_interleave(2, 1).repeat_interleave(2, 2))
+    video = torch.rand(1, 3, 14, 4, 4)
+    flat = nn.Sequential(nn.Flatten(), nn.Linear(672, 2))
+    assert explain.attribute(flat, video, Occlusion(2, 2), target=1).options["window"] == (2, 2, 2)
+    with pytest.raises(explain.ExplainError, match="window"):
+        explain.attribute(model, volume, Occlusion(7), target=1)
+
+
+@pytest.mark.parametrize("by_time", [False, True])
+@pytest.mark.filterwarnings(SEEN)
+def test_gradcam_of_frames_that_are_folded_into_the_batch_is_that_of_plain_hooks(by_time: bool) -> None:
+    model, x = made(PerFrame(by_time=by_time)), clips()
+    kept: list[torch.Tensor] = []
+    handle = model.conv2.register_forward_hook(lambda module, args, output: kept.append(output))
+    scores = model(x).gather(1, torch.tensor(TARGETS)[:, None])
+    handle.remove()
+    (gradients,) = torch.autograd.grad(scores.sum(), kept[0])
+    maps = (gradients.mean((2, 3), keepdim=True) * kept[0]).sum(1)
+    maps = maps.unflatten(0, (4, 3)).transpose(0, 1) if by_time else maps.unflatten(0, (3, 4))
+    found = explain.attribute(model, x, [GradCAM(relu=False), "hirescam"], target=TARGETS, layer="conv2")
+    assert_close(found["gradcam"].values, maps.detach())
+    again = explain.attribute(model, x, Smooth(GradCAM(relu=False), samples=2, sigma=0), target=TARGETS, layer="conv2")
+    assert_close(again.values, maps.detach())
+
+
+@pytest.mark.filterwarnings(SEEN)
+def test_ablation_takes_a_channel_out_of_all_frames() -> None:
+    model, x = made(PerFrame(by_time=True)), clips(count=2)
+    found = explain.attribute(model, x, "ablationcam(relu=False)", target=1, layer="conv2")
+    expected = []
+    with torch.no_grad():
+        for clip in x:
+            score, maps = model(clip[None])[0, 1], model.conv2(model.conv1(clip).relu())
+            total = torch.zeros_like(maps[:, 0])
+            for channel in range(5):
+
+                def without(module: nn.Module, args: Any, output: torch.Tensor, channel: int = channel) -> torch.Tensor:
+                    return output.index_fill(1, torch.tensor(channel), 0)
+
+                handle = model.conv2.register_forward_hook(without)
+                total += (score - model(clip[None])[0, 1]) / score * maps[:, channel]
+                handle.remove()
+            expected.append(total)
+    assert_close(found.values, torch.stack(expected))
+
+
+@pytest.mark.filterwarnings("ignore:.* is zero everywhere")
+@pytest.mark.parametrize("method", sorted(set(explain.list_methods()) - COVERING - ATTENDING - REREADING - {"cam"}))
+def test_every_method_explains_frames_first_as_it_explains_channels_first(method: str) -> None:
+    model, x = made(PerFrame()), clips(3)
+    found = explain.attribute(model, x, method, target=TARGETS, layout="NTCHW")
+    twin = explain.attribute(ChannelsFirst(model).eval(), x.transpose(1, 2), method, target=TARGETS, layout="NCTHW")
+    assert found.heatmap.shape == (3, 3, 12, 8)
+    assert_close(found.heatmap, twin.heatmap)
+    values = found.values.transpose(1, 2) if found.values.ndim == 5 else found.values
+    assert_close(values, twin.values, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.filterwarnings(SEEN)
+def test_a_penalty_on_values_has_the_gradient_of_the_plain_penalty() -> None:
+    model, x = made(PerFrame()), clips(count=2).requires_grad_()
+    values = explain.attribute(model, x, "inputxgradient", target=[1, 2], create_graph=True).values
+    scores = model(x).gather(1, torch.tensor([[1], [2]]))
+    plain = torch.autograd.grad(scores.sum(), x, create_graph=True)[0] * x
+    wanted = [x, model.conv1.weight]
+    for own, other in zip(
+        torch.autograd.grad((values**3).sum(), wanted), torch.autograd.grad((plain**3).sum(), wanted), strict=True
+    ):
+        assert_close(own, other)
+
+
+class Patches(nn.Module):
+    """Tokens of all frames, one for each square; the answer is that of one token, of a frame and a place."""
+
+    def __init__(self, order: str, read: tuple[int, int]) -> None:
+        super().__init__()
+        self.patch, self.norm, self.head = nn.Conv2d(3, 16, 4, 4), nn.LayerNorm(16), nn.Linear(16, 3)
+        self.order, self.read = order, read
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tokens = self.patch(x.flatten(0, 1)).flatten(2).mT.unflatten(0, x.shape[:2])  # (N, T, places, C)
+        frame, place = self.read
+        if self.order == "places first":
+            tokens = tokens.transpose(1, 2)
+            return self.head(self.norm(tokens.flatten(1, 2))[:, place * x.shape[1] + frame])
+        return self.head(self.norm(tokens.flatten(1, 2))[:, frame * tokens.shape[2] + place])
+
+
+@pytest.mark.parametrize("order", ["frames first", "places first"])
+@pytest.mark.filterwarnings(SEEN)
+def test_tokens_over_time_and_place_lie_where_they_come_from(order: str) -> None:
+    model, x = made(Patches(order, (2, 4))), clips(4)
+    found = explain.attribute(model, x, "hirescam", target=TARGETS, layer="norm").values
+    assert found.shape == (3, 4, 3, 2)
+    assert (found[:, 2, 2, 0] != 0).all()  # place 4 of 3 rows of 2
+    assert ((found != 0).flatten(1).sum(1) == 1).all()
+
+
+class Folded(nn.Module):
+    """Frames and channels are channels together; or there is no convolution at all."""
+
+    def __init__(self, channels: int | None) -> None:
+        super().__init__()
+        self.conv = None if channels is None else nn.Conv2d(channels, 4, 3)
+        self.head = nn.LazyLinear(2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head((x if self.conv is None else self.conv(x.flatten(1, 2))).flatten(1))
+
+
+class Volume(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.other, self.conv = nn.Conv2d(3, 4, 3), nn.Conv3d(channels, 2, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.conv(x).mean((2, 3, 4))
+
+
+LAYOUTS = {
+    "a convolution of frames": (PerFrame(3), (1, 3, 3, 8, 8), "NTCHW"),
+    "of frames with four channels": (PerFrame(4), (1, 3, 4, 8, 8), "NTCHW"),
+    "of single frames": (PerFrame(3), (1, 1, 3, 8, 8), "NTCHW"),
+    "permuted for a convolution in time": (ChannelsFirst(Volume(3)), (1, 3, 3, 8, 8), "NTCHW"),
+    "a convolution in time": (Volume(3), (1, 3, 3, 8, 8), "NCTHW"),
+    "of four channels and three slices": (Volume(4), (1, 4, 3, 8, 8), "NCTHW"),
+    "of one channel": (Volume(1), (1, 1, 3, 8, 8), "NCTHW"),
+    "frames folded into channels": (Folded(12), (1, 4, 3, 8, 8), "NTCHW"),
+    "grey frames folded into channels": (Folded(4), (1, 4, 1, 8, 8), "NTCHW"),
+    "no convolution, three colours behind": (Folded(None), (1, 5, 3, 4, 4), "NTCHW"),
+    "no convolution, three colours before": (Folded(None), (1, 3, 5, 4, 4), "NCTHW"),
+}
+
+
+@pytest.mark.parametrize("case", LAYOUTS.values(), ids=LAYOUTS.keys())
+@pytest.mark.filterwarnings(SEEN)
+def test_the_layout_is_found_out(case: tuple[nn.Module, tuple[int, ...], str]) -> None:
+    model, shape, layout = case
+    x = torch.rand(shape)
+    model(x)  # makes the weights of lazy layers
+    assert with_layout(model.eval(), x).layout == layout
+    assert explain.attribute(model, x, "saliency", target=0).frames_first == (layout == "NTCHW")
+
+
+def test_it_is_said_once_for_each_model_and_not_where_the_caller_says_it() -> None:
+    model, x = made(PerFrame()), clips()
+    explain.attribute(model, x, "saliency", target=0, layout="NTCHW")
+    explain.attribute(model, explain.Inputs((x,), layout="NTCHW"), "saliency", target=0)
+    with pytest.warns(explain.ExplainWarning, match="NTCHW"):
+        explain.attribute(model, x, "saliency", target=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        explain.attribute(model, x[:, :2], "saliency", target=0)
+    either = nn.Sequential(nn.Flatten(), nn.Linear(144, 2))
+    with pytest.warns(explain.ExplainWarning, match="either layout"):
+        explain.attribute(either, torch.rand(1, 3, 3, 4, 4), "saliency", target=0)
+    with pytest.raises(explain.ExplainError, match="layout"):
+        explain.attribute(model, x, "saliency", target=0, layout="NHWC")  # type: ignore[arg-type]
+    with pytest.raises(explain.ExplainError, match="layout"):
+        explain.attribute(model, x[:, 0], "saliency", target=0, layout="NTCHW")
+
+
+@pytest.mark.filterwarnings(SEEN)
+def test_several_inputs_are_turned_together_and_others_stay() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = PerFrame(), PerFrame()
+
+        def forward(self, x: torch.Tensor, flow: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+            return self.first(x) * scale[:, 0, 0, 0, 0, None] + self.second(flow)
+
+    model, x, flow = made(Two()), clips(4), clips(2).flip(0)
+    scale = clips(2, 5)
+    given = explain.Inputs((x, flow, scale), explained=[0, 1])
+    found = explain.attribute(model, given, "inputxgradient", target=TARGETS)
+    x, flow = x.requires_grad_(), flow.requires_grad_()
+    scores = model(x, flow, scale).gather(1, torch.tensor(TARGETS)[:, None])
+    for name, tensor in (("0", x), ("1", flow)):
+        (own,) = torch.autograd.grad(scores.sum(), tensor, retain_graph=True)
+        assert_close(found.parts[name].values, own * tensor.detach())
+        assert found.parts[name].heatmap.shape == (3, *tensor.shape[1:2], 12, 8)
+    assert_close(sum(found.shares.values()), torch.ones(3))
