@@ -23,10 +23,11 @@ from explain.engine.settings import RuntimeSettings, agree
 from explain.hooks import HookGroup
 from explain.hooks.attention import attention, by_image
 from explain.hooks.capturing import Source, read_outputs
-from explain.hooks.graph import Reach
+from explain.hooks.graph import Reach, graph
 from explain.hooks.preserve import detached, recording, untouched
 from explain.layers.calls import grids_of, independent_calls, summary_of
 from explain.relevance.deeplift import RevealCancelTracer, joined
+from explain.relevance.propagation import relevance_of
 from explain.targets import Target
 from explain.targets.detections import Detected
 from explain.tracing.operations import AddedConstant
@@ -173,7 +174,7 @@ def _bias_terms(forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, g
     for constant, gradient in zip(forward.operations.constants, gradients, strict=True):
         if gradient is not None:
             # Infinity, which masks add to what is not to count, adds nothing there.
-            term = _of_images(torch.where(gradient == 0, 0, gradient * constant.value), constant, forward)
+            term = _of_images(torch.where(gradient == 0, 0, relevance_of(gradient, constant.value)), constant, forward)
             # What other images than the explained one bring adds to the score too, but lies nowhere on this one.
             nowhere = not constant.lies_on_input or (constant.module, constant.call) in elsewhere
             terms.append(term.flatten(1) if nowhere else term)
@@ -290,6 +291,8 @@ def _hessian_product(total: Tensor, forward: Forward, layer: str) -> Tensor | No
         return None
     if not gradient.requires_grad:
         return torch.zeros_like(gradient)  # the score is linear in the layer
+    if torch.is_grad_enabled():
+        _check_third_derivatives(total, wanted)
     try:
         products = torch.autograd.grad(
             gradient, wanted, direction, retain_graph=True, create_graph=torch.is_grad_enabled(), allow_unused=True
@@ -301,6 +304,14 @@ def _hessian_product(total: Tensor, forward: Forward, layer: str) -> Tensor | No
         raise MethodError(f"shapleycam must have second derivatives behind the layer, {got}") from None
     product = layers.joined(record, products)
     return torch.zeros_like(gradient) if product is None else product
+
+
+def _check_third_derivatives(total: Tensor, wanted: Sequence[Source]) -> None:
+    """Refuse a layer normalisation behind the layer: PyTorch's third derivative of it is wrong (2.14)."""
+    reach = Reach((), [node for each in wanted if (node := each.grad_fn if isinstance(each, Tensor) else each.node)])
+    if any(node.name().startswith("NativeLayerNorm") and reach.of(node) for node in graph(total)):
+        must = "have no layer_norm behind the layer with create_graph: PyTorch's third derivative of it is wrong"
+        raise MethodError(f"shapleycam must {must}; use gradcam")
 
 
 def _without_gradients(model: nn.Module) -> str:

@@ -20,13 +20,20 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
 from torch.utils.weak import WeakIdKeyDictionary
 
 from explain._utils import nested
 from explain._utils.errors import MethodError
 from explain.hooks import HookGroup
 from explain.hooks.tracer import ModuleTracker, Tracer
-from explain.relevance.nonlinear_rules import attention_scores, epsilon_of, normalised_rows, parameter_of
+from explain.relevance.nonlinear_rules import (
+    along_line,
+    attention_scores,
+    epsilon_of,
+    normalised_rows,
+    parameter_of,
+)
 from explain.relevance.propagation import RelevanceFlow, consumers
 from explain.tracing.calls import Call, linear_map
 from explain.tracing.steps import Step
@@ -76,25 +83,52 @@ def _rescale(pair: StepPair, flow: RelevanceFlow) -> None:
     """A function of one number: the slope between the two points, and the plain gradient where they coincide."""
     results = [each.result.tensor for each in pair if each.result is not None]
     slope = _slope(*pair.given(0), *results)
-    flow.replacing(pair.step, lambda arrived, plain: torch.where(slope.isnan(), plain, arrived * slope))
+
+    def rescaled(arrived: Tensor, plain: Tensor) -> Tensor:
+        if torch.is_grad_enabled() and bool(slope.isnan().any()):
+            # As the two points part, the slope between them changes with both.
+            plain = (plain + _through(pair.of_reference, arrived)) / 2
+        return along_line(slope.conj(), arrived, plain)
+
+    flow.replacing(pair.step, rescaled)
+
+
+def _through(step: Step, arrived: Tensor) -> Tensor:
+    """The plain gradient in a step's first input, with its graph."""
+    result = GradientEdge(step.node, step.output)
+    first_input = GradientEdge(*step.node.next_functions[0])
+    return torch.autograd.grad(result, first_input, arrived, create_graph=True)[0]
 
 
 def _product(pair: StepPair, gradient: Tensor) -> dict[int, Tensor]:
     (a, a0), (b, b0) = pair.given(0), pair.given(1)
-    return {0: (gradient * (b + b0) / 2).sum_to_size(a.shape), 1: (gradient * (a + a0) / 2).sum_to_size(b.shape)}
+    return {0: _meeting(gradient * _mean(b, b0), a), 1: _meeting(gradient * _mean(a, a0), b)}
 
 
 def _quotient(pair: StepPair, gradient: Tensor) -> dict[int, Tensor]:
     above, below = (1, 0) if pair.step.function.startswith("r") else (0, 1)
     (a, a0), (b, b0) = pair.given(above), pair.given(below)
-    of_a, of_b = gradient * (1 / b + 1 / b0) / 2, -gradient * (a + a0) / 2 / (b * b0)
-    return {above: of_a.sum_to_size(a.shape), below: of_b.sum_to_size(b.shape)}
+    of_a = gradient * _mean(1 / b, 1 / b0)
+    of_b = -gradient * _mean(a, a0) / (b * b0).conj()
+    return {above: _meeting(of_a, a), below: _meeting(of_b, b)}
 
 
 def _matrix_product(pair: StepPair, gradient: Tensor) -> dict[int, Tensor]:
     (a, a0), (b, b0) = pair.given(0), pair.given(1)
-    of_a, of_b = gradient @ ((b + b0) / 2).transpose(-2, -1), ((a + a0) / 2).transpose(-2, -1) @ gradient
-    return {0: of_a.sum_to_size(a.shape), 1: of_b.sum_to_size(b.shape)}
+    of_a = gradient @ _mean(b, b0).transpose(-2, -1)
+    of_b = _mean(a, a0).transpose(-2, -1) @ gradient
+    return {0: _meeting(of_a, a), 1: _meeting(of_b, b)}
+
+
+def _mean(factor: Tensor, of_reference: Tensor) -> Tensor:
+    """What gradients are multiplied by: the mean of a factor and the reference's, of complex numbers its conjugate."""
+    return (factor + of_reference).conj() / 2
+
+
+def _meeting(gradient: Tensor, value: Tensor) -> Tensor:
+    """The gradient of what was broadcast or made complex, for the value as it was."""
+    found = gradient.sum_to_size(value.shape)
+    return found.real if found.is_complex() and not value.is_complex() else found
 
 
 def _of_softmax(x: Tensor, x0: Tensor, dim: int, gradient: Tensor) -> Tensor:
@@ -104,7 +138,8 @@ def _of_softmax(x: Tensor, x0: Tensor, dim: int, gradient: Tensor) -> Tensor:
     times m add up to that of L times the sum of m: L shares itself out in proportion to m.
     """
     s, s0 = x.softmax(dim), x0.softmax(dim)
-    ratio = (x.log_softmax(dim) - x0.log_softmax(dim)).abs().nan_to_num(0, posinf=torch.inf)  # of what is masked, NaN
+    change = x.log_softmax(dim) - x0.log_softmax(dim)
+    ratio = torch.where(change.isnan(), 0, change).abs()  # of what is masked, NaN
     slope = torch.maximum(s, s0) * torch.where(ratio == 0, 1, -torch.expm1(-ratio) / torch.where(ratio == 0, 1, ratio))
     sent = gradient * slope
     return sent - slope / slope.sum(dim, keepdim=True) * sent.sum(dim, keepdim=True)

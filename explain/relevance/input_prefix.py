@@ -19,6 +19,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 
 from explain.hooks.graph import Reach
+from explain.hooks.preserve import detached
 
 Edge = tuple[Node, int]
 """A Node, and which of its outputs."""
@@ -169,9 +170,9 @@ class Prefix:
 
     def range(self, x: Tensor, sources: Sequence[Tensor], ends: Sequence[Sequence[Tensor]]) -> tuple[Tensor, Tensor]:
         """The least and largest values that the map can be given, where it was given x, from those of each source."""
-        middle = {e: (ends[i][0] + ends[i][1]) / 2 - sources[i].detach() for e, i in self._sources.items()}
+        middle = {e: (ends[i][0] + ends[i][1]) / 2 - detached(sources[i]) for e, i in self._sources.items()}
         half = {e: (ends[i][1] - ends[i][0]) / 2 for e, i in self._sources.items()}
-        middle_of_x, half_of_x = x.detach() + self._forward(middle, sizes=False), self._forward(half, sizes=True)
+        middle_of_x, half_of_x = detached(x) + self._forward(middle, sizes=False), self._forward(half, sizes=True)
         return middle_of_x - half_of_x, middle_of_x + half_of_x
 
     def _forward(self, given: Values, *, sizes: bool) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from explain._utils.errors import MethodError
 from explain.hooks.attention_parts import fused_scores
-from explain.relevance.propagation import Gradients, RelevanceFlow, RelevanceRule, send_always
+from explain.relevance.propagation import Gradients, RelevanceFlow, RelevanceRule, relevance_of, send_always
 from explain.tracing.batch_layout import numbers_of
 from explain.tracing.steps import Step
 
@@ -68,12 +68,12 @@ class ActivationPassThrough(RelevanceRule):
         return tuple(step.dependent) == (0,)
 
     def attach(self, step: Step, flow: RelevanceFlow) -> None:
-        def along_line(arrived: Tensor, plain: Tensor) -> Tensor:
+        def from_zero(arrived: Tensor, plain: Tensor) -> Tensor:
             """What arrives, times the slope of the line from zero; at zero, the plain gradient."""
             if step.offset is not None:
                 flow.take("activations", arrived * step.offset)
             if step.slope is not None:
-                sent = torch.where(step.slope.isnan(), plain, arrived * step.slope)
+                sent = along_line(step.slope, arrived, plain)
             else:
                 x, y = (step.values[i].tensor for i in (0, 1))
                 line = torch.div(y if step.offset is None else y - step.offset, torch.where(x == 0, 1, x))
@@ -82,7 +82,16 @@ class ActivationPassThrough(RelevanceRule):
                 sent = torch.where(arrived == 0, 0, sent)
             return sent
 
-        flow.replacing(step, along_line)
+        flow.replacing(step, from_zero)
+
+
+def along_line(slope: Tensor, arrived: Tensor, plain: Tensor) -> Tensor:
+    """What arrives, times the slope of a line; the plain gradient where the slope is NaN, since it is that of a point.
+
+    Nothing is multiplied by NaN: the choice below would hide that from the values, and not from their derivative.
+    """
+    of_point = slope.isnan()
+    return torch.where(of_point, plain, arrived * slope.masked_fill(of_point, 0))
 
 
 class ConstantWeights(RelevanceRule):
@@ -199,9 +208,19 @@ def _through(step: Step, gradient: Tensor) -> Tensor:
     if step.function == "rms_norm":
         return gradient * (x.square().mean(dims, keepdim=True) + epsilon).rsqrt()
     rows, arrived = x.reshape(shape), gradient.reshape(shape)
-    inverse: Tensor = torch.native_layer_norm(rows, [shape[d] for d in dims], None, None, epsilon)[2]
+    inverse = _inverse_deviation(rows, dims, epsilon)
     found: Tensor = (arrived - arrived.mean(dims, keepdim=True)).mul_(inverse).reshape(x.shape)
     return found
+
+
+def _inverse_deviation(rows: Tensor, dims: tuple[int, ...], epsilon: float) -> Tensor:
+    """One over the deviation: of PyTorch's kernel, or where a graph is created, of a formula.
+
+    The kernel's is a constant to autograd.
+    """
+    if torch.is_grad_enabled():
+        return (rows.var(dims, correction=0, keepdim=True) + epsilon).rsqrt()
+    return torch.native_layer_norm(rows, [rows.shape[d] for d in dims], None, None, epsilon)[2]
 
 
 class NoRule(RelevanceRule):
@@ -216,23 +235,18 @@ class NoRule(RelevanceRule):
     def attach(self, step: Step, flow: RelevanceFlow) -> None:
         def sent(place: int, gradient: Tensor | None) -> Tensor | None:
             if gradient is not None:
-                flow.take(step.function, -_relevance(gradient, step.values[place].tensor))
+                flow.take(step.function, -relevance_of(gradient, step.values[place].tensor))
             return gradient
 
         def arrived(gradient: Tensor) -> None:
             assert step.result is not None
-            part = _relevance(gradient, step.result.tensor)
+            part = relevance_of(gradient, step.result.tensor)
             flow.take(step.function, part)
             flow.watch(step.function, part)
             for place, entrance in step.entrances.items():
                 flow.give(entrance, partial(sent, place))
 
         flow.arriving(step, arrived)
-
-
-def _relevance(gradient: Tensor, value: Tensor) -> Tensor:
-    """Value times gradient, of complex numbers too."""
-    return (gradient.conj() * value).real if value.is_complex() else gradient * value
 
 
 class ConstantTerms(RelevanceRule):
@@ -338,8 +352,7 @@ def _normalised(step: Step) -> Tensor:
     x, options = step.values[0].tensor, dict(step.options)
     shape = () if step.function in ("group_norm", "instance_norm") else (options.pop("normalized_shape"),)
     groups = (options.pop("num_groups"),) if step.function == "group_norm" else ()
-    with torch.no_grad():
-        found: Tensor = getattr(F, step.function)(x, *shape, *groups, **options)
+    found: Tensor = getattr(F, step.function)(x, *shape, *groups, **options)
     return found
 
 

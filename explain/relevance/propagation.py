@@ -126,11 +126,11 @@ class RelevanceFlow:
             for place, entrance in entrances.items():
                 sent = found if isinstance(found, Tensor) else found.get(place)
                 if sent is not None:
-                    self.give(entrance, partial(send_always, sent.to(gradient.dtype)))
+                    self.give(entrance, partial(send_always, sent))
 
         def after(gradient: Tensor, plain: Tensor) -> Tensor:
             found = back(gradient)
-            return (found if isinstance(found, Tensor) else found[0]).to(gradient.dtype)
+            return found if isinstance(found, Tensor) else found[0]
 
         if entrances:
             self._arriving(rectifier or exit.node, 0 if rectifier else exit.output, arrived)
@@ -249,6 +249,11 @@ class LinearRule(RelevanceRule):
 
     acts_on: ClassVar[type] = LinearNode
     minimums = {"epsilon": 0, "alpha": 1, "beta": 0, "gamma": 0}
+
+
+def relevance_of(gradient: Tensor, value: Tensor | float) -> Tensor:
+    """Value times gradient, of complex numbers too."""
+    return (gradient.conj() * value).real if gradient.is_complex() else gradient * value
 
 
 def send_always(sent: Tensor, gradient: Tensor | None) -> Tensor:

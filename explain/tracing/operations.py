@@ -119,7 +119,7 @@ class ConstantRecorder:
     def seen(self, call: Call, result: Any) -> Any:
         """Note what a call adds; return its result, in the graph."""
         info, args = call.info, call.args
-        if not isinstance(result, Tensor) or not result.is_floating_point():
+        if not isinstance(result, Tensor) or not (result.is_floating_point() or result.is_complex()):
             return self.derive(call, result)
         if info.has("biased"):
             code = getattr(call.function, "__code__", None)  # functions written in Python have an order of their own
@@ -199,7 +199,8 @@ class ConstantRecorder:
 
     def _note(self, value: Tensor | float, result: Tensor) -> None:
         if result.requires_grad:
-            lies = isinstance(value, Tensor) and value.numel() > 1
+            # Complex numbers are of frequencies, and not of places.
+            lies = isinstance(value, Tensor) and value.numel() > 1 and not result.is_complex()
             value = detached(value) if isinstance(value, Tensor) else value
             self.found.append(AddedConstant(value, get_gradient_edge(result), lies_on_input=lies))
 

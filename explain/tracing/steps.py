@@ -301,7 +301,9 @@ class StepRecorder(Tracer):
             x, y = step.values[0].tensor, detached(result)
             step.offset = _at_zero(call, x)
             if call.in_place:
-                step.slope, step.values = slope(x, y, step.offset), {}
+                with torch._C.DisableTorchFunction():  # with a graph, another recorder would take it for the model's
+                    step.slope = slope(x, y, step.offset)
+                step.values = {}
             else:
                 step.values = {0: step.values[0], 1: self._keeper.keep(y)}
 
@@ -338,8 +340,7 @@ def _at_zero(call: Call, x: Tensor) -> Tensor | None:
     apart = call.out_of_place() if call.in_place else call
     if apart is None:
         return None
-    with torch.no_grad():
-        found: Tensor = apart.made({0: x.new_zeros([1] * min(x.ndim, 1))}).detach().nan_to_num(0, 0, 0)
+    found = detached(apart.made({0: x.new_zeros([1] * min(x.ndim, 1))})).nan_to_num(0, 0, 0)
     return found if bool(found.any()) else None
 
 

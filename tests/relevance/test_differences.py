@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -250,3 +251,55 @@ def test_reveal_cancel_is_refused_where_it_does_not_apply() -> None:
         explain.attribute(model, random(0, 1, 3, 8, 8), DeepLIFT(rule="revealcancel"), target=0)
     with pytest.raises(MethodError, match="rule of deeplift must"):
         DeepLIFT(rule="both")  # type: ignore[arg-type]
+
+
+class Complex(nn.Module):
+    """A layer, something with complex numbers, and a head."""
+
+    def __init__(self, function: Callable[[nn.Module, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.function, self.first, self.head = function, nn.Conv2d(3, 4, 3), nn.Linear(4, 2)
+        settled(self)
+        self.weight = nn.Parameter(torch.complex(random(1, 4, 3, 3), random(2, 4, 3, 3)))
+        self.matrix = nn.Parameter(torch.complex(random(3, 3, 3), random(4, 3, 3)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.function(self, self.first(x))
+        return self.head(torch.view_as_real(y).sum(-1).mean((2, 3)))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda net, h: torch.fft.fft2(h) * net.weight,
+        lambda net, h: net.weight * h,
+        lambda net, h: torch.fft.fft2(h) / net.weight,
+        lambda net, h: net.matrix @ torch.fft.fft2(h),
+        lambda net, h: torch.einsum("nchw,wv->nchv", torch.fft.fft2(h), net.matrix),
+    ],
+    ids=["product", "real signal", "quotient", "matmul", "einsum"],
+)
+def test_differences_of_a_linear_network_with_complex_weights_are_its_gradient(function: Any) -> None:
+    model, x = Complex(function).double(), random(5, 2, 3, 5, 5).requires_grad_()
+    (gradient,) = torch.autograd.grad(model(x)[:, 1].sum(), x)
+    values = explain.attribute(model, x.detach(), DeepLIFT(0.25), target=1).values
+    assert torch.allclose(values, gradient * (x - 0.25), rtol=1e-10, atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda net, h: torch.fft.fft2(h) * torch.fft.fft2(h.tanh()),
+        lambda net, h: torch.fft.fft2(h) * h,
+        lambda net, h: torch.fft.fft2(h) @ torch.fft.fft2(h).mH,
+        lambda net, h: net.weight / (torch.fft.fft2(h) + 9),
+        lambda net, h: (torch.fft.fft2(h) / 9).tanh(),
+        lambda net, h: torch.fft.fft2(h) * torch.fft.fft2(h).abs(),
+    ],
+    ids=["product", "real factor", "matmul", "quotient", "activation", "magnitude"],
+)
+def test_differences_add_up_through_complex_numbers(function: Any) -> None:
+    model, x = Complex(function).double(), random(5, 2, 3, 5, 5)
+    values = explain.attribute(model, x, DeepLIFT(0.25), target=1).values
+    expected = (model(x) - model(torch.full_like(x, 0.25)))[:, 1]
+    assert torch.allclose(values.flatten(1).sum(1), expected, rtol=1e-10, atol=1e-13)

@@ -341,6 +341,7 @@ ADDITIONS: dict[str, Callable[[Any, torch.Tensor], torch.Tensor]] = {
     "constants that something is written into": filled,
     "of its shape": lambda net, x: x + torch.full_like(x, 0.3) - x.new_ones(x.shape),
     "numbers": lambda net, x: 1 - (x * 2 - 1) + 0.25,
+    "complex numbers": lambda net, x: torch.fft.ifft2(torch.fft.fft2(x) + (0.5 + 0.2j) * (net.mean + 1)).real,
 }
 
 
