@@ -79,6 +79,7 @@ def plain(row: Row, metrics: Sequence[str]) -> dict[str, Any]:
     box = row.box
     found |= zip(OF_PHOTO, (*row.size, box.left, box.top, box.right, box.bottom, *row.input_size), strict=True)
     found["boxes"] = [list(box) for box in row.boxes]
+    found["labels"] = list(row.labels)
     return found | {metric: row.metrics.get(metric) for metric in metrics}
 
 
@@ -91,6 +92,7 @@ def schema_of(arrow: Any, metrics: Sequence[str]) -> Any:
     """Return the schema of a table in Arrow."""
     kinds = {name: arrow.type_for_alias(kind) for name, kind in (OF_ROW | OF_PHOTO).items()}
     kinds["boxes"] = arrow.list_(arrow.list_(arrow.float64()))
+    kinds["labels"] = arrow.list_(arrow.string())
     kinds |= dict.fromkeys(metrics, arrow.float64())
     return arrow.schema({**kinds, "map_shape": arrow.list_(arrow.int32()), "map": arrow.list_(arrow.float32())})
 
@@ -107,14 +109,18 @@ def arrow_modules() -> tuple[Any, Any]:
 
 def _to_text(run: StoredRun, metrics: Sequence[str], path: Path, as_csv: bool) -> int:
     with path.open("w", encoding="utf-8", newline="" if as_csv else None) as file:
-        table = csv.DictWriter(file, [*OF_ROW, *OF_PHOTO, "boxes", *metrics], lineterminator="\n")
+        table = csv.DictWriter(file, [*OF_ROW, *OF_PHOTO, "boxes", "labels", *metrics], lineterminator="\n")
         if as_csv:
             table.writeheader()
         count = 0
         for count, row in enumerate(run.rows(), 1):  # noqa: B007
             columns = plain(row, metrics)
             if as_csv:
-                table.writerow({**columns, "boxes": json.dumps(columns["boxes"]) if row.boxes else None})
+                lists = {
+                    "boxes": json.dumps(columns["boxes"]) if row.boxes else None,
+                    "labels": json.dumps(columns["labels"], ensure_ascii=False) if row.labels else None,
+                }
+                table.writerow({**columns, **lists})
             else:
                 file.write(json.dumps(columns, ensure_ascii=False) + "\n")
     return count

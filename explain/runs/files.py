@@ -16,7 +16,7 @@ from typing import Any
 from explain._utils.errors import ExplainError, ImageError, RunError, did_you_mean, shown
 from explain.data.images import EXTENSIONS
 from explain.runs import sources
-from explain.runs.sources import Content, DataSet, Entry, Folder, Photos, Source, as_boxes, as_label, stamp, text
+from explain.runs.sources import Content, DataSet, Entry, Folder, Label, Photos, Source, as_boxes, as_label, stamp, text
 
 PATHS = ("path", "image", "file", "filename", "photo")
 LABELS = ("label", "class", "target")
@@ -63,11 +63,10 @@ class PhotoList(Source):
             try:
                 entry = self._entry(row)
                 before = found.get(entry.name, entry)
-                if None not in (before.label, entry.label) and before.label != entry.label:
-                    raise RunError(f"photo {entry.name!r} is labelled {before.label!r} and {entry.label!r}; keep one")
-                label, boxes = before.label if entry.label is None else entry.label, (*before.boxes, *entry.boxes)
-                found[entry.name] = replace(before, label=label, boxes=tuple(dict.fromkeys(boxes)))
-            except (ExplainError, ValueError) as error:  # of JSON among the boxes
+                labels = dict.fromkeys((*_each_label(before.label), *_each_label(entry.label)))
+                boxes = dict.fromkeys((*before.boxes, *entry.boxes))
+                found[entry.name] = replace(before, label=as_label(list(labels)), boxes=tuple(boxes))
+            except (ExplainError, ValueError, RecursionError) as error:  # of JSON among the boxes
                 raise RunError(f"source {str(self.file)!r}, photo {number}: {error}") from None
         return found
 
@@ -103,6 +102,12 @@ class PhotoList(Source):
         if not isinstance(rows, list):
             raise RunError(f"source {str(self.file)!r} must hold a JSON list, got {type(rows).__name__}; make one")
         return rows
+
+
+def _each_label(label: Label) -> tuple[str | int, ...]:
+    if label is None:
+        return ()
+    return label if isinstance(label, tuple) else (label,)
 
 
 SHARD_LABELS = ("cls", "txt", "json")
@@ -207,11 +212,11 @@ def _labelled(entry: Entry, files: Mapping[str, Any]) -> Entry:
         about = about if isinstance(about, dict) else {}
         label = as_label(about.get("label"))
         if "cls" in files:
-            label = int(files["cls"].decode("ascii").strip())
+            label = as_label(int(files["cls"].decode("ascii").strip()))
         elif "txt" in files:
             label = files["txt"].decode("utf-8").strip()
         return replace(entry, label=label, boxes=as_boxes(about.get("boxes")))
-    except (ValueError, ExplainError) as error:
+    except (ValueError, ExplainError, RecursionError) as error:
         return Entry(entry.name, problem=f"label of {entry.name!r} cannot be read ({error}); pack the shard again")
 
 

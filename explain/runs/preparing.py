@@ -179,7 +179,7 @@ class Labels:
 
     >>> labels = Labels(["tench, Tinca tinca", "goldfish"], classes=["goldfish", "tench"])
     >>> labels.of(0), labels.of("tinca_tinca"), labels.of("shark")
-    ((1, 'goldfish'), (0, 'tench, Tinca tinca'), (None, 'shark'))
+    ([(1, 'goldfish')], [(0, 'tench, Tinca tinca')], [(None, 'shark')])
     """
 
     categories: Sequence[str] | None = None
@@ -195,15 +195,26 @@ class Labels:
             self._known.update(own)
         self._by_name = any(self._known.get(_plain(name)) is not None for name in self.classes or ())
 
-    def of(self, label: Label) -> tuple[int | None, str | None]:
-        """Return the class of the model that a label of the source means, and the label as text."""
+    def of(self, label: Label) -> list[tuple[int | None, str]]:
+        """Return the class of the model and the text of each label that is true of a photo; none where none is known.
+
+        A list with as many zeros and ones as there are classes says of each class whether it is true.
+        """
         if label is None:
-            return None, None
+            return []
+        if not isinstance(label, tuple):
+            return [self._of_one(label)]
+        names = self.categories if self.classes is None else self.classes
+        if names is not None and len(label) == len(names) and set(label) <= {0, 1}:
+            label = tuple(number for number, is_true in enumerate(label) if is_true)
+        return [self._of_one(each) for each in dict.fromkeys(label)]
+
+    def _of_one(self, label: str | int) -> tuple[int | None, str]:
         if isinstance(label, str):
             index = self._known.get(_plain(label))
             return index, label if index is None else class_label(self.categories, index)
         if self._by_name and self.classes is not None and 0 <= label < len(self.classes):
-            return self.of(self.classes[label])
+            return self._of_one(self.classes[label])
         if label < 0 or (self.categories is not None and label >= len(self.categories)):
             return None, str(label)
         return label, class_label(self.categories, label)
@@ -214,15 +225,23 @@ def _plain(name: str) -> str:
 
 
 class KnownPhoto(NamedTuple):
-    """The columns of ``photos`` that identify a photo; ``boxes`` as JSON."""
+    """The columns of ``photos`` that identify a photo; ``labels`` and ``boxes`` as JSON."""
 
     stamp: str | None
     sha256: str
     width: int
     height: int
-    label: str | None
-    label_class: int | None
+    labels: str | None
     boxes: str | None
+
+
+def labels_as_text(labels: Sequence[tuple[int | None, str]]) -> str | None:
+    """Return labels as they are stored: the class of the model, which may be none, and the text of each.
+
+    >>> labels_as_text([(3, "cat"), (None, "roof")]), labels_as_text([])
+    ('[[3, "cat"], [null, "roof"]]', None)
+    """
+    return json.dumps(labels, ensure_ascii=False) if labels else None
 
 
 def boxes_as_text(boxes: tuple[Corners, ...]) -> str | None:

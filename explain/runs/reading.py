@@ -34,8 +34,10 @@ class Row:
     """The result of one method for one target of one photo.
 
     ``label`` is the source's class of the photo, ``prediction`` the model's, ``target`` the explained one; a number
-    ends in ``_class``. ``box`` is the part of the photo that the model saw, ``boxes`` are those of the object, both in
-    pixels of the photo. ``metrics`` has a figure by name, None where it is not defined. ``uncentred`` says that a pixel
+    ends in ``_class``. ``labels`` are all that are true of it; of several, ``label`` is the one that the model finds
+    most probable, so that a prediction of any of them is right. ``box`` is the part of the photo that the model saw,
+    ``boxes`` are those of the object, both in pixels of the photo. ``metrics`` has a figure by name, None where it is
+    not defined. ``uncentred`` says that a pixel
     without influence has another value than zero, as in RISE: pictures take the mean of the map for it.
     """
 
@@ -58,6 +60,7 @@ class Row:
     box: Box
     input_size: tuple[int, int]
     boxes: tuple[Corners, ...] = ()
+    labels: tuple[str, ...] = ()
     delta: float | None = None
     runs: int | None = None
     error: float | None = None
@@ -338,6 +341,7 @@ def row_of(
 ) -> Row:  # fmt: skip
     """Return a row from the columns of its photo and its result."""
     layer, boxes = result["layer"], photo["boxes"]
+    labels = json.loads(photo["labels"] or "[]")
     same = {name: value for name, value in {**photo, **result}.items() if name in Row.__dataclass_fields__}
     return Row(**{
         **same, "target_class": result["class"], "prediction_probability": photo["probability"],
@@ -345,6 +349,6 @@ def row_of(
         "size": (photo["width"], photo["height"]), "input_size": (photo["input_height"], photo["input_width"]),
         "box": Box(photo["left"], photo["top"], photo["right"], photo["bottom"]),
         "boxes": () if boxes is None else tuple(tuple(box) for box in json.loads(boxes)),
-        "metrics": metrics, "style": style, "uncentred": uncentred,
+        "labels": tuple(label for _, label in labels), "metrics": metrics, "style": style, "uncentred": uncentred,
         "_stored": (result["map"], tuple(json.loads(result["shape"])), result["scale"]),
     })  # fmt: skip

@@ -215,7 +215,8 @@ class RunRequest:
 
     def _columns(self, photo: Prepared, labels: Labels, probabilities: torch.Tensor | None) -> tuple[Any, ...]:
         """The columns of ``photos``."""
-        index, label = labels.of(photo.label)
+        true_labels = labels.of(photo.label)
+        index, label = _most_probable(true_labels, probabilities)
         best, outputs = None, self.explainer._outputs
         if probabilities is not None and outputs is not None:
             best = replace(outputs, exclusive=True).predicted(probabilities, self.explainer.categories, 1)[0]
@@ -226,7 +227,7 @@ class RunRequest:
             None if single else _probability(probabilities, index),
             *((best.label, None if single else best.category, best.probability) if best else (None, None, None)),
             photo.box.left, photo.box.top, photo.box.right, photo.box.bottom, *map(int, photo.x.shape[-2:]),
-            preparing.boxes_as_text(photo.boxes),
+            preparing.boxes_as_text(photo.boxes), preparing.labels_as_text(true_labels),
         )  # fmt: skip
 
 
@@ -236,6 +237,15 @@ def _set_figures(attribution: Attribution, image: int) -> dict[str, float | None
         return {}
     sets = attribution.sets[image]
     return {f"set_{name}": getattr(sets[0], name) if sets else None for name in ("size", "alone", "without")}
+
+
+def _most_probable(
+    labels: Sequence[tuple[int | None, str]], probabilities: torch.Tensor | None
+) -> tuple[int | None, str | None]:
+    """Of several labels that are true, the one that the model finds most probable: a prediction of any is right."""
+    if not labels:
+        return None, None
+    return max(labels, key=lambda label: _probability(probabilities, label[0]) or 0.0)
 
 
 def _probability(known: torch.Tensor | None, index: int | None) -> float | None:
@@ -451,8 +461,9 @@ class RunCall:
         return same and self._same_about(entry.name, photo.label, photo.boxes)
 
     def _same_about(self, name: str, label: Label, boxes: tuple[Corners, ...]) -> bool:
-        before, (index, shown) = self.known[name], self.job.labels.of(label)
-        return (before.label, before.label_class, before.boxes) == (shown, index, preparing.boxes_as_text(boxes))
+        before = self.known[name]
+        labels = preparing.labels_as_text(self.job.labels.of(label))
+        return (before.labels, before.boxes) == (labels, preparing.boxes_as_text(boxes))
 
     def report(self) -> None:
         """Tell the caller of the progress."""

@@ -17,7 +17,8 @@ from PIL import Image
 from explain._utils.errors import ImageError, RunError, shown
 from explain.data.images import photos_in
 
-Label: TypeAlias = str | int | None
+Label: TypeAlias = str | int | tuple[str | int, ...] | None
+"""A class by its name or number, several of them where several are true of a photo, or None where none is known."""
 Corners: TypeAlias = tuple[float, float, float, float]
 
 
@@ -193,17 +194,33 @@ def as_image(value: Any) -> Any:
     return value.get("bytes") or value.get("path") if isinstance(value, Mapping) else value
 
 
-def as_label(value: Any) -> Label:
-    """Return a label as text or a whole number; None for anything else, such as several labels.
+MAX_LABEL_BITS = 63  # of a number that is a class, and that a database holds
 
-    >>> as_label(torch.tensor(3)), as_label("cat"), as_label([1, 2])
-    (3, 'cat', None)
+
+def as_label(value: Any) -> Label:
+    """Return a label as text or a whole number, a tuple of these where there are several, and None for anything else.
+
+    >>> as_label(torch.tensor(3)), as_label("cat"), as_label([1, "dog"]), as_label(3.0), as_label({"boxes": []})
+    (3, 'cat', (1, 'dog'), 3, None)
     """
     if isinstance(value, (torch.Tensor, np.ndarray, np.generic)):
-        value = value.item() if math.prod(value.shape) == 1 else None
+        value = value.tolist()
+    if not isinstance(value, (list, tuple)):
+        return _as_one_label(value)
+    labels = tuple(label for each in value if (label := _as_one_label(each)) is not None)
+    return labels if len(labels) > 1 else next(iter(labels), None)
+
+
+def _as_one_label(value: Any) -> str | int | None:
     if isinstance(value, str):
-        return value
-    return int(value) if isinstance(value, int) and not isinstance(value, bool) else None
+        return value.encode("utf-8", "backslashreplace").decode()  # half of a character is no text that can be stored
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, int) and value.bit_length() < MAX_LABEL_BITS:
+        return int(value)
+    if isinstance(value, int):
+        return shown(value)
+    return f"{value:.6g}" if isinstance(value, float) and not math.isnan(value) else None
 
 
 def as_boxes(value: Any) -> tuple[Corners, ...]:
@@ -222,7 +239,7 @@ def as_boxes(value: Any) -> tuple[Corners, ...]:
     rows = value if isinstance(value, Sequence) and isinstance(value[0], (list, tuple)) else [value]
     try:
         found = [tuple(float(edge) for edge in row) for row in rows]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         found = [()]
     for row in found:
         if len(row) != 4 or not (np.isfinite(row).all() and row[0] < row[2] and row[1] < row[3]):

@@ -27,7 +27,7 @@ from explain.runs.manifest import described_method, must_agree
 from explain.runs.preparing import Failed
 from explain.runs.sources import Entry, text
 
-FORMAT = 2
+FORMAT = 3
 """The version of the tables."""
 APPLICATION = 0x4578706C  # by which a file is known as a run: "Expl"
 
@@ -45,6 +45,7 @@ lowest or the highest first."""
 PHOTO = (
     "name", "path", "stamp", "sha256", "width", "height", "label", "label_class", "label_probability", "prediction",
     "prediction_class", "probability", "left", "top", "right", "bottom", "input_height", "input_width", "boxes",
+    "labels",
 )  # fmt: skip
 RESULT = (
     "method", "target", "class", "score", "probability", "layer", "delta", "runs", "error", "shape", "scale", "content",

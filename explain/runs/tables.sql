@@ -23,7 +23,7 @@ CREATE TABLE photos (
     sha256 TEXT NOT NULL,             -- of the upright RGB pixels, or of the tensor
     width INTEGER NOT NULL,
     height INTEGER NOT NULL,
-    label TEXT,                       -- the class that the source gives
+    label TEXT,                       -- the class that the source gives; of several, the one most probable to the model
     label_class INTEGER,              -- the class of the model; NULL where the label is none of the model's
     label_probability REAL,
     prediction TEXT,                  -- of the model; NULL where it gives no class scores
@@ -33,6 +33,7 @@ CREATE TABLE photos (
     input_height INTEGER NOT NULL,
     input_width INTEGER NOT NULL,
     boxes TEXT,                       -- JSON: [[x0, y0, x1, y1], ...] in pixels of the photo, ends exclusive
+    labels TEXT,                      -- JSON: [[class of the model or null, label], ...], all that are true
     digest INTEGER NOT NULL           -- of all cells but the id and the stamp
 );
 

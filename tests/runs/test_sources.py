@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
+import math
 import os
 import sys
 import tarfile
@@ -16,12 +18,13 @@ import pytest
 import torch
 from PIL import Image
 
+import explain
 from explain import ImageError, RunError
 from explain.data.images import load_image
 from explain.runs import Entry, Source
 from explain.runs.files import source_of
 from explain.runs.preparing import Labels
-from tests.runs.networks import folder_of, picture
+from tests.runs.networks import as_it_is, explainer, folder_of, picture
 
 
 def listed(source: Source) -> list[tuple[str, Any, Any]]:
@@ -117,7 +120,8 @@ def test_json_lists_hold_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.csv", "path,label\na.png,cat\na.png,dog\n", "'cat'"),
+        ("a.json", f'[{{"path": "a.png", "boxes": [0, 0, 1{"0" * 400}, 3]}}]', "photo 1: boxes must"),
+        ("a.csv", f"path,boxes\na.png,{'[' * 50000}\n", "photo 1"),
         ("a.csv", "path,x0,y0,x1,y1\na.png,5,0,2,2\n", "photo 1: boxes must"),
         ("a.csv", "path,boxes\na.png,[1\n", r"photo 1: Expecting"),
         ("a.csv", "path,x0\na.png,5\n", "photo 1: boxes must"),
@@ -293,17 +297,65 @@ def test_what_is_no_source_is_refused(given: Any, message: str) -> None:
         source_of(given)
 
 
+@pytest.mark.parametrize(
+    ("label", "labels"),
+    [
+        ("a\ud800", ("a\\ud800",)),
+        (2**63, (str(2**63),)),
+        (3.0, ("fishing reel",)),
+        (2.5, ("2.5",)),
+        (True, ("owl",)),
+        ([1], ("owl",)),
+        ([1, 3], ("owl", "fishing reel")),
+        (np.array([0, 1, 0, 1, 0]), ("owl", "fishing reel")),
+        (math.nan, ()),
+        ({"boxes": [[0, 0, 1, 1]]}, ()),
+    ],
+)
+def test_labels_of_any_kind_are_kept(label: Any, labels: tuple[str, ...], tmp_path: Path) -> None:
+    made = explainer(categories=["cat", "owl", "dog", "fishing reel", "e"])
+    run = explain.run([(picture(0), label), (picture(1), 0)], made, output=tmp_path / "run.sqlite", workers=0)
+    first, second = run.rows()
+    assert (first.labels, second.labels) == (labels, ("cat",))
+    again = explain.run([(picture(0), label), (picture(1), 0)], made, output=tmp_path / "run.sqlite", workers=0)
+    assert len(again) == 2
+
+
+def test_a_prediction_that_is_one_of_several_labels_is_right(tmp_path: Path) -> None:
+    made = explainer(categories=list("abcde"))
+    photos = [picture(number) for number in range(6)]
+    best = made.model(torch.stack([as_it_is(photo) for photo in photos])).argmax(1).tolist()
+    labelled = [(photo, [(top + 1) % 5, top]) for photo, top in zip(photos[:4], best, strict=False)]
+    labelled += [(photo, [(top + 1) % 5, (top + 2) % 5]) for photo, top in zip(photos[4:], best[4:], strict=True)]
+    run = explain.run(labelled, made, output=tmp_path / "run.sqlite", workers=0)
+    rows = list(run.rows())
+    assert [row.correct for row in rows] == [True] * 4 + [False] * 2
+    assert [set(row.labels) for row in rows] == [{"abcde"[label] for label in labels} for _, labels in labelled]
+    assert sum(pair.count for pair in run.insight().pairs) == 2
+    run.export(tmp_path / "run.csv")
+    with (tmp_path / "run.csv").open(newline="") as file:
+        exported = [json.loads(line["labels"]) for line in csv.DictReader(file)]
+    assert exported == [list(row.labels) for row in rows]
+    lines = "".join(f"{number}.png,{'ab'[kind]}\n" for kind in range(2) for number in range(2))
+    (tmp_path / "list.csv").write_text(f"path,label\n{lines}")
+    for number in range(2):
+        photos[number].save(tmp_path / f"{number}.png")
+    listed = explain.run(tmp_path / "list.csv", made, output=tmp_path / "listed.sqlite", workers=0)
+    assert [row.labels for row in listed.rows()] == [("a", "b")] * 2
+
+
 def test_labels_are_found_by_name_and_never_guessed() -> None:
     labels = Labels(["tench, Tinca tinca", "crane", "crane", "golden retriever", "retriever, tench"])
-    assert labels.of("Golden_Retriever") == (3, "golden retriever")
-    assert labels.of("tench") == (None, "tench")  # a part of two labels
-    assert labels.of("tinca-tinca") == (0, "tench, Tinca tinca")
-    assert labels.of("crane") == (None, "crane")
-    assert labels.of("dog") == (None, "dog")
-    assert labels.of(4) == (4, "retriever, tench")
-    assert labels.of(5) == (None, "5")
-    assert labels.of(None) == (None, None)
-    assert Labels(None).of(7) == (7, "class 7")
+    assert labels.of("Golden_Retriever") == [(3, "golden retriever")]
+    assert labels.of("tench") == [(None, "tench")]  # a part of two labels
+    assert labels.of("tinca-tinca") == [(0, "tench, Tinca tinca")]
+    assert labels.of("crane") == [(None, "crane")]
+    assert labels.of("dog") == [(None, "dog")]
+    assert labels.of(4) == [(4, "retriever, tench")]
+    assert labels.of(5) == [(None, "5")]
+    assert labels.of(None) == []
+    assert Labels(None).of(7) == [(7, "class 7")]
     named = Labels(["cat", "dog", "owl"], classes=["owl", "bat", "cat"])
-    assert [named.of(number) for number in range(3)] == [(2, "owl"), (None, "bat"), (0, "cat")]
-    assert Labels(["cat", "dog"], classes=["n01", "n02"]).of(1) == (1, "dog")  # none of its names is known here
+    assert named.of((0, 1, 2, 0)) == [(2, "owl"), (None, "bat"), (0, "cat")]
+    assert named.of((1, 0, 1)) == [(2, "owl"), (0, "cat")]  # zeros and ones for each class
+    assert Labels(["cat", "dog"], classes=["n01", "n02"]).of(1) == [(1, "dog")]  # none of its names is known here
