@@ -209,6 +209,10 @@ class Labels:
             label = tuple(number for number, is_true in enumerate(label) if is_true)
         return [self._of_one(each) for each in dict.fromkeys(label)]
 
+    def first_class(self, label: Label) -> int | None:
+        """Return the first class of the model that a photo with this label has."""
+        return next((index for index, _ in self.of(label) if index is not None), None)
+
     def _of_one(self, label: str | int) -> tuple[int | None, str]:
         if isinstance(label, str):
             index = self._known.get(_plain(label))

@@ -186,7 +186,7 @@ class LabelQuestion(RunRequest):
 
     def answers(self, photos: list[Prepared], labels: Labels) -> list[PhotoRecord]:
         if self.by_label:
-            known = [labels.of(photo.label)[0] for photo in photos]
+            known = [labels.first_class(photo.label) for photo in photos]
             self.targets = as_targets(None if None in known else known)
         return super().answers(photos, labels)
 
@@ -218,7 +218,7 @@ class MonitoredPhotos:
         photos = [replace(p, entry=replace(p.entry, name=stored_name(step, p.entry.name))) for p in self.photos]
         found: dict[str, PhotoRecord | Failed] = {}
         for labelled in (True, False):
-            group = [photo for photo in photos if (self.labels.of(photo.label)[0] is not None) is labelled]
+            group = [photo for photo in photos if (self.labels.first_class(photo.label) is not None) is labelled]
             for batch in self.question.each(group, self.labels):
                 found |= {each.name if isinstance(each, Failed) else each.photo[0]: each for each in batch}
         return [found[photo.entry.name] for photo in photos]
