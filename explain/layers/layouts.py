@@ -391,12 +391,12 @@ def _centre(change: Tensor) -> Tensor:
 class JointTokens:
     """Tokens of a photo in a sequence of ``length`` with those of a text: where they are, and how they lie.
 
-    ``read`` are the tokens that the text's next ones are read from.
+    ``read`` are the tokens that the text's next ones are read from, of each image or of all alike.
     """
 
     length: int
     photo: Sequence[int]
-    read: Sequence[int]
+    read: Sequence[Sequence[int]]
     size: Size
 
 
@@ -416,7 +416,7 @@ class Grids:
     known: Callable[[str], tuple[Grid | None, str]] | None = None
     layout: Callable[[str, Size], Layout | None] | None = None
     strict: bool = False
-    of_text: tuple[int, Sequence[int], Sequence[int], Size | None] | None = None
+    of_text: tuple[int, Sequence[int], Sequence[Sequence[int]], Size | None] | None = None
     """`JointTokens` of a language model; without a size, they lie as the photo does, behind extra ones."""
 
     @property

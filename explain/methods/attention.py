@@ -79,7 +79,8 @@ def _of_rows(matrix: torch.Tensor, last: AttentionMap, evidence: Evidence, *, cl
     if joint is None:
         return matrix[:, 0] if class_token else matrix.mean(1)
     if last.gradient is None:
-        return matrix[:, list(joint.read)].mean(1)
+        places = torch.tensor([list(row) for row in joint.read], device=matrix.device)[..., None]
+        return matrix.gather(1, places.expand(len(matrix), -1, matrix.shape[2])).mean(1)
     read = _rows_read(last)
     return (matrix * read).sum(1) / read.sum(1).clamp(min=1)
 

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from explain._utils.errors import ModelError, TargetError, quiet, shown
+from explain._utils.errors import ModelError, TargetError, quiet, shown, warn
 from explain.data.inputs import Inputs
 from explain.hooks import HookGroup
 from explain.hooks.preserve import untouched
@@ -261,11 +261,41 @@ def _tokenized(model: nn.Module, texts: Sequence[Text]) -> dict[str, torch.Tenso
     written = [each.name for each in texts]
     tokenizer = need_tokenizer(model, f"the text {written[0]!r}")
     if not hasattr(tokenizer, "convert_ids_to_tokens"):  # of open_clip: a function of texts
+        _warn_of_cut(written, tokenizer, tokenizer)
         return {"ids": tokenizer(written).to(device)}
     config = getattr(model, "config", None)
     length = getattr(getattr(config, "text_config", config), "max_position_embeddings", None)
-    given = tokenizer(written, padding="max_length", truncation=True, max_length=length, return_tensors="pt")
+    how = {"padding": "max_length", "truncation": True, "max_length": length, "return_tensors": "pt"}
+    _warn_of_cut(written, tokenizer, lambda texts: tokenizer(texts, **how)["input_ids"])
+    given = tokenizer(written, **how)
     return {"ids" if name == "input_ids" else name: each.to(device) for name, each in given.items()}
+
+
+def _warn_of_cut(texts: Sequence[str], tokenizer: Any, ids_of: Callable[[list[str]], torch.Tensor]) -> None:
+    """Warn of texts that have more tokens than ``ids_of`` gives: ids ``(N, L)`` of one length, filled up with padding.
+
+    A tokenizer that cannot say how many a text has gives those of its words one by one.
+    """
+    padding = ids_of([""])[0, -1]
+
+    def lengths(texts: Sequence[str]) -> list[int]:
+        is_padding = (ids_of(list(texts)) == padding).long()
+        return (is_padding.shape[1] - is_padding.flip(1).cumprod(1).sum(1)).tolist()
+
+    (special,) = lengths([""])
+    ids = ids_of(list(texts))
+    if special >= ids.shape[1] - 1:  # padding comes first
+        return
+    for text, length in zip(texts, lengths(texts), strict=True):
+        if length < ids.shape[1] - 1:  # there is room for more; the last token may look like padding
+            continue
+        if hasattr(tokenizer, "tokenize"):
+            count = len(tokenizer.tokenize(text))
+        else:
+            count = sum(each - special for each in lengths(text.split()))
+        if length - special < count:
+            what = f"the model reads {length - special} of the {count} tokens of the text {shown(text)}"
+            warn(f"{what}; the rest is cut off: write a shorter one")
 
 
 def tokenizer_of(model: nn.Module) -> Any:
@@ -382,18 +412,21 @@ def with_answers(model: nn.Module, inputs: Inputs, targets: Sequence[Target]) ->
     if not isinstance(prompt, torch.Tensor) or prompt.ndim != 2 or len(prompt) != len(inputs):
         got = f'{inputs}; use explain.attribute(model, dict(processor(images=photo, text=prompt, return_tensors="pt")))'
         raise TargetError(f'inputs must have the prompt of each photo as "input_ids" (N, L) for an answer, got {got}')
+    inputs = _with_padding(model, inputs)
     ids = _ids(model, inputs, answers[0])
     longer = _behind(inputs, ids)
+    end = _ends(inputs.kwargs)[:, None] - 1
     with torch.no_grad(), untouched(model):
-        alone, all_of_it = _logits(inputs.call(model), len(prompt)), _logits(longer.call(model), len(prompt))
+        alone = _at(_logits(inputs.call(model), len(prompt)), end)
+        last = _at(_logits(longer.call(model), len(prompt)), end)
         layer, embedded = find_embedding(model, longer.kwargs["input_ids"], lambda: longer.call(model))
-    last = all_of_it[:, -len(ids) - 1]
-    if not torch.allclose(alone[:, -1], last, rtol=1e-3, atol=1e-3 * float(last.abs().max())):
+    if not torch.allclose(alone, last, rtol=1e-3, atol=1e-3 * float(last.abs().max())):
         remedy = "give the argument that marks the answer, such as token_type_ids"
         raise ModelError(f"model must predict words from those before, {type(model).__name__} looks behind; {remedy}")
-    numbers, patches = longer.kwargs["input_ids"][0].tolist(), _image_ids(model)
+    numbers = longer.kwargs["input_ids"][0].tolist()
     names = token_names(tokenizer_of(model), numbers)
-    tokens = tuple("" if number in patches else name for number, name in zip(numbers, names, strict=True))
+    of_words = _are_words(model, longer)[0].tolist()
+    tokens = tuple(name if is_word else "" for is_word, name in zip(of_words, names, strict=True))
     written = token_names(tokenizer_of(model), list(ids))
     words = words_of(written) if any(written) else [[place] for place in range(len(ids))]
     answered = copy.copy(model)  # its modules, parameters and hooks are those of the model
@@ -401,6 +434,10 @@ def with_answers(model: nn.Module, inputs: Inputs, targets: Sequence[Target]) ->
     answered.joint_tokens = _joint_tokens(model, longer, len(ids))  # type: ignore[assignment]
     if not any(answer.words for answer in answers):
         return answered, longer, {}
+    if not bool((longer.kwargs["input_ids"] == longer.kwargs["input_ids"][0]).all()):
+        raise TargetError(
+            "inputs must have the same prompt for all photos with words=True, got several; explain one each"
+        )
     given = {**longer.kwargs, "words": embedded.to(inputs.x)}
     explained = Inputs(longer.args, given, [inputs.path, "words"], inputs.shared)
     return answered, explained, {"words": tokens}
@@ -419,7 +456,8 @@ def _log_probabilities(
             group.forward(layer, lambda module, given, output: words)
         output = run(*args, **kwargs)
     count = len(kwargs["input_ids"])
-    logits = _logits(output, count)[:, -len(ids) - 1 : -1]
+    first = _ends(kwargs)[:, None] - len(ids) - 1
+    logits = _at(_logits(output, count), first + torch.arange(len(ids), device=first.device))
     tokens = torch.tensor(ids, device=logits.device).expand(count, -1)
     found = logits.log_softmax(-1).gather(-1, tokens[..., None])[..., 0]
     return {"answer": torch.stack([found[:, places].sum(1) for places in parts], 1)}
@@ -433,6 +471,7 @@ def _joint_tokens(model: nn.Module, inputs: Inputs, answered: int) -> tuple[Any,
     """
     ids, packed = inputs.kwargs["input_ids"], inputs.kwargs.get("image_grid_thw")
     of_photo = torch.isin(ids, torch.tensor(_image_ids(model), device=ids.device))
+    first = _ends(inputs.kwargs) - answered - 1
     places, length, size = of_photo[0].nonzero()[:, 0].tolist(), ids.shape[1], None
     if not places or not bool((of_photo == of_photo[0]).all()):
         return None
@@ -440,7 +479,8 @@ def _joint_tokens(model: nn.Module, inputs: Inputs, answered: int) -> tuple[Any,
         _, rows, columns = packed[0].tolist()
         merge = round((rows * columns / len(places)) ** 0.5)
         size = rows // merge, columns // merge
-    return length, places, range(length - answered - 1, length - 1), size
+    starts = first.tolist() if bool((first != first[0]).any()) else first[:1].tolist()
+    return length, places, [range(start, start + answered) for start in starts], size
 
 
 def _logits(output: Any, count: int) -> torch.Tensor:
@@ -450,16 +490,74 @@ def _logits(output: Any, count: int) -> torch.Tensor:
     return found
 
 
+def _at(logits: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """The logits ``(N, L, V)`` at some places ``(N, P)``: ``(N, P, V)``."""
+    return logits.gather(1, places.to(logits.device)[..., None].expand(-1, -1, logits.shape[2]))
+
+
+def _with_padding(model: nn.Module, inputs: Inputs) -> Inputs:
+    """The inputs with a mask of the prompts' tokens, where there is none but prompts end in tokens that fill up.
+
+    Raises:
+        TargetError: the mask says more than which tokens there are.
+    """
+    prompt, mask = inputs.kwargs["input_ids"], inputs.kwargs.get("attention_mask")
+    if mask is not None:
+        if mask.shape != prompt.shape or not bool((mask != 0).any(1).all()):
+            got = f"{tuple(mask.shape)}; give the one that the processor makes"
+            need = f"mark the tokens of each prompt, {tuple(prompt.shape)}"
+            raise TargetError(f"attention_mask must {need}, for an answer, got {got}")
+        return inputs
+    padding, ends = _ids_of(model, "pad_token_id"), _ids_of(model, "eos_token_id")
+    filling = torch.isin(prompt, torch.tensor(sorted(padding - ends), device=prompt.device))
+    there = (~filling).long().flip(1).cummax(1).values.flip(1)  # all up to the last token that does not fill up
+    if bool(there.all()):
+        return inputs
+    return replace(inputs, kwargs={**inputs.kwargs, "attention_mask": there}, explained=list(inputs.paths))
+
+
+def _ends(kwargs: Mapping[str, Any]) -> torch.Tensor:
+    """The number of the place ``(N,)`` behind each text's last token, which padding may follow."""
+    ids, mask = kwargs["input_ids"], kwargs.get("attention_mask")
+    places = torch.arange(1, ids.shape[1] + 1, device=ids.device).expand(len(ids), -1)
+    return places[:, -1] if mask is None else (places * (mask != 0)).amax(1)
+
+
 def _behind(inputs: Inputs, ids: TokenIds) -> Inputs:
-    """The inputs with tokens behind the prompt, in all that has a number for each of its tokens."""
-    prompt = inputs.kwargs["input_ids"]
-    more = torch.tensor(ids, dtype=prompt.dtype, device=prompt.device).expand(len(prompt), -1)
+    """The inputs with tokens behind the prompts, in all that has a number for each token.
+
+    What fills up the prompts comes behind the new tokens.
+    """
+    prompt, ends = inputs.kwargs["input_ids"], _ends(inputs.kwargs)[:, None]
+    new = torch.arange(len(ids), device=prompt.device)
+    places = torch.arange(prompt.shape[1] + len(ids), device=prompt.device)
+    is_new = (places >= ends) & (places < ends + len(ids))
+    before = torch.where(places < ends, places, torch.where(is_new, ends - 1, places - len(ids)))
+    more = torch.tensor(ids, dtype=prompt.dtype, device=prompt.device)
     fill = {"input_ids": more, "attention_mask": torch.ones_like(more), "token_type_ids": torch.ones_like(more)}
     longer = dict(inputs.kwargs)
-    for name, each in inputs.kwargs.items():
-        if isinstance(each, torch.Tensor) and each.shape == prompt.shape:
-            longer[name] = torch.cat([each, fill.get(name, torch.zeros_like(more)).to(each)], 1)
+    for name, tokens in inputs.kwargs.items():
+        if not isinstance(tokens, torch.Tensor) or tokens.shape[-1:] != prompt.shape[-1:]:
+            continue
+        if name == "position_ids":  # also (1, L), and (3, N, L) of rotary positions in time, height and width
+            tokens = tokens.expand(*tokens.shape[:-2], *prompt.shape)
+            last = tokens.gather(-1, (ends - 1).expand(*tokens.shape[:-1], 1))
+            values = last + 1 + new
+        elif tokens.shape == prompt.shape:
+            values = fill.get(name, torch.zeros_like(more)).expand(len(prompt), -1)
+        else:
+            continue
+        moved = tokens.gather(-1, before.expand(*tokens.shape[:-1], -1))
+        where = (ends + new).expand(values.shape)
+        longer[name] = moved.scatter(-1, where, values.to(moved))
     return replace(inputs, kwargs=longer, explained=list(inputs.paths))
+
+
+def _are_words(model: nn.Module, inputs: Inputs) -> torch.Tensor:
+    """Which tokens ``(N, L)`` stand for no patch, and do not fill up."""
+    ids, mask = inputs.kwargs["input_ids"], inputs.kwargs.get("attention_mask")
+    of_photo = torch.isin(ids, torch.tensor(_image_ids(model), device=ids.device))
+    return ~of_photo if mask is None else ~of_photo & (mask != 0)
 
 
 def _ids(model: nn.Module, inputs: Inputs, answer: Answer) -> TokenIds:
@@ -476,20 +574,26 @@ def _own_answer(model: nn.Module, inputs: Inputs) -> TokenIds:
     """The most probable tokens, one after the other, up to one that ends the answer."""
     if len(inputs) > 1:
         raise TargetError(f"x must hold one photo for the model's own answer, got {len(inputs)}; explain one at a time")
-    configs = [getattr(model, "generation_config", None), getattr(model, "config", None)]
-    configs.append(getattr(configs[1], "text_config", None))
-    ends = {end for c in configs for end in _as_list(getattr(c, "eos_token_id", None))}
-    ends |= set(_as_list(getattr(tokenizer_of(model), "eos_token_id", None)))
+    ends = _ids_of(model, "eos_token_id")
+    last = int(_ends(inputs.kwargs)) - 1
     found: TokenIds = ()
     with torch.no_grad(), untouched(model):
         while len(found) < LONGEST:
-            scores = _logits((_behind(inputs, found) if found else inputs).call(model), 1)[0, -1].clone()
+            longer = _behind(inputs, found) if found else inputs
+            scores = _logits(longer.call(model), 1)[0, last + len(found)].clone()
             scores[_image_ids(model)] = -torch.inf  # these stand for patches
             best = int(scores.argmax())
             if best in ends and found:
                 break
             found += (best,)
     return found
+
+
+def _ids_of(model: nn.Module, name: str) -> set[int]:
+    """The ids of a special token, by the model's configurations and its tokenizer."""
+    config = getattr(model, "config", None)
+    holders = [getattr(model, "generation_config", None), config, getattr(config, "text_config", None)]
+    return {number for each in (*holders, tokenizer_of(model)) for number in _as_list(getattr(each, name, None))}
 
 
 def _image_ids(model: nn.Module) -> list[int]:

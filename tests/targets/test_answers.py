@@ -124,6 +124,61 @@ def test_the_score_and_the_gradient_are_those_of_a_pass_for_each_word(given: Any
         assert_close(each.values, gradient * photo.detach(), rtol=1e-4, atol=1e-7)  # norms in float32
 
 
+# Qwen counts positions by the mask, and wants photos packed one behind the other.
+@pytest.mark.parametrize("given", ["LLaVA", "PaliGemma", "BLIP"], indirect=True)
+@pytest.mark.parametrize("masked", [True, False])
+def test_prompts_that_are_filled_up_on_the_right_are_read_where_they_end(given: Any, masked: bool) -> None:
+    model, inputs = given
+    ids = torch.cat([inputs["input_ids"], torch.tensor([[11, 12]])], 1)
+    both = torch.cat([ids, ids])
+    both[1, -2:] = 0  # the second prompt is shorter
+    mask = torch.ones_like(both)
+    mask[1, -2:] = 0
+    photos = torch.cat([model.photo, -model.photo])
+    batch = {"pixel_values": photos, "input_ids": both, "token_type_ids": torch.zeros_like(both)}
+    batch |= {"attention_mask": mask} if masked else {}
+    if "token_type_ids" not in inputs:
+        batch.pop("token_type_ids")
+    names = ["inputxgradient", "occlusion(window=8, stride=8, baseline=0)"]
+    found = explain.attribute(model, batch, names, target=Answer(ANSWER))
+    alone = [{**inputs, "pixel_values": photos[:1], "input_ids": ids}, {**inputs, "pixel_values": photos[1:]}]
+    for each in alone:
+        each["attention_mask"] = torch.ones_like(each["input_ids"])
+        if "token_type_ids" in each:
+            each["token_type_ids"] = torch.zeros_like(each["input_ids"])
+    for i, single in enumerate(alone):
+        photo = photos[i : i + 1].clone().requires_grad_()
+        expected = one_by_one(model, single, photo).sum()
+        (gradient,) = torch.autograd.grad(expected, photo)
+        assert_close(found["inputxgradient"].score[i], expected.detach(), rtol=1e-6, atol=1e-8)
+        assert_close(found["inputxgradient"].values[i], (gradient * photo).detach()[0], rtol=1e-4, atol=1e-7)
+        covered = photo.detach().clone()
+        covered[..., :8, 8:16] = 0
+        drop = expected.detach() - one_by_one(model, single, covered).sum().detach()
+        by_occlusion = found["occlusion"].values[i].reshape(-1, 16, 16)[0, 3, 12]
+        assert float(by_occlusion) == pytest.approx(float(drop), rel=1e-4)
+    if "token_type_ids" in inputs or 39 not in ids:
+        return
+    rolled = [explain.attribute(model, each, "rollout", target=Answer(ANSWER)).values for each in (batch, *alone)]
+    assert_close(rolled[0], torch.cat(rolled[1:]))
+    filled = {name: each[1:] for name, each in batch.items()}
+    own = [explain.attribute(model, each, "saliency", target=Answer()).score for each in (filled, alone[1])]
+    assert_close(own[0], own[1])
+
+
+@pytest.mark.parametrize("given", ["LLaVA"], indirect=True)
+def test_positions_go_on_where_those_of_the_prompt_end(given: Any) -> None:
+    model, inputs = given
+    places = torch.arange(inputs["input_ids"].shape[1])[None] + 5
+    further = torch.cat([places, places[:, -1:] + torch.tensor([[1, 2, 3]])], 1)
+    longer = torch.cat([inputs["input_ids"], torch.tensor([ANSWER])], 1)
+    shares = run(model, inputs, model.photo, longer, position_ids=further).logits.log_softmax(-1)
+    first = places.shape[1] - 1
+    expected = sum(shares[0, first + k, token] for k, token in enumerate(ANSWER))
+    found = explain.attribute(model, {**inputs, "position_ids": places}, "saliency", target=Answer(ANSWER))
+    assert_close(found.score[0], expected.detach())
+
+
 def test_words_after_a_word_have_no_part_in_it(given: Any) -> None:
     model, inputs = given
     for word in range(3):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -230,3 +231,41 @@ def test_tokens_make_words() -> None:
     assert words_of(["", "a</w>", "bu", "s</w>", "is</w>", ""]) == [[1], [2, 3], [4]]
     assert words_of(["Ġa", "Ġze", "bra"]) == [[0], [1, 2]]
     assert words_of(["a", "##b", "", "c"]) == [[0, 1], [3]]
+
+
+class Colours(nn.Module):
+    """Features of photos by their channels' means, and of texts by the mean of three numbers for each token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(8, 3)
+
+    def encode_image(self, x: Tensor) -> Tensor:
+        return x.mean((2, 3))
+
+    def encode_text(self, ids: Tensor, **others: Tensor) -> Tensor:
+        return self.embedding(ids).mean(1)
+
+
+@pytest.mark.parametrize("padding", ["[PAD]", "[EOS]", None])
+def test_a_text_that_is_cut_is_said_so(padding: str | None) -> None:
+    """By a tokenizer of transformers, whose padding may be the token of the end, and by one that only gives ids."""
+    tokenizers = pytest.importorskip("tokenizers")
+    transformers = pytest.importorskip("transformers")
+    words = ["[PAD]", "[BOS]", "[EOS]", "a", "red", "bus", "and", "truck"]
+    rules = tokenizers.Tokenizer(tokenizers.models.WordLevel(dict(zip(words, range(8), strict=True)), unk_token="a"))
+    rules.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    rules.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[BOS] $A [EOS]", special_tokens=[("[BOS]", 1), ("[EOS]", 2)]
+    )
+    ends = {"pad_token": padding or "[PAD]", "bos_token": "[BOS]", "eos_token": "[EOS]"}
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=rules, **ends)
+    how = {"padding": "max_length", "truncation": True, "max_length": 5, "return_tensors": "pt"}
+    model: Any = Colours().eval()
+    model.tokenizer = theirs if padding else lambda texts: theirs(texts, **how)["input_ids"]
+    model.config = SimpleNamespace(max_position_embeddings=5)
+    x = torch.rand(1, 3, 4, 4)
+    fits = explain.attribute(model, x, "saliency", target=Text("a red bus"))
+    with pytest.warns(explain.ExplainWarning, match="3 of the 5 tokens"):
+        cut = explain.attribute(model, x, "saliency", target=Text("a red bus and truck"))
+    assert_close(cut.values, fits.values)
