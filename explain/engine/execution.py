@@ -36,7 +36,7 @@ from explain.hooks import HookGroup
 from explain.hooks.attention import attention
 from explain.hooks.capturing import Capture, Source, cut_where_allowed, read_outputs
 from explain.hooks.preserve import own_statistics, recording, run_compiled, untouched
-from explain.hooks.unwrap import has_hooks, scripted
+from explain.hooks.unwrap import has_hooks, scripted, sharded
 from explain.layers.calls import executed_modules, grids_of, split_call
 from explain.relevance.composites import propagate
 from explain.relevance.deeplift import propagate_differences
@@ -68,6 +68,7 @@ def gather(
     settings, inputs = settings or RuntimeSettings(), as_inputs(inputs)
     inputs = inputs if settings.create_graph else inputs.detached()
     _must_be_open(model, plan)
+    _must_keep_weights(model, plan, len(targets), create_graph=settings.create_graph)
     own = own_statistics(model) if settings.create_graph else nullcontext()
     with validation.alone(), untouched(model, create_graph=settings.create_graph), own:
         run = partial(_Passes, model, inputs, plan, settings, precision, compiled, follow=check_modules is not None)
@@ -299,3 +300,19 @@ def _must_be_open(model: nn.Module, plan: Plan) -> None:
     if closed:
         must = f"see every operation of the model, but layer {closed[0]!r} is scripted"
         raise MethodError(f"{looking[0] or 'the method'} must {must}; use what it was made from, or saliency")
+
+
+def _must_keep_weights(model: nn.Module, plan: Plan, targets: int, *, create_graph: bool) -> None:
+    """Refuse what needs weights that sharded modules free when they have run: to read them ends the interpreter."""
+    modules = sharded(model).values()
+    if not modules:
+        return
+    wanted = plan.wanted.items()
+    late = [name for name, needs in wanted if create_graph or any(need.kind.reads_weights for need in needs)]
+    if late:
+        must = "read weights after the forward pass, but FSDP has freed them by then"
+        remedy = "explain a plain model with its full state dict, or use gradcam or saliency"
+        raise MethodError(f"{late[0] or 'the method'} must {must}; {remedy}")
+    if len(plan.backwards) * targets > 1 and any(hasattr(module, "sharding_strategy") for module in modules):
+        must = "run backward once for each forward pass, got several methods or targets"
+        raise MethodError(f"FullyShardedDataParallel must {must}; ask for one at a time, or use fully_shard")

@@ -90,6 +90,12 @@ class Need(Generic[T]):
         return self.backward is not None and (self.backward.propagates or self.backward.rule is not None)
 
     @property
+    def reads_weights(self) -> bool:
+        """Whether it takes weights of the network after they have been used, which sharded networks free by then."""
+        backward = self.backward
+        return backward is not None and (backward.composite is not None or backward.second)
+
+    @property
     def backward(self) -> Backward | None:
         """The backward pass that answers it, if one is needed."""
         if not self.differentiates:
@@ -123,7 +129,7 @@ class LayerCurvature(Need[Tensor]):
 class ClassWeights(Need[Tensor]):
     """The weights of the target's class in a head that averages the feature maps and is linear: ``(N, C)``."""
 
-    of_layer = True
+    of_layer = reads_weights = True  # type: ignore[assignment]
     also = frozenset({Activations()})
 
 
@@ -188,7 +194,7 @@ class RevealCancel(Need[Tensor]):
 class BiasTerms(Need[tuple[Tensor, ...]]):
     """What every bias of the network adds to the score: a tuple of ``(N, C, h, w)``, or ``(N, K)`` without a map."""
 
-    whole = looks_inside = differentiates = True
+    whole = looks_inside = reads_weights = differentiates = True  # type: ignore[assignment]
 
 
 class DetectionSimilarity(Need[Tensor]):

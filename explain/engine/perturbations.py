@@ -234,6 +234,10 @@ class Attributions(Need[Any]):
     def also(self) -> frozenset[Need[Any]]:  # type: ignore[override]
         return self.of.needs
 
+    @property
+    def reads_weights(self) -> bool:
+        return any(need.reads_weights for need in self.method.needs)
+
 
 class Scores(Attributions):
     """The score ``(P,)`` of each perturbed row, in their order."""

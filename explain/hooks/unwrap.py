@@ -1,5 +1,6 @@
 """From what people wrap around a model to the module that they mean, and whether it has hooks."""
 
+import sys
 import threading
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
@@ -112,6 +113,20 @@ def leaves(model: nn.Module) -> dict[str, nn.Module]:
 def scripted(model: nn.Module) -> list[str]:
     """Name the modules of a model that are scripted or traced, so that hooks cannot see inside them."""
     return [name for module, name in modules_of(model).items() if isinstance(module, torch.jit.ScriptModule)]
+
+
+def sharded(model: nn.Module) -> dict[str, nn.Module]:
+    """The modules of a model, by name, whose weights are whole only while they run: those of FSDP.
+
+    ``FullyShardedDataParallel`` shards nothing if it is told so, or in a single process.
+    """
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is None:  # then nothing is made of it
+        return {}
+    kinds = (fsdp.FSDPModule, fsdp.FullyShardedDataParallel)
+    found = {name: module for module, name in modules_of(model).items() if isinstance(module, kinds)}
+    whole = fsdp.ShardingStrategy.NO_SHARD
+    return {name: each for name, each in found.items() if getattr(each, "sharding_strategy", None) is not whole}
 
 
 def _description(given: object) -> str:

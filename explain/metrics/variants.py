@@ -25,7 +25,7 @@ from explain.engine.forward import outputs_of
 from explain.hooks import HookGroup, copied
 from explain.hooks.interventions import active_interventions, intervene
 from explain.hooks.preserve import calculating, untouched
-from explain.hooks.unwrap import modules_of
+from explain.hooks.unwrap import modules_of, sharded
 from explain.layers.calls import summary_of
 from explain.methods import Method
 from explain.metrics.base import Metric, MetricInput, MetricResult
@@ -164,6 +164,10 @@ class Randomised:
     """
 
     def __init__(self, model: nn.Module, inputs: Inputs) -> None:
+        freed = sharded(model)
+        if freed:
+            but = f"FSDP shards layer {next(iter(freed))!r}; evaluate a plain model with its full state dict"
+            raise MetricError(f"model must hold whole weights for random ones, but {but}")
         here = {_memory(each) for layer in layers_with_weights(model, inputs) for each in layer.parameters}
         try:
             self._copy = copied(model)
