@@ -6,6 +6,7 @@ A call becomes a `Request`. Its methods (`explain.methods`, found by name in the
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any, Literal, TypeAlias, TypedDict, Unpack, overload
@@ -35,6 +36,7 @@ from explain.methods import Method, Source, list_methods
 from explain.methods.base import Fusion, MethodLike, can_be_stitched, get_method, options, uses_layer
 from explain.targets import Target, as_target, outputs, packed, texts
 from explain.targets.resolve import TargetLike, as_targets
+from explain.tracing.ends import reading
 
 
 class CommonOptions(TypedDict, total=False):
@@ -153,20 +155,26 @@ class Request:
     def attributions(self) -> list[dict[str, Attribution]]:
         """Run it: the attributions by method, for each target."""
         warn_of_half_precision(self.methods, self.inputs.x)
-        try:
-            return self._run(self._layers_by_method())
-        except _OtherPathError:
-            return self._run(self._layers_by_method(), follow=False)
-        except LayerError:
-            if self.layers is not None:
-                raise
-        # The chosen layers lead to another head than this target's, or the network does something else than before.
-        forget_summary(self.model)
-        return self._run(self._layers_by_method(refresh=True))
+        with self._reading():
+            try:
+                return self._run(self._layers_by_method())
+            except _OtherPathError:
+                return self._run(self._layers_by_method(), follow=False)
+            except LayerError:
+                if self.layers is not None:
+                    raise
+            # The chosen layers lead to another head than this target's, or the network does something else than before.
+            forget_summary(self.model)
+            return self._run(self._layers_by_method(refresh=True))
+
+    def _reading(self) -> AbstractContextManager[Any]:
+        """Within this block, outputs are read by what is known of the model."""
+        return reading(self.model, self.inputs, self.settings.activation, self.settings.categories)
 
     def plan(self) -> Plan:
         """The passes that it takes."""
-        layers = self._layers_by_method()
+        with self._reading():
+            layers = self._layers_by_method()
         calls = {call for names in layers.values() for layer in names for call in self._calls(layer)}
         channels = channels_of(self.model, self.inputs, calls)
         size, precision = tuple(self.inputs.x.shape[2:]), self.settings.precision

@@ -50,7 +50,9 @@ def _is_zero(evidence: Evidence, image: int, *kinds: type) -> bool:
 
 def _is_saturated(evidence: Evidence, image: int) -> bool:
     """Whether the model returns probabilities, and that of the target's class is practically 0 or 1."""
-    if evidence.logits is None or evidence.classes is None or evidence.outputs.activation != "none":
+    if evidence.logits is None or evidence.classes is None:
+        return False
+    if evidence.outputs.activation != "none" or evidence.outputs.kind == "numbers":
         return False
     probability = float(evidence.logits[image, evidence.classes[image]])
     return min(abs(probability), abs(1 - probability)) < 1e-4

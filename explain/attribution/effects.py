@@ -29,9 +29,9 @@ from explain.hooks.unwrap import modules_of, submodule, unwrapped
 from explain.layers import default_layer
 from explain.layers.calls import summary_of
 from explain.layers.frames import with_layout
-from explain.layers.layouts import frames_in_batch
 from explain.targets import labels, resolve
 from explain.targets.base import find_logits
+from explain.tracing.ends import OutputReader, reading
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -244,7 +244,8 @@ def trace(
         raise missing
     if at == "heads":
         names = [name if find_places(model, name)[name].part else f"{name}:heads" for name in names]
-    with preserve.untouched(model):
+    reader = OutputReader(model, first, None, None if categories is None else len(categories))
+    with preserve.untouched(model), reader.in_use():
         with torch.no_grad(), capture(model, names, gradients=False) as of_clean:
             output = first.call(model)
         chosen = resolve.as_target(target, categories).sized(tuple(first.x.shape[2:])).settled(output, 1)
@@ -259,13 +260,6 @@ def trace(
         record, other = of_clean.of(name), of_corrupted.of(name)
         if record is None or other is None:
             continue  # an attention that this network does not compute
-        shape = tuple(record.activation.shape)
-        if (frames := frames_in_batch(shape, tuple(first.x.shape[2:]))) and frames > 1:
-            if layers is not None:
-                raise LayerError(
-                    f"layer {name!r} must give one row for a photo, got {frames}, its frames; name another"
-                )
-            continue
         try:
             masks, grid = _masks(at, name, record.activation, model, tuple(first.x.shape[2:]))
         except HookError:
@@ -284,7 +278,7 @@ def trace(
     if not sites:
         raise missing
     patches = _Patches(total)
-    with HookGroup(model) as group:
+    with HookGroup(model) as group, reader.in_use():
         for site in sites:
             group.forward(site.name, site.hook(patches))
         plan = Plan({"trace": frozenset({NeedAtLayer(Scores(patches), None)})})
@@ -414,7 +408,7 @@ def lens(
     inputs = with_layout(model, x).detached()
     own = blocks(model, inputs, include_top_level=False)
     names = own if layers is None else select_places(model, layers)
-    with preserve.untouched(model), torch.no_grad():
+    with preserve.untouched(model), torch.no_grad(), reading(model, inputs, None, categories):
         with capture(model, list(dict.fromkeys([*names, *own])), gradients=False) as seen:
             output = inputs.call(model)
         ran = list(dict.fromkeys(record.layer for record in seen.records))  # in the order of the pass

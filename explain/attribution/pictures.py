@@ -20,6 +20,7 @@ from explain.render.overlays import Edges
 from explain.render.sheets import Group, Tile, lined_up
 from explain.render.styles import Style, StyleLike
 from explain.targets.labels import class_label
+from explain.targets.outputs import percent
 
 AREAS = ("contour", "mask")  # styles with outlines
 MANY = 4  # methods, from which on they are grouped by family
@@ -247,16 +248,6 @@ def array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     """Return a tensor as an array of float32."""
     found: np.ndarray[Any, Any] = tensor.float().cpu().numpy()
     return found
-
-
-def percent(probability: float) -> str:
-    """Return a probability as people read it: whole per cent, with a digit below ten.
-
-    >>> percent(0.873), percent(0.0997), percent(0.042), percent(0.0001)
-    ('87 %', '10 %', '4.2 %', '<0.1 %')
-    """
-    share = 100 * probability
-    return f"{share:.0f} %" if share >= 9.95 else f"{share:.1f} %" if share >= 0.1 else "<0.1 %"
 
 
 def _families(result: Mapping[str, Attribution]) -> list[tuple[str, list[Attribution]]]:

@@ -35,6 +35,7 @@ from explain.metrics.masked_scores import MaskedScores
 from explain.metrics.variants import EvaluatedMethod, ModelContext, ReattributionMetric, Results, reattribute
 from explain.targets import ClassTarget, Target
 from explain.targets.texts import with_texts
+from explain.tracing.ends import reading
 
 WORDS = {True: "map: check passed", False: "map: check failed"}
 
@@ -308,7 +309,8 @@ def check_maps(
     if not maps:
         raise MetricError("maps must hold at least one map to be checked, got none; explain the photo first")
     named = {attribution.method: (method, attribution) for method, attribution in maps}
-    with intervene(model, options.get("interventions", ())):
+    reader = reading(model, inputs, options.get("activation"))
+    with intervene(model, options.get("interventions", ())), reader:
         return _Checks(model, inputs, named, target, options).verdict(checks or default_checks(seed), label, seed)
 
 

@@ -301,7 +301,7 @@ def _piped() -> bytes:
     return content
 
 
-SETTINGS = ("weights", "activation", "size", "crop", "channels", "mean", "std", "interpolation", "device")
+SETTINGS = ("weights", "activation", "unit", "size", "crop", "channels", "mean", "std", "interpolation", "device")
 """The arguments of an `Explainer` that are options under the same names, besides its model and its labels."""
 
 

@@ -22,7 +22,7 @@ from explain._utils.errors import ExplainError, TargetError, naming, printable
 from explain._utils.progress import duration
 from explain.attribution import effects
 from explain.attribution.api import MANY, select
-from explain.attribution.pictures import percent, sentence
+from explain.attribution.pictures import sentence
 from explain.attribution.records import digest
 from explain.baselines.replacements import get_baseline
 from explain.cli import arguments as args
@@ -35,7 +35,7 @@ from explain.report import item, pages
 from explain.runs.manifest import alike, described_method, identity
 from explain.targets import Text
 from explain.targets.labels import find_label
-from explain.targets.outputs import THRESHOLD
+from explain.targets.outputs import THRESHOLD, percent
 
 if TYPE_CHECKING:
     from explain.checks import Verdict
@@ -264,13 +264,13 @@ def _result(
 ) -> args.PhotoResult:
     """What is printed of a photo, and its part of the document, with the tables and verdicts about each target."""
     lines, width = [], max((len(printable(label)) for label, _ in explanation.predictions), default=0)
-    for (label, probability), each in zip(explanation.predictions, explanation.predicted, strict=True):
+    for each in explanation.predicted:
         box = f"  box {','.join(f'{edge:.0f}' for edge in each.box)}" if each.box else ""
-        lines.append(f"  {printable(label):<{width}}  {percent(probability):>7}{box}")
+        lines.append(f"  {printable(each.label):<{width}}  {each.amount:>7}{box}")
     if len(lines) > MOST_PREDICTIONS:
         lines[MOST_PREDICTIONS:] = [f"  and {len(lines) - MOST_PREDICTIONS} more"]
     records = [explanation.record(m, t) for t in range(len(explanation.results)) for m in explanation.methods]
-    summary = [", ".join(f"{printable(label)} {percent(share)}" for label, share in explanation.predictions[:2])]
+    summary = [", ".join(f"{printable(each.label)} {each.amount}" for each in explanation.predicted[:2])]
     if explanation.probabilities is not None and not lines:
         share, best = explanation.probabilities.max(0)
         label = explanation.outputs.label(explanation.categories, int(best))

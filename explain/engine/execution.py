@@ -43,6 +43,7 @@ from explain.relevance.deeplift import propagate_differences
 from explain.relevance.gradient_rules import ZeroLeaves, apply_rule
 from explain.relevance.propagation import RelevanceFlow, consumers, pass_channels, stop_other_paths
 from explain.targets import Target, layouts, per_image
+from explain.tracing.ends import reading
 from explain.tracing.operations import OperationRecorder, Operations
 from explain.tracing.steps import Step, StepRecorder
 
@@ -70,7 +71,8 @@ def gather(
     _must_be_open(model, plan)
     _must_keep_weights(model, plan, len(targets), create_graph=settings.create_graph)
     own = own_statistics(model) if settings.create_graph else nullcontext()
-    with validation.alone(), untouched(model, create_graph=settings.create_graph), own:
+    reader = reading(model, inputs, settings.activation)
+    with validation.alone(), untouched(model, create_graph=settings.create_graph), own, reader:
         run = partial(_Passes, model, inputs, plan, settings, precision, compiled, follow=check_modules is not None)
         passes = cut_where_allowed(run)
         if passes.forward.layers.misses and passes.cut:
@@ -91,7 +93,8 @@ def gather(
     if plan.reruns:
         again = partial(gather, model, precision=settings.precision)
         context = RerunContext(passes.forward, resolved, evidence, passes.footprint, settings, again, passes.tapes())
-        reruns.run_streams(plan, context)
+        with reading(model, inputs, settings.activation):
+            reruns.run_streams(plan, context)
         leave = [need.kind for need in plan.needs if isinstance(need.kind, perturbations.PerturbationRuns)]
         if leave:  # runners are made on demand: one among what was found would keep it, and all it holds, in a circle
             runner = partial(reruns.PerturbationRunner, context, precision=mixed_precision_now(inputs.x.device))

@@ -1,14 +1,13 @@
 """One forward pass, and the reruns of a network on perturbed rows.
 
-What was run and recorded on the way, what the targets picked of the output, and whether this has been through a softmax
-or sigmoid already; what perturbed rows are made of, checks that their scores do not depend on each other, and where
-results add up.
+What was run and recorded on the way, and what the targets picked of the output; what perturbed rows are made of, checks
+that their scores do not depend on each other, and where results add up.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, NoReturn, TypeAlias, TypeVar
 
 import torch
@@ -31,7 +30,7 @@ from explain.engine.settings import (
     raise_unless_of_network,
 )
 from explain.engine.validation import alone
-from explain.hooks import capturing, inspect, interventions, tracer
+from explain.hooks import capturing, inspect, interventions
 from explain.hooks.attention import AttentionRecord
 from explain.hooks.preserve import detached, recording, untouched
 from explain.layers.calls import split_call
@@ -39,11 +38,11 @@ from explain.layers.layouts import Grids, to_spatial
 from explain.relevance import composites, gradient_rules
 from explain.targets import ClassTarget, Target, TopClass, detections, layouts
 from explain.targets.base import find_logits
-from explain.targets.outputs import Activation, Outputs, outputs_like
+from explain.targets.outputs import Activation, Outputs
 from explain.targets.resolve import Objective
+from explain.tracing.ends import outputs_of
 from explain.tracing.operations import Operations
 from explain.tracing.steps import Step
-from explain.tracing.table import operation_name
 
 
 @dataclass(eq=False)
@@ -100,7 +99,7 @@ class Forward:
 
     @cached_property
     def outputs(self) -> Outputs:
-        """How the class scores become probabilities."""
+        """What the class scores are, and how they become probabilities."""
         return Outputs() if self.logits is None else outputs_of(self.model, self.inputs, self.logits, self.activation)
 
     @property
@@ -187,54 +186,6 @@ class Forward:
         return at_least_float32(to_spatial(detached(tensor), self.grids, layer))
 
 
-_KINDS = frozenset(["softmax", "sigmoid", "expit", "hardsigmoid"])
-
-
-def outputs_of(model: nn.Module, inputs: Inputs, logits: Tensor, activation: Activation | None) -> Outputs:
-    """Say how the outputs ``(N, K)`` that a model gave for these inputs become probabilities.
-
-    Where values in [0, 1] leave open what they are, the model is run once more, and its operations are watched.
-    """
-    return outputs_like(logits, activation, partial(ends_in_probabilities, model, inputs))
-
-
-def ends_in_probabilities(model: nn.Module, inputs: Inputs) -> bool:
-    """Whether a softmax or sigmoid gave a model's outputs, as they are or among what was made of them.
-
-    >>> model = nn.Sequential(nn.Flatten(), nn.Linear(3, 2), nn.Sigmoid())
-    >>> x = Inputs((torch.rand(1, 3, 1, 1),))
-    >>> ends_in_probabilities(model, x), ends_in_probabilities(model[:2], x)
-    (True, False)
-    """
-    with untouched(model), torch.no_grad(), _Watch() as watch:
-        output = inputs.copied().call(model)
-    try:
-        found = find_logits(output, len(inputs))
-    except ModelError:
-        return False
-    for result in watch.results:
-        if result.numel() == found.numel() and torch.equal(result.flatten(), found.to(result.dtype).flatten()):
-            return True
-        if found.shape[1] > 1 and result.shape[-2:] == found.shape:  # they may be made of it
-            return True
-    return False
-
-
-class _Watch(tracer.Tracer):
-    """Records the results of softmaxes and sigmoids in this thread."""
-
-    opens = False
-
-    def __init__(self) -> None:
-        self.results: list[Tensor] = []
-
-    def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        result = func(*args, **kwargs)
-        if operation_name(func) in _KINDS and isinstance(result, Tensor):
-            self.results.append(result)
-        return result
-
-
 T = TypeVar("T")
 TargetScores: TypeAlias = Sequence[tuple[ResolvedTarget, Tensor]]
 
@@ -314,8 +265,6 @@ class RerunContext:
         """What runs the rows of images incrementally; None where nothing does."""
         x, needed = self.inputs.x, sum(size for _, size in self.footprint.outputs) * len(self.inputs)
         if x.device.type != "cpu" or x.ndim < 3 or len(self.inputs.paths) > 1 or needed > MEMORY or self.one_at_a_time:
-            return None
-        if self.inputs.layout == "NTCHW":  # what the model is given is laid out anew
             return None
         self.known[:] = self.known or [IncrementalInference(self.model, x)]
         return self.known[0]

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, Unpack, overload
 import torch
 from torch import nn
 
-from explain._utils.errors import ImageError, PhotoError, keywords, naming
+from explain._utils.errors import ArgumentError, PhotoError, keywords, naming, shown
 from explain._utils.version import check_distribution
 from explain.attribution import records
 from explain.attribution.api import GROUPS, PhotoOptions, attribute
@@ -18,21 +18,22 @@ from explain.attribution.concepts import find_concepts
 from explain.attribution.result import Attribution
 from explain.baselines.base import range_of
 from explain.baselines.replacements import Black, get_baseline
-from explain.data.images import Box, ImageLike, Preprocess, as_input, load_image, locate, locate_tiles, source_of
-from explain.data.inputs import InputLayout, Inputs, InputsLike, check_layout
+from explain.data.images import Box, ImageLike, Preprocess, as_input, load_image, locate, source_of
+from explain.data.inputs import Inputs
 from explain.engine.validation import check_inputs
 from explain.explanation import photos as several
 from explain.explanation.explanation import Explanation, Explanations, PhotoConcepts
 from explain.explanation.photos import AT_ONCE, Photo, PhotoRequest
 from explain.hooks import Intervention, inspect, inspection, intervene, layer_names, preserve, unwrap
 from explain.methods.base import Method, MethodLike, get_method, list_methods, options
-from explain.models import Classifier, FiveCrops, classifier, classifier_of, custom, huggingface, preprocessing
+from explain.models import Classifier, FiveCrops, classifier, classifier_of, custom, preprocessing
 from explain.render.styles import StyleLike, get_style
 from explain.targets import ClassTarget, Detections, Segmentation, Target, TopClass, as_target, layouts, texts
 from explain.targets.detections import Detected, Place
 from explain.targets.labels import Category, class_label
 from explain.targets.outputs import Activation, Outputs, Prediction, check_activation
 from explain.targets.resolve import TargetLike, as_targets, check_categories, one_per_image
+from explain.tracing.ends import reading
 
 
 @dataclass(frozen=True)
@@ -47,15 +48,17 @@ class Located:
 
 
 def located(
-    model: nn.Module, x: torch.Tensor, targets: Sequence[Target], seen: Sequence[Box], categories: Sequence[str] | None
-) -> list[Located]:
+    model: nn.Module, x: torch.Tensor, targets: Sequence[Target], seen: Sequence[Box],
+    categories: Sequence[str] | None, activation: Activation | None = None,
+) -> list[Located]:  # fmt: skip
     """Run a model that gives no class scores once more, and say of each input what its targets are in the photo.
 
     ``seen`` is the part of each photo that its input shows.
     """
     size, count = tuple(x.shape[2:]), len(x)
-    with preserve.untouched(model), torch.no_grad(), layouts.reading_once():
-        output = model(x.clone())
+    inputs = Inputs((x,))
+    with preserve.untouched(model), torch.no_grad(), layouts.reading_once(), reading(model, inputs, activation):
+        output = inputs.call(model)
         every, found = layouts.find_layout(output, count, size), []
         settled = [_settled(target, output, count, size) for target in targets]
         scores = [replace(s, of="score").pick(output, count)[0] if isinstance(s, Detected) else None for s in settled]
@@ -127,7 +130,7 @@ def _on_photo(box: torch.Tensor, part: Box, size: tuple[int, ...]) -> tuple[floa
 
 
 Methods: TypeAlias = MethodLike | Iterable[MethodLike]
-_MADE_WITH = "model categories preprocess weights size crop channels mean std interpolation device activation layout"
+_MADE_WITH = "model categories preprocess weights size crop channels mean std interpolation device activation unit"
 _OF_EXPLAINER = {name: f"explain.Explainer({name}=...) takes it, and then the photo" for name in _MADE_WITH.split()}
 _OF_EXPLAINER["style"] = "explain.Explainer(style=...), overlay(style=...) and save(style=...) take it"
 
@@ -155,14 +158,12 @@ class Explainer:
             standard deviation of each channel for pixels from 0 to 1, and "bilinear" or "bicubic".
         device: where to run, as for ``torch.device``.
         activation: what makes probabilities of the model's outputs: "softmax" where one class is true of a photo,
-            "sigmoid" where several may be or there is one output for yes or no, "none" where they are probabilities
-            already, or are none. By default the first photo decides: outputs in [0, 1] that add up to one, or that come
-            from a softmax or sigmoid, are probabilities, and a warning says so.
+            "sigmoid" where several labels may be or there is one output for yes or no, "none" where they are
+            probabilities already, or numbers. A softmax or sigmoid that the network ends with is seen, a warning says
+            so, and it is not applied again. By default, other outputs get a softmax, and one alone is a number.
+        unit: of the numbers that a model of numbers gives, such as "years"; ``categories`` are their names.
         style: the style of its pictures, such as "contour"; see `Explanation.overlay`.
         interventions: what layers of the model give instead, in all that it explains; see `explain.hooks.intervene`.
-        layout: of a model of videos, tiles or bags of patches: "NTCHW" where these come before the channels, or
-            "NCTHW". ``preprocess`` may return ``(T, C, H, W)``, tiles of a photo, whose maps are laid where the tiles
-            lie. A photo ``(C, H, W)`` is one frame, or as many as a configuration of Hugging Face says.
 
     Raises:
         ExplainError: the model, its weights or the device cannot be used, or there is no such style.
@@ -181,13 +182,15 @@ class Explainer:
         crop: preprocessing.CropLike = "center", channels: int | None = None,
         mean: float | Sequence[float] | None = None, std: float | Sequence[float] | None = None,
         interpolation: preprocessing.Interpolation | None = None, device: str | torch.device | None = None,
-        activation: Activation | None = None, style: StyleLike | None = None,
-        interventions: Sequence[Intervention] = (), layout: InputLayout | None = None,
+        activation: Activation | None = None, unit: str | None = None, style: StyleLike | None = None,
+        interventions: Sequence[Intervention] = (),
     ) -> None:  # fmt: skip
         check_distribution()
         check_activation(activation)
+        if not isinstance(unit, str | None):
+            raise ArgumentError(f"unit must be a text such as 'years', got {shown(unit)}; leave it out")
         self.style = None if style is None else get_style(style)
-        self.interventions, self.layout = tuple(interventions), check_layout(layout)
+        self.interventions = tuple(interventions)
         found = classifier_of(model, weights, size)
         self.model = found.model if device is None else classifier.on_device(found.model, device)
         view: dict[str, Any] = {
@@ -203,13 +206,14 @@ class Explainer:
         known: Any = {"model": self.model, "preprocess": self.preprocess, "categories": self.categories}
         self._classifier = replace(found, **known, activation=None)
         self.activation: Activation | None = activation or found.activation
+        self.unit = unit or ""
         self._outputs: Outputs | None = None
         named = isinstance(model, str | None)
         made = {"model": model or found.name, "weights": weights and str(weights), **view} if named else {}
         if activation is not None:
             made["activation"] = activation
-        if layout is not None:
-            made["layout"] = layout
+        if unit:
+            made["unit"] = unit
         if named and given is not None:
             in_file = isinstance(categories, str | os.PathLike)
             made["categories"] = os.fspath(categories) if in_file else list(given)  # type: ignore[arg-type]
@@ -316,8 +320,7 @@ class Explainer:
         def explain_batch(photos: list[Photo]) -> list[Explanation]:
             if len(photos) > 1 and not apart:
                 apart.append(several.rows_are_apart(self.model, photos[0].x))
-            together = apart[:1] == [True] and photos[0].x.ndim == 4
-            batches = [photos] if together else [[photo] for photo in photos]
+            batches = [photos] if apart[:1] == [True] else [[photo] for photo in photos]
             return [explanation for batch in batches for explanation in self._explained(batch, request)]
 
         return several.in_batches(several.matched(images, request), self._photo, explain_batch, at_once)
@@ -344,27 +347,26 @@ class Explainer:
                 targets = [best[each.rank] if isinstance(each, TopClass) else each for each in requests[0].targets]
         else:
             x = torch.cat([photo.x for photo in photos])
-            if x.ndim == 5:
-                parts = self._tiles(photos[0])
             names = [photo.name for photo in photos] if len(photos) > 1 else [photos[0].source]
             if request.of_each is not None and len(photos) > 1:
                 targets = [as_target([each.targets[0] for each in requests])]
         methods: Any = request.methods
         with naming(names):
             found: list[dict[str, Attribution]] = attribute(
-                self.model, self._inputs(x), methods, targets=targets, categories=self.categories,
-                activation=self.activation, **request.options,
+                self.model, x, methods, targets=targets, categories=self.categories, activation=self.activation,
+                **request.options,
             )  # fmt: skip
-        if parts and crops is None:
-            found = [{name: several.on_photo(each, parts, size) for name, each in result.items()} for result in found]
-        elif parts:
+        if parts:
             found = [{name: several.joined(each, parts, size) for name, each in result.items()} for result in found]
-        probabilities = self._probabilities(x, next(iter(found[0].values())).logits)
+        logits = next(iter(found[0].values())).logits
+        probabilities = self._probabilities(x, logits)
+        outputs = self._outputs or Outputs()
+        numbers = logits if outputs.kind == "numbers" else None
         seen = [Box(0.0, 0.0, *map(float, size))] if parts else [locate(self.preprocess, p.image.size) for p in photos]
         boxes = None
-        if probabilities is None and not parts:
+        if logits is None and not parts:
             of_all = as_targets(targets=targets, categories=self.categories)[: len(found)]
-            boxes = located(self.model, x, of_all, seen, self.categories)
+            boxes = located(self.model, x, of_all, seen, self.categories, self.activation)
         explanations = []
         for i, (photo, own) in enumerate(zip(photos, requests, strict=True)):
             results = found
@@ -379,7 +381,7 @@ class Explainer:
                 origin=replace(self._origin, hooks=tuple(unwrap.callers_hooks(self.model))),
                 input_size=(int(x.shape[-2]), int(x.shape[-1])), question=own.question, categories=self.categories,
                 probabilities=None if probabilities is None else probabilities[i].clone(), style=self.style,
-                explainer=self, request=own, outputs=self._outputs or Outputs(),
+                explainer=self, request=own, outputs=outputs, numbers=None if numbers is None else numbers[i].clone(),
                 detections=() if boxes is None else boxes[i].detections, boxes=() if boxes is None else boxes[i].boxes,
             ))  # fmt: skip
         return explanations
@@ -406,9 +408,6 @@ class Explainer:
         (2, 360)
         """
         photo = self._photo(image)
-        if photo.x.ndim == 5:
-            got = f"{tuple(photo.x.shape)}; give them to explain.find_concepts"
-            raise ImageError(f"preprocess must return one image (C, H, W) for concepts, got frames or tiles {got}")
         found = find_concepts(self.model, photo.x, count, layer=layer)
         box = locate(self.preprocess, photo.image.size)
         return PhotoConcepts(found, photo.image, photo.source, self._origin, box, self.categories)
@@ -416,31 +415,29 @@ class Explainer:
     def inspect(self, image: ImageLike) -> inspection.Inspection:
         """Run the model on one photo and list the output of every layer; see `explain.hooks.inspect`."""
         x = self.as_input(image)
-        check_inputs(self.model, self._inputs(x))
+        check_inputs(self.model, x)
         return inspect(unwrap.unwrapped(self.model), x)
 
     def _probabilities(self, x: torch.Tensor, logits: torch.Tensor | None) -> torch.Tensor | None:
-        """The probabilities ``(N, K)`` of the model's outputs; how they are computed is decided once."""
+        """The probabilities ``(N, K)`` of the model's outputs, if they have some; what they are is decided once."""
         if logits is None:
             return None
         classifier.check_labels(self.categories, logits.shape[1])
         if self._outputs is None:
-            self._outputs = classifier.outputs_for(self._classifier, self._inputs(x), logits, self.activation)
+            outputs = classifier.outputs_for(self._classifier, x, logits, self.activation)
+            self._outputs = replace(outputs, unit=self.unit)
             self.activation = self._outputs.activation
         return self._outputs.probabilities(logits)
 
-    def _inputs(self, x: torch.Tensor) -> InputsLike:
-        """Inputs, with the layout that the caller said."""
-        return x if self.layout is None else Inputs((x,), layout=self.layout)
-
-    def _tiles(self, photo: Photo) -> tuple[Box, ...]:
-        """Where the tiles of a photo lie in it; one that is repeated as the frames of a video is there often."""
-        made = self.preprocess(photo.image)
-        frames = photo.x.shape[2 if self.layout == "NCTHW" else 1]
-        if made.ndim == 4 and len(made) > 1:
-            return tuple(locate_tiles(self.preprocess, photo.image.size, frames))
-        first = self.preprocess if made.ndim == 3 else lambda image: self.preprocess(image)[0]
-        return (locate(first, photo.image.size),) * frames
+    def _answers(
+        self, count: int, probabilities: torch.Tensor | None, logits: torch.Tensor | None
+    ) -> list[Prediction | None]:
+        """The best answer for each of the photos: a class, yes or no, or a number; None without any."""
+        outputs = self._outputs or Outputs()
+        values = logits if outputs.kind == "numbers" else probabilities
+        if values is None:
+            return [None] * count
+        return [outputs.answer(row, self.categories) for row in values]
 
     def as_input(self, image: ImageLike) -> torch.Tensor:
         """Turn a photo into an input of the model: ``(1, C, H, W)``, on its device and in its precision.
@@ -452,14 +449,7 @@ class Explainer:
         >>> Explainer().as_input(Image.new("RGB", (30, 20))).shape
         torch.Size([1, 3, 224, 224])
         """
-        x = self._placed(as_input(self.preprocess(load_image(image)))[None])
-        if x.ndim == 4 and self.layout is None:
-            return x
-        x = x[:, None] if x.ndim == 4 else x
-        config = huggingface.config_of(self.model)
-        repeated = getattr(config, "num_frames", getattr(config, "frames_per_clip", 1)) if x.shape[1] == 1 else 1
-        x = x.repeat_interleave(repeated, 1)
-        return x.transpose(1, 2) if self.layout == "NCTHW" else x
+        return self._placed(as_input(self.preprocess(load_image(image)))[None])
 
     def _placed(self, x: torch.Tensor) -> torch.Tensor:
         """Return inputs on the model's device and in its precision."""

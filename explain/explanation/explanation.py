@@ -18,7 +18,7 @@ from explain._utils.errors import MethodError, OutputError, TargetError, did_you
 from explain._utils.html import picture_html
 from explain.attribution import pictures, records
 from explain.attribution.concepts import Concepts, name_concepts
-from explain.attribution.pictures import Look, Scene, array, percent, place_of
+from explain.attribution.pictures import Look, Scene, array, place_of
 from explain.attribution.result import Attribution, alone
 from explain.data.files import Files, distinct, halved, restored, slug
 from explain.data.images import Box
@@ -29,7 +29,7 @@ from explain.render.sheets import Group, Layout, Tile
 from explain.render.styles import StyleLike
 from explain.report.pages import Reportable, Section, document, widget
 from explain.targets.labels import find_label
-from explain.targets.outputs import Outputs, Prediction, label_of_no
+from explain.targets.outputs import Outputs, Prediction, label_of_no, percent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -59,23 +59,25 @@ class Explanation(Reportable):
     ``explanation["gradcam"]`` is the attribution of a method for the first target, and iterating gives the methods'
     names. ``results`` has a dictionary of attributions by method for each target. ``box`` is the part of the photo that
     the model saw and that the maps cover; where it saw several, ``crops`` are these, and ``box`` is the whole photo.
-    ``probabilities`` ``(K,)`` are those of the classes, where the model has any, and ``outputs`` says how they were
-    computed. ``style`` replaces each method's own style in pictures. ``explainer`` made this, and can explain the photo
-    further; ``request`` are its arguments. ``detections`` are what a detector finds on the photo, best first, and
-    ``boxes`` those of the targets, in pixels of the photo. Everything else works without explainer and request: a copy
-    and a pickle hold the data, on the CPU, and never the model; there, both are None. ``verdicts`` are those of
-    `check`, by the index of the target.
+    ``probabilities`` ``(K,)`` are those of the classes, where the model has any; where it gives numbers, ``numbers``
+    ``(K,)`` are these. ``outputs`` says what they are. ``style`` replaces each method's own style in pictures.
+    ``explainer`` made this, and can explain the photo further; ``request`` are its arguments. ``detections`` are what a
+    detector finds on the photo, best first, and ``boxes`` those of the targets, in pixels of the photo. Everything else
+    works without explainer and request: a copy and a pickle hold the data, on the CPU, and never the model; there, both
+    are None. ``verdicts`` are those of `check`, by the index of the target.
     """
 
     style: StyleLike | None = None
     request: Any = None
     verdicts: "dict[int, Verdict]" = field(default_factory=dict)
     outputs: Outputs = field(default_factory=Outputs)
+    numbers: torch.Tensor | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         results = tuple({name: each.converted(alone) for name, each in result.items()} for result in self.results)
         probabilities = None if self.probabilities is None else alone(self.probabilities)
-        held = {"results": results, "probabilities": probabilities, "verdicts": dict(self.verdicts)}
+        numbers = None if self.numbers is None else alone(self.numbers)
+        held = {"results": results, "probabilities": probabilities, "numbers": numbers, "verdicts": dict(self.verdicts)}
         return {**vars(self), **held, "explainer": None, "request": None}
 
     @property
@@ -119,17 +121,18 @@ class Explanation(Reportable):
     def predictions(self) -> list[tuple[str, float]]:
         """The best labels with their probabilities, best first; empty for a model that gives no class scores.
 
-        Where several may be true of one photo, all that are more probable than not; of one output alone, yes and no. Of
-        a detector, all detections.
+        Where several may be true of one photo, all that are more probable than not; of one probability alone, yes and
+        no. Of a detector, all detections. Of a model with one number, its name and the number itself.
         """
-        return [(each.label, each.probability) for each in self.predicted]
+        return [(each.label, each.value) for each in self.predicted]
 
     @property
     def predicted(self) -> list[Prediction]:
         """The same with the class of each; None for the "no" of a model with one output."""
-        if self.probabilities is None:
+        values = self.probabilities if self.numbers is None else self.numbers
+        if values is None:
             return list(self.detections)
-        return self.outputs.predicted(self.probabilities, self.categories, max(SHOWN_PREDICTIONS, len(self.results)))
+        return self.outputs.predicted(values, self.categories, max(SHOWN_PREDICTIONS, len(self.results)))
 
     @keywords(StyleOptions)
     def overlay(
@@ -174,7 +177,7 @@ class Explanation(Reportable):
     def scene(self) -> Scene:
         """The photo, where maps lie on it, which parts of it the model saw, and what was detected in it."""
         boxes = tuple(None if each is None else each.box for each in self.boxes)
-        found = {f"{each.label} {percent(each.probability)}": each.box for each in self.detections if each.box}
+        found = {f"{each.label} {each.amount}": each.box for each in self.detections if each.box}
         return Scene(self.photo, self.box, self.crops or (self.box,), boxes, found)
 
     @keywords(StyleOptions)
@@ -182,7 +185,7 @@ class Explanation(Reportable):
         """Return the contents of `sheet` and `figure`: the photo and all maps, with titles and legends."""
         look = self._look(**options)
         titles = ["".join(self._title(index)) for index in range(len(self.results))]
-        predictions = ", ".join(f"{label} {percent(probability)}" for label, probability in self.predictions)
+        predictions = ", ".join(f"{each.label} {each.amount}" for each in self.predicted)
         return Layout(
             title=titles[0] if len(titles) == 1 else " · ".join(self.targets),
             detail=f"{self._model}: {predictions}" if predictions else self._model,
@@ -298,7 +301,7 @@ class Explanation(Reportable):
         ``format`` is the version of the record; `explain.attribution.records` says how options are written.
         """
         index = self._target(target)
-        attribution = self._attribution(method, index)
+        attribution, number = self._attribution(method, index), self._number(index)
         chosen, verdict = attribution.target, self.verdicts.get(index)
         checks = None if verdict is None else verdict.get(attribution.method)
         return {
@@ -312,8 +315,9 @@ class Explanation(Reportable):
             "target": chosen if isinstance(chosen, str) else int(chosen[0]),
             "asked": self.question.target(index), "label": self._label(index), "score": float(attribution.score[0]),
             "probability": self._probability(index),
-            "activation": None if self.probabilities is None else self.outputs.activation,
-            "predictions": [[label, probability] for label, probability in self.predictions],
+            "activation": self.outputs.activation if self._classes else None,
+            "predictions": [[label, value] for label, value in self.predictions],
+            **({} if number is None else {"number": number.value, "unit": number.unit}),
             "delta": records.number_of(attribution.delta), "estimate": records.estimate_of(attribution),
             "values": records.values_of(attribution), "verdict": None if checks is None else checks.to_dict(),
             **({} if self.question.request is None else {"request": dict(self.question.request)}),
@@ -356,10 +360,9 @@ class Explanation(Reportable):
 
     def _label(self, target: int) -> str:
         chosen = next(iter(self.results[target].values())).target
-        classes = None if self.probabilities is None else len(self.probabilities)
-        if chosen == "no" and classes == 1:
+        if chosen == "no" and self._classes == 1:
             return label_of_no(self.categories)
-        return chosen if isinstance(chosen, str) else self.outputs.label(self.categories, int(chosen[0]), classes)
+        return chosen if isinstance(chosen, str) else self.outputs.label(self.categories, int(chosen[0]), self._classes)
 
     def _probability(self, target: int) -> float | None:
         chosen = next(iter(self.results[target].values())).target
@@ -370,10 +373,30 @@ class Explanation(Reportable):
             return None
         return float(self.probabilities[int(chosen[0])])
 
+    @property
+    def _classes(self) -> int | None:
+        """How many probabilities or numbers the model gives; None where it gives others."""
+        values = self.probabilities if self.numbers is None else self.numbers
+        return None if values is None else len(values)
+
+    def _number(self, target: int) -> Prediction | None:
+        """The number that a target is, of a model that gives numbers."""
+        chosen = next(iter(self.results[target].values())).target
+        if self.numbers is None or isinstance(chosen, str):
+            return None
+        return self.outputs.number(self.numbers, self.categories, int(chosen[0]))
+
+    def amount(self, target: int) -> str:
+        """The probability of a target as people read it, or its number with the unit; empty where it has neither."""
+        number, probability = self._number(target), self._probability(target)
+        if number is not None:
+            return number.amount
+        return "" if probability is None else percent(probability)
+
     def _title(self, target: int) -> tuple[str, str]:
-        """The label of a target, and what follows it: its probability."""
-        probability = self._probability(target)
-        return self._label(target), "" if probability is None else f", {percent(probability)}"
+        """The label of a target, and what follows it: its probability, or its number."""
+        amount = self.amount(target)
+        return self._label(target), amount and f", {amount}"
 
     def _look(self, *, style: StyleLike | None = None, alpha: float | None = None, colormap: str | None = None) -> Look:
         return Look(self.style if style is None else style, colormap, alpha)
@@ -513,7 +536,7 @@ def compare(models: Mapping[str, Explanation]) -> Comparison:
     first = next(iter(models))
     photo, targets = models[first].photo, models[first].targets
     predictions = {name: each.predictions for name, each in models.items()}
-    lines = [f"{name}: {label} {percent(p)}" for name, best in predictions.items() for label, p in best[:1]]
+    lines = [f"{name}: {best.label} {best.amount}" for name, each in models.items() for best in each.predicted[:1]]
     whole, signed = Box(0, 0, *map(float, photo.size)), styles.get_style("signed")
     maps, tiles = [], []
     for number, results in enumerate(zip(*(each.results for each in models.values()), strict=True)):

@@ -113,8 +113,8 @@ class Subsets(Masks):
 class Strength:
     """How strong an answer is, ``(b,)``.
 
-    As a "margin", the distance of its class score to the best other one; of classes that do not exclude each other,
-    of the probability to one half. As a "probability", its logarithm. As a "score", the score.
+    As a "margin", the distance of its class score to the best other one; of labels of which several may be true, of
+    the probability to one half. As a "probability", its logarithm. As a "score", the score.
     """
 
     kind: Literal["margin", "probability", "score"]
@@ -130,7 +130,7 @@ class Strength:
             classes = torch.full_like(classes, self.category)
         if self.kind == "probability":
             return evidence.outputs.of_classes(logits, classes).clamp(min=LEAST).log()
-        if logits.shape[1] == 1 or not evidence.outputs.exclusive:
+        if evidence.outputs.kind == "labels":
             return evidence.outputs.of_classes(logits, classes) - 0.5
         own = logits.gather(1, classes[:, None])[:, 0]
         return own - logits.scatter(1, classes[:, None], -math.inf).amax(1)
@@ -190,7 +190,7 @@ class SmallestSet(SearchMethod):
         """What is compared, and the value that it has where the answer just stays."""
         logits, classes = evidence.logits, evidence.classes
         score = evidence.score[image].item()
-        if logits is None or classes is None:
+        if logits is None or classes is None or evidence.outputs.kind == "numbers":
             if self.keep == "class":
                 raise MethodError(f"keep of {self.name} must be a share for a target that is no class, got 'class'")
             return Strength("score"), score - (1 - (self.keep or SHARE)) * abs(score)

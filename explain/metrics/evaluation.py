@@ -30,6 +30,7 @@ from explain.metrics.variants import EvaluatedMethod, ModelContext, Reattributio
 from explain.targets import ClassTarget, Target, as_target
 from explain.targets.resolve import TargetLike
 from explain.targets.texts import with_texts
+from explain.tracing.ends import reading
 
 ARROWS = {"more": "↑", "less": "↓"}
 
@@ -175,7 +176,9 @@ def evaluate(
         raise MetricError(f"x must be photos (N, C, H, W) for metrics, got shape {tuple(inputs.x.shape)}; give frames")
     named = by_name(metrics, base.get_metric, MetricError, "metric", "take two calls")
     evaluation = _Evaluation(model, inputs, named, target, options)
-    with interventions.intervene(model, evaluation.settings.interventions):
+    settings = evaluation.settings
+    reader = reading(model, inputs, settings.activation, settings.categories)
+    with interventions.intervene(model, settings.interventions), reader:
         return evaluation.table(_named(methods), boxes, masks)
 
 
@@ -259,7 +262,7 @@ class _Evaluation:
                     requested.append((name, metric, rows))
         scores = self._scores(pool, {kind for _, _, rows in requested for kind, _ in rows})
         if "probability" in scores and context.count is not None:
-            classes = context.count if context.outputs.exclusive else 2  # each class is true or not
+            classes = context.count if context.outputs.kind == "classes" else 2  # each label is true or not
             self.notes += pool.recognised(*scores["probability"], classes)
         # The original scores in the same precision as those of the perturbed photos:
         names: dict[ScoreKind, str] = {"logit": "target_score", "probability": "probability"}

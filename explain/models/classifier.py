@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from explain._utils.errors import LabelsError, ModelError, either, warn
+from explain._utils.errors import LabelsError, ModelError, either, note, warn
 from explain.data.images import Preprocess
-from explain.data.inputs import InputsLike
-from explain.engine import forward, validation
+from explain.engine import validation
 from explain.targets.labels import class_label
 from explain.targets.outputs import Activation, Outputs, outputs_like
+from explain.tracing.ends import outputs_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,9 +20,9 @@ class Classifier:
 
     ``temperature`` divides the logits before the softmax, so that the probabilities shown are calibrated; it never
     changes their order. ``activation`` is what makes probabilities of the model's outputs ("softmax", "sigmoid", or
-    "none" where they are probabilities); None leaves an `Explainer` to find it out. ``weights`` says which weights the
-    model carries, where that is known. ``assumed`` says in one line what had to be assumed about the preprocessing, if
-    anything.
+    "none" where they are some already, or numbers); None leaves an `Explainer` to find it out. ``weights`` says which
+    weights the model carries, where that is known. ``assumed`` says in one line what had to be assumed about the
+    preprocessing, if anything.
     """
 
     model: nn.Module
@@ -62,17 +62,21 @@ def on_device(model: nn.Module, device: str | torch.device) -> nn.Module:
         raise ModelError(f"device {str(device)!r} cannot be used ({reason}); use 'cpu', or 'cuda' with a GPU") from None
 
 
-def outputs_for(model: Classifier, x: InputsLike, logits: torch.Tensor, activation: Activation | None) -> Outputs:
-    """Say how a classifier's outputs become probabilities, of which ``logits`` ``(N, K)`` are those for ``x``.
+def outputs_for(model: Classifier, x: torch.Tensor, logits: torch.Tensor, activation: Activation | None) -> Outputs:
+    """Say what a classifier's outputs are, of which ``logits`` ``(N, K)`` are those for ``x``.
 
-    A warning says it where they are found to be probabilities already.
+    A warning says it where they are seen to be probabilities already.
     """
-    found = forward.outputs_of(model.model, validation.check_inputs(model.model, x), logits, activation)
-    if activation is None and found.activation == "none":
-        how = "add up to one" if found.exclusive else "lie between 0 and 1"
-        taken = f"so they are taken as they are; {either('pass activation=', 'give --activation')} to say what they are"
-        warn(f"model {model.name!r} gives probabilities already (they {how}), {taken}")
-    return replace(found, temperature=model.temperature)
+    inputs = validation.check_inputs(model.model, x)
+    outputs = outputs_of(model.model, inputs, logits, activation, model.categories)
+    say = either("pass activation=", "give --activation")
+    if activation is None and outputs.activation == "none" and outputs.kind != "numbers":
+        how = "of a softmax" if outputs.kind == "classes" else "of a sigmoid"
+        taken = f"so they are taken as they are; {say} to say what they are"
+        warn(f"model {model.name!r} gives probabilities already ({how}), {taken}")
+    if activation is None and outputs.kind == "numbers":
+        note(f"model {model.name!r} gives one number; {say}sigmoid if it is the score of a yes")
+    return replace(outputs, temperature=model.temperature)
 
 
 def check_labels(categories: Sequence[str] | None, classes: int) -> None:

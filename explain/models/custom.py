@@ -33,6 +33,7 @@ from explain.models import huggingface
 from explain.models.bundled import NAME, NANODET, PERSON_SEGMENTER, TINY, TINY_CLIP, TRANSFORMER
 from explain.models.classifier import Classifier
 from explain.models.preprocessing import CenterCrop, CropLike, Interpolation, Values, adjusted, center_of, cropped
+from explain.targets.outputs import configured
 
 SUFFIXES = (".ts", ".torchscript", ".pt", ".pth", ".pt2", ".onnx")
 """The ends of the names of files that `load_file` reads."""
@@ -333,7 +334,7 @@ def as_classifier(model: nn.Module, *, name: str | None = None, size: int | None
         preprocess = adjusted(CenterCrop(size or shape[2] or 224), channels=1 if shape[1] == 1 else None)
         known = False
     assumed = None if known else _what_is_assumed(name, preprocess)
-    return Classifier(model, preprocess, labels, name, assumed=assumed, activation=huggingface.activation(config))
+    return Classifier(model, preprocess, labels, name, assumed=assumed, activation=configured(inner))
 
 
 def _own(model: nn.Module, inner: nn.Module, name: str) -> Any:

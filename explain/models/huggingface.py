@@ -13,7 +13,6 @@ from torch import nn
 
 from explain._utils.errors import ModelError, either, option, quiet
 from explain.models.preprocessing import Values, of_channels
-from explain.targets.outputs import Activation
 
 KEPT = ("size", "crop_size", "crop_pct", "image_mean", "image_std", "resample")  # what decides how a photo is seen
 
@@ -75,11 +74,6 @@ def labels(config: Any) -> list[str] | None:
         return None
     names = [str(given[i]) for i in range(len(given))]
     return None if all(re.fullmatch(r"LABEL_\d+", name) for name in names) else names
-
-
-def activation(config: Any) -> Activation | None:
-    """Return what makes probabilities of the outputs, where a configuration says that several labels may be true."""
-    return "sigmoid" if getattr(config, "problem_type", None) == "multi_label_classification" else None
 
 
 def preprocessing(model: nn.Module, config: Any, size: int | None) -> tuple[Processed | None, bool]:

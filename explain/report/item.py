@@ -305,7 +305,10 @@ def item(
         "size": list(subject.photo.size), "model": printable(subject.origin.name), "input": list(subject.input_size),
         "box": list(asdict(subject.box).values()), "crops": [list(asdict(crop).values()) for crop in subject.crops],
         "zero": _zero(subject),
-        "predictions": [[printable(label), probability] for label, probability in subject.predictions],
+        "predictions": [
+            [printable(each.label), each.probability, *([each.amount] if each.probability is None else [])]
+            for each in subject.predicted
+        ],
         "boxes": [_shares(each.box, subject.box) for each in subject.detections if each.box is not None],
         "targets": [_target(subject, index, live) for index in range(len(subject.results))],
         "methods": [method_info(k, layer_of(each), passes.get(k)) for k, each in subject.results[0].items()],
@@ -315,10 +318,12 @@ def item(
 
 def summary(subject: Subject) -> dict[str, Any]:
     """Return the line of a contact sheet about a photo."""
-    best, verdict = subject.predictions[:1], subject.record().get("verdict")
+    best, verdict = next(iter(subject.predicted), None), subject.record().get("verdict")
+    target = printable(subject.targets[0])
     return {
-        "name": name_of(subject), "label": printable(best[0][0]) if best else printable(subject.targets[0]),
-        "probability": best[0][1] if best else None, "target": printable(subject.targets[0]),
+        "name": name_of(subject), "label": target if best is None else printable(best.label), "target": target,
+        "probability": None if best is None else best.probability,
+        "amount": subject.amount(0) if best is None or best.probability is None else "",
         "passed": None if verdict is None else verdict["passed"],
     }  # fmt: skip
 
@@ -403,9 +408,11 @@ def _target(subject: Subject, index: int, live: bool) -> dict[str, Any]:
     category = int(attribution.target[0]) if isinstance(attribution.target, torch.Tensor) else None
     known = category is not None and subject.probabilities is not None
     probability = float(subject.probabilities[category]) if known else None  # type: ignore[index]
+    amount = printable(subject.amount(index)) if probability is None else ""
     box = subject.boxes[index] if index < len(subject.boxes) else None
     return {
         "label": printable(subject.targets[index]), "class": category if box is None else box.label,
         "probability": probability if box is None else box.probability, "score": float(attribution.score[0]),
+        "amount": amount if box is None else "",
         "place": place(subject, index, live=live),
     }  # fmt: skip

@@ -48,12 +48,15 @@ class Subject(ABC):
     def targets(self) -> list[str]: ...
     @property
     @abstractmethod
-    def predictions(self) -> list[tuple[str, float]]: ...
+    def predicted(self) -> list[Prediction]: ...
+    @abstractmethod
+    def amount(self, target: int) -> str: ...
     @abstractmethod
     def record(self, method: str | None = None, target: int | str = 0) -> dict[str, Any]: ...
 
 
-FLAGS = {name: name for name in ("model", "weights", "size", "crop", "mean", "std", "interpolation", "activation")}
+_SAME = ("model", "weights", "size", "crop", "mean", "std", "interpolation", "activation", "unit")
+FLAGS = {name: name for name in _SAME}
 FLAGS["categories"] = "labels"
 """The arguments of an `Explainer` that are options of the command line too, and their names there."""
 

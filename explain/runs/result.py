@@ -24,6 +24,7 @@ from explain.runs.files import source_of
 from explain.runs.reading import Row, StoredRun
 from explain.runs.sources import Entry, Source, entries_of
 from explain.runs.store import ORDERS
+from explain.targets.outputs import Prediction
 
 if TYPE_CHECKING:
     from explain.insight import Insight
@@ -134,7 +135,8 @@ def _as_explanation(rows: list[Row], photo: Image.Image, origin: records.ModelOr
     return SimpleNamespace(
         photo=photo, origin=origin, results=results, source=first.path or first.name, box=first.box, crops=(),
         input_size=first.input_size, methods=methods, targets=targets, record=record,
-        predictions=[(first.prediction, first.prediction_probability)] if known else [],
+        predicted=[Prediction(str(first.prediction), first.prediction_probability, None)] if known else [],
+        amount=lambda target: "" if known else first.prediction or "",
         question=records.RecordedRequest({}), categories=None, probabilities=None, explainer=None,
         detections=(), boxes=(),
     )  # fmt: skip

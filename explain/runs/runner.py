@@ -32,7 +32,7 @@ from explain.runs.preparing import Failed, KnownPhoto, Labels, Prepared, Prepare
 from explain.runs.result import Run
 from explain.runs.sources import Corners, Entry, Label, Source, entries_of, text
 from explain.runs.store import FORMAT, MapRecord, PhotoRecord, Store, locked, method_row, pack
-from explain.targets.labels import class_label
+from explain.targets.outputs import Outputs, Prediction
 from explain.targets.resolve import TargetLike, one_per_image
 
 
@@ -73,9 +73,6 @@ class RunRequest:
         if isinstance(explainer.preprocess, FiveCrops):
             remedy = either("use crop='whole'", "use --crop whole")
             raise RunError(f"explainer must see one part of each photo in a run, got five crops; {remedy}")
-        if explainer.layout is not None:
-            got = f"one of frames or tiles, layout {explainer.layout}"
-            raise RunError(f"explainer must be one of photos in a run, got {got}; take explainer.each")
         if one_per_image(target) is not None:
             raise TargetError(f"target must be one for all photos, got {shown(target)}; targets= takes several")
         request = explainer._request(methods, target, **options)
@@ -151,7 +148,9 @@ class RunRequest:
                 self.explainer.model, x, methods, targets=self.targets, categories=self.explainer.categories,
                 activation=self.explainer.activation, **self.options,
             )  # fmt: skip
-            probabilities = self.explainer._probabilities(x, next(iter(found[0].values())).logits)
+            logits = next(iter(found[0].values())).logits
+            probabilities = self.explainer._probabilities(x, logits)
+            answers = self.explainer._answers(len(photos), probabilities, logits)
             known = [None] * len(photos) if probabilities is None else list(probabilities.float().cpu())
             results: list[list[MapRecord]] = [[] for _ in photos]
             for target, of_target in zip(self.targets, found, strict=False):
@@ -160,10 +159,10 @@ class RunRequest:
                     for i, result in enumerate(self._results(attribution, known)):
                         results[i].append(replace(result, metrics={**result.metrics, **metrics[i][name]}))
         photos[0] = replace(photos[0], notes=(*photos[0].notes, *notes))
-        each = zip(photos, known, results, strict=True)
+        each = zip(photos, known, answers, results, strict=True)
         return [
-            PhotoRecord(self._columns(photo, labels, own), tuple(of), photo.notes, photo.lacking is not None)
-            for photo, own, of in each
+            PhotoRecord(self._columns(photo, labels, own, best), tuple(of), photo.notes, photo.lacking is not None)
+            for photo, own, best, of in each
         ]
 
     def _batch(self, photos: list[Prepared]) -> torch.Tensor:
@@ -202,10 +201,12 @@ class RunRequest:
     def _results(self, attribution: Attribution, known: Sequence[torch.Tensor | None]) -> Iterator[MapRecord]:
         """The rows of one method and target, one for each photo, whose probabilities are ``known``."""
         values: np.ndarray[Any, Any] = attribution.values.float().cpu().numpy()
+        outputs, categories = self.explainer._outputs or Outputs(), self.explainer.categories
+        classes = None if attribution.logits is None else attribution.logits.shape[1]
         layer = attribution.layer if not isinstance(attribution.layer, tuple) else json.dumps(attribution.layer)
         for i, score in enumerate(attribution.score.tolist()):
             index = None if isinstance(attribution.target, str) else int(attribution.target[i])
-            target = str(attribution.target) if index is None else class_label(self.explainer.categories, index)
+            target = str(attribution.target) if index is None else outputs.label(categories, index, classes)
             delta, spent, error = (
                 None if each is None or each[i].isnan() else float(each[i])
                 for each in (attribution.delta, attribution.spent, attribution.relative_error)
@@ -216,19 +217,23 @@ class RunRequest:
                 metrics=_set_figures(attribution, i),
             )  # fmt: skip
 
-    def _columns(self, photo: Prepared, labels: Labels, probabilities: torch.Tensor | None) -> tuple[Any, ...]:
+    def _columns(
+        self, photo: Prepared, labels: Labels, probabilities: torch.Tensor | None, best: Prediction | None
+    ) -> tuple[Any, ...]:
         """The columns of ``photos``."""
         true_labels = labels.of(photo.label)
         index, label = _most_probable(true_labels, probabilities)
-        best, outputs = None, self.explainer._outputs
-        if probabilities is not None and outputs is not None:
-            best = replace(outputs, exclusive=True).predicted(probabilities, self.explainer.categories, 1)[0]
+        prediction: tuple[Any, ...] = (None, None, None)
         # Labels of a model with one output may be 0 for no and 1 for yes: its class 0 is none of them.
         single = probabilities is not None and len(probabilities) == 1
+        if best is not None and best.probability is None:
+            prediction = best.amount, None, None
+        elif best is not None:
+            prediction = best.label, None if single else best.category, best.probability
         return (
             photo.entry.name, photo.entry.path, photo.entry.stamp, photo.sha256, *photo.size, label, index,
             None if single else _probability(probabilities, index),
-            *((best.label, None if single else best.category, best.probability) if best else (None, None, None)),
+            *prediction,
             photo.box.left, photo.box.top, photo.box.right, photo.box.bottom, *map(int, photo.x.shape[-2:]),
             preparing.boxes_as_text(photo.boxes), preparing.labels_as_text(true_labels),
         )  # fmt: skip

@@ -1,17 +1,21 @@
 """What a target is, how targets add up, and the class scores in a model's output."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from numbers import Real
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import torch
 
 from explain._utils import nested
 from explain._utils.errors import ModelError, TargetError
+from explain.targets.outputs import Activation, Outputs
 
 Picked: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]
 Labels: TypeAlias = Sequence[str] | None
+SCORES = ("logits", "out")
+"""What models call their class scores."""
 
 
 class Target:
@@ -148,7 +152,7 @@ def _terms(target: Any) -> tuple[tuple[float, Target], ...]:
     raise TargetError(f"targets add up with targets only, got {target!r}; use explain.targets.as_target({target!r})")
 
 
-def find_tensor(output: Any, count: int, dims: Sequence[int], names: Sequence[str] = ("logits", "out")) -> Any:
+def find_tensor(output: Any, count: int, dims: Sequence[int], names: Sequence[str] = SCORES) -> Any:
     """Return the tensor in a model's output that has ``count`` rows and one of ``dims`` dimensions; None without any.
 
     An output may be a tensor, a tuple, a list, a mapping or a dataclass. Earlier ``dims`` and ``names`` are preferred.
@@ -161,7 +165,7 @@ def find_tensor(output: Any, count: int, dims: Sequence[int], names: Sequence[st
 
 
 def need_tensor(
-    output: Any, count: int, dims: Sequence[int], target: Target, shape: str, names: Sequence[str] = ("logits", "out")
+    output: Any, count: int, dims: Sequence[int], target: Target, shape: str, names: Sequence[str] = SCORES
 ) -> torch.Tensor:
     """The same, refused where there is none: ``shape`` says what the target needs."""
     found: torch.Tensor | None = find_tensor(output, count, dims, names)
@@ -178,17 +182,32 @@ def unsuitable(target: str, needs: str, output: Any) -> TargetError:
     )
 
 
+class OutputReader(Protocol):
+    """Knows of a model how its output comes about; ``activation`` is what the caller says of it."""
+
+    activation: Activation | None
+
+    def scores_key(self, candidates: Callable[[Any, int], Mapping[Any, torch.Tensor]]) -> Any:
+        """Return which of several tensors in the output has the scores."""
+
+    def outputs(self, values: torch.Tensor, read: Callable[[Any, int], torch.Tensor | None]) -> Outputs:
+        """Say what a tensor of the output is: ``values``, as ``read`` takes it from an output for so many images."""
+
+
+READER: ContextVar[OutputReader | None] = ContextVar("reader", default=None)
+"""What knows the model whose outputs are read now, if anything does."""
+
+
 def find_logits(output: Any, count: int) -> torch.Tensor:
     """Return the class scores ``(count, K)`` in a model's output: a tensor, or one in a tuple, mapping or dataclass.
 
-    One number for each image, ``(count,)``, counts as the score of a single class.
+    One number for each image, ``(count,)``, counts as the score of a single class. Of features and the scores that the
+    network computes from them, these are the scores.
     """
-    found: torch.Tensor | None = find_tensor(output, count, (2,))
-    if found is not None:
-        return found
-    first = next(iter(_tensors(output, ("logits", "out"))), None)
-    if first is not None and first.ndim < 2 and first.numel() == count:
-        return first.reshape(count, 1)
+    scores = find_scores(output, count)
+    if scores is not None:
+        return scores if scores.ndim == 2 else scores.reshape(count, 1)
+    first = next(iter(_tensors(output, SCORES)), None)
     inside = output[0] if isinstance(output, (tuple, list)) and output else output
     remedy = ""
     if isinstance(inside, Mapping) and {"boxes", "scores"} <= set(inside):
@@ -197,6 +216,32 @@ def find_logits(output: Any, count: int) -> torch.Tensor:
         remedy = "for a map of classes take explain.targets.Segmentation(category), or "
     got = described(output)
     raise ModelError(f"model must return class scores ({count}, K), got {got}; {remedy}give a callable target")
+
+
+def find_scores(output: Any, count: int) -> torch.Tensor | None:
+    """The tensor that `find_logits` reads, as it is: ``(count, K)``, or one number an image."""
+    candidates = _candidates(output, count)
+    reader = READER.get()
+    if len(candidates) > 1 and reader is not None:
+        return candidates.get(reader.scores_key(_candidates), next(iter(candidates.values())))
+    return next(iter(candidates.values()), None)
+
+
+def _candidates(output: Any, count: int) -> Mapping[Any, torch.Tensor]:
+    """The tensors that may be class scores, by where they are; one alone where its name says so."""
+    if isinstance(output, torch.Tensor):
+        rows = len(output) if output.ndim == 2 else output.numel() if output.ndim < 2 else None
+        return {(): output} if rows == count else {}
+    tensors = {key: t for key, t in nested.items(output) if isinstance(t, torch.Tensor)}
+    named_scores = [tensor for tensor in named(output, SCORES) if isinstance(tensor, torch.Tensor)]
+    for tensor in named_scores:
+        if tensor.ndim in (1, 2) and len(tensor) == count:
+            return {(): tensor}
+    several = {key: t for key, t in tensors.items() if t.ndim == 2 and len(t) == count}
+    if several:
+        return several | {key: t for key, t in tensors.items() if t.ndim == 1 and len(t) == count}
+    first = next(iter([*named_scores, *tensors.values()]), None)
+    return {} if first is None or first.ndim > 1 or first.numel() != count else {(): first}
 
 
 def _tensors(output: Any, names: Sequence[str]) -> list[torch.Tensor]:

@@ -1,94 +1,175 @@
-"""How the outputs of a model become probabilities: decided here, and used by predictions, methods and metrics alike."""
+"""What a model's output is: decided once, for predictions, targets, methods, metrics and checks.
 
+It may hold scores or probabilities, of classes of which one is true or of labels of which several
+may be, or numbers.
+"""
+
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import torch
 
 from explain._utils.errors import ModelError, option, shown
 
 Activation: TypeAlias = Literal["softmax", "sigmoid", "none"]
-"""What turns a model's outputs into probabilities; "none" where they are probabilities already."""
+"""What turns outputs into probabilities; "none" where they are probabilities already, or are none."""
+Kind: TypeAlias = Literal["classes", "labels", "numbers"]
+"""What outputs stand for: classes of which one is true, labels of which several may be, numbers."""
 
 THRESHOLD = 0.5
 """From which probability on a label counts as predicted, where several may be true of one photo."""
 ROUNDING = 1e-4
 """By how much the sum of probabilities may miss one."""
 COARSE = 2e-2
-"""The same for outputs that came from a softmax in half precision."""
+"""The same for outputs that were computed in half precision."""
 
 
 class Prediction(NamedTuple):
-    """A label, its probability, and its class; None for the answer "no" of a model with one output.
+    """What a model says of a photo: a label with its probability, or a named number with its unit.
 
-    ``box`` is where a detection is: x0 y0 x1 y1 in pixels of the photo.
+    ``category`` is the class; None for the answer "no" of a model with one output. ``box`` is where
+    a detection is: x0 y0 x1 y1 in pixels of the photo.
     """
 
     label: str
-    probability: float
+    probability: float | None
     category: int | None
     box: tuple[float, float, float, float] | None = None
+    number: float | None = None
+    unit: str = ""
+
+    @property
+    def value(self) -> float:
+        """The probability, or the number."""
+        value = self.number if self.probability is None else self.probability
+        return float("nan") if value is None else value
+
+    @property
+    def amount(self) -> str:
+        """The same as people read it.
+
+        >>> Prediction("cat", 0.873, 3).amount, Prediction("age", None, 0, number=56.234, unit="years").amount
+        ('87 %', '56.23 years')
+        """
+        if self.probability is not None:
+            return percent(self.probability)
+        rounded = f"{self.value:.4g}" if abs(self.value) < 10_000 else f"{self.value:.0f}"
+        return f"{rounded} {self.unit}".rstrip()
+
+
+def percent(probability: float) -> str:
+    """Return a probability as people read it: whole per cent, with a digit below ten.
+
+    >>> percent(0.873), percent(0.0997), percent(0.042), percent(0.0001)
+    ('87 %', '10 %', '4.2 %', '<0.1 %')
+    """
+    share = 100 * probability
+    return f"{share:.0f} %" if share >= 9.95 else f"{share:.1f} %" if share >= 0.1 else "<0.1 %"
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """How the outputs ``(N, K)`` of a model become probabilities ``(N, K)``.
+    """What the outputs ``(N, K)`` of a model are, and how they become probabilities ``(N, K)``.
 
-    ``exclusive`` says that they add up to one: one class is true of a photo. Otherwise each class is true or not on its
-    own. ``temperature`` divides scores first, so that the probabilities are calibrated.
+    ``temperature`` divides scores first, so that the probabilities are calibrated. ``logs`` says
+    that the outputs are logarithms of the probabilities of labels. ``unit`` is that of numbers.
 
-    >>> Outputs("sigmoid", exclusive=False).probabilities(torch.tensor([[0.0, 9.0]])).round(decimals=2)
+    >>> Outputs("sigmoid", "labels").probabilities(torch.tensor([[0.0, 9.0]])).round(decimals=2)
     tensor([[0.5000, 1.0000]])
     """
 
     activation: Activation = "softmax"
-    exclusive: bool = True
+    kind: Kind = "classes"
     temperature: float = 1.0
+    logs: bool = False
+    unit: str = ""
 
     def probabilities(self, outputs: torch.Tensor) -> torch.Tensor | None:
-        """Return the probabilities of all classes; None where outputs that should be some leave [0, 1]."""
-        if self.activation == "none" and not _within(outputs, ROUNDING):
+        """Return the probabilities of all classes; None of numbers, and of what leaves [0, 1]."""
+        if self.kind == "numbers" or (self.activation == "none" and not within(outputs)):
             return None
         return self._applied(outputs, self.temperature)
 
     def of_classes(self, outputs: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
-        """Return the probability ``(N,)`` of one class ``(N,)`` for each row, without a temperature."""
+        """Return the probability ``(N,)`` of one class ``(N,)`` for each row; or the number.
+
+        There is no temperature in it.
+        """
         return self._applied(outputs, 1.0).gather(1, classes[:, None].to(outputs.device))[:, 0]
 
-    def predicted(self, probabilities: torch.Tensor, categories: Sequence[str] | None, most: int) -> list[Prediction]:
-        """Return what is predicted of a photo with these probabilities ``(K,)``, the most probable first.
+    @property
+    def threshold(self) -> float:
+        """From which output on a label is more probable than not."""
+        if self.logs:
+            return math.log(THRESHOLD)
+        return THRESHOLD if self.activation == "none" else 0.0
 
-        Of classes that exclude each other, that is the best few; otherwise all that are more probable than not. A model
-        with one output says yes or no.
+    def predicted(self, values: torch.Tensor, categories: Sequence[str] | None, most: int) -> list[Prediction]:
+        """Return what is predicted of a photo, the most probable first.
 
-        >>> Outputs("sigmoid", exclusive=False).predicted(torch.tensor([0.25]), ["cat"], 5)[0]
-        Prediction(label='not cat', probability=0.75, category=None, box=None)
+        Of classes of which one is true, that is the best few; of labels, all that are more probable
+        than not. A model with one output says yes or no, or gives a number. Of several numbers,
+        none is the prediction.
+
+        Args:
+            values: the probabilities ``(K,)``, or the numbers.
+            categories: the labels of the classes.
+            most: how many classes at most.
+
+        >>> Outputs("sigmoid", "labels").predicted(torch.tensor([0.25]), ["cat"], 5)[0].label
+        'not cat'
+        >>> Outputs("none", "numbers", unit="years").predicted(torch.tensor([56.25]), ["age"], 5)[0].amount
+        '56.25 years'
         """
-        if len(probabilities) == 1:
-            yes = float(probabilities[0])
-            label = self.label(categories, 0, classes=1)
-            both = [Prediction(label, yes, 0), Prediction(label_of_no(categories), 1 - yes, None)]
-            return both if yes >= THRESHOLD else both[::-1]
-        best = probabilities.topk(min(most, len(probabilities)) if self.exclusive else len(probabilities))
-        found = [
-            Prediction(self.label(categories, i), p, i)
-            for p, i in zip(best.values.tolist(), best.indices.tolist(), strict=True)
-        ]
-        return found if self.exclusive else [each for each in found if each.probability >= THRESHOLD]
+        if self.kind == "numbers":
+            return [self.number(values, categories, 0)] if len(values) == 1 else []
+        if len(values) == 1:
+            yes = float(values[0])
+            positive = Prediction(self.label(categories, 0, classes=1), yes, 0)
+            negative = Prediction(label_of_no(categories), 1 - yes, None)
+            return [positive, negative] if yes >= THRESHOLD else [negative, positive]
+        if self.kind == "classes":
+            return self.best(values, categories, most)
+        return [each for each in self.best(values, categories, len(values)) if each.value >= THRESHOLD]
+
+    def best(self, probabilities: torch.Tensor, categories: Sequence[str] | None, most: int) -> list[Prediction]:
+        """Return the classes with the largest probabilities ``(K,)``, however small these are."""
+        largest = probabilities.topk(min(most, len(probabilities)))
+        pairs = zip(largest.values.tolist(), largest.indices.tolist(), strict=True)
+        return [Prediction(self.label(categories, index), value, index) for value, index in pairs]
+
+    def answer(self, values: torch.Tensor, categories: Sequence[str] | None) -> Prediction | None:
+        """Return the best answer for ``values`` ``(K,)``: a class, yes or no, or the number."""
+        if self.kind == "numbers" or len(values) == 1:
+            return next(iter(self.predicted(values, categories, 1)), None)
+        return self.best(values, categories, 1)[0]
+
+    def number(self, numbers: torch.Tensor, categories: Sequence[str] | None, index: int) -> Prediction:
+        """Return one of a model's numbers ``(K,)`` with its name and unit."""
+        name = self.label(categories, index, classes=len(numbers))
+        return Prediction(name, None, index, number=float(numbers[index]), unit=self.unit)
 
     def label(self, categories: Sequence[str] | None, index: int, classes: int | None = None) -> str:
-        """Return the label of a class, or a plain name where it has none; that of one output alone is yes.
+        """Return the label of a class, or a plain name; that of one output alone is yes.
 
         >>> Outputs().label(["cat", "dog"], 1), Outputs().label(None, 1), Outputs().label(None, 0, classes=1)
         ('dog', 'class 1', 'yes')
+        >>> Outputs("none", "numbers").label(None, 0, classes=1), Outputs("none", "numbers").label(None, 1)
+        ('number', 'number 1')
         """
         if categories is not None and index < len(categories):
             return categories[index]
+        if self.kind == "numbers":
+            return "number" if classes == 1 else f"number {index}"
         return "yes" if classes == 1 else f"class {index}"
 
     def _applied(self, outputs: torch.Tensor, temperature: float) -> torch.Tensor:
-        values = outputs.float() if outputs.dtype in (torch.float16, torch.bfloat16) else outputs
+        exact = outputs.dtype in (torch.float32, torch.float64)
+        values = outputs if exact else outputs.float()
+        if self.logs:
+            return values.exp()
         if self.activation == "none":
             return values
         values = values / temperature
@@ -115,37 +196,91 @@ def check_activation(given: object) -> None:
         raise ModelError(f"{option('activation')} must be {known}, got {got}; leave it out to detect it")
 
 
+def configured(model: Any) -> Activation | None:
+    """Return what a configuration of transformers says of outputs: several labels, or numbers."""
+    problem = getattr(getattr(model, "config", None), "problem_type", None)
+    if problem == "multi_label_classification":
+        return "sigmoid"
+    return "none" if problem == "regression" else None
+
+
+class End(NamedTuple):
+    """What was seen at the end of a network that gives probabilities: a softmax or a sigmoid.
+
+    ``classes`` are those among which the probabilities add up to one; 0 after a sigmoid. With
+    ``logs``, the network gives their logarithms.
+    """
+
+    classes: int = 0
+    logs: bool = False
+
+
 def outputs_like(
-    outputs: torch.Tensor, activation: Activation | None = None, squashed: Callable[[], bool] = lambda: False
+    outputs: torch.Tensor, activation: Activation | None = None, seen: Callable[[], End | None] = lambda: None
 ) -> Outputs:
-    """Say how outputs ``(N, K)`` like these become probabilities.
+    """Say what a model's outputs ``(N, K, ...)`` are.
+
+    This follows from what the caller says and from what was seen at the network's end, and from no
+    photo: the ``outputs`` for some photos can only exclude that they are probabilities.
 
     Args:
         outputs: what the model gave for some photos.
-        activation: what the caller says; None finds it out. Values in [0, 1] that add up to one are probabilities, and
-            so are others in [0, 1] that the network got from a softmax or sigmoid. Else, several are scores for a
-            softmax, and one alone is a score for a sigmoid.
-        squashed: whether the network got them so; called where this decides.
+        activation: what the caller says. Otherwise, and where a softmax or sigmoid was seen, they
+            are probabilities. Else, several are scores for a softmax, and one alone is a number.
+        seen: finds out what is at the network's end; called where this decides.
 
     Raises:
         ModelError: a softmax is wanted of a single output, which would always be certain.
 
-    >>> outputs_like(torch.tensor([[0.25, 0.75]])), outputs_like(torch.tensor([[-3.0, 2.0]])).activation
-    (Outputs(activation='none', exclusive=True, temperature=1.0), 'softmax')
+    >>> outputs_like(torch.tensor([[0.25, 0.75]])).activation, outputs_like(torch.tensor([[56.0]])).kind
+    ('softmax', 'numbers')
+    >>> outputs_like(torch.tensor([[0.25, 0.75]]), seen=lambda: End(classes=2))
+    Outputs(activation='none', kind='classes', temperature=1.0, logs=False, unit='')
     """
-    several = outputs.shape[1] > 1
-    off = (outputs.double().sum(1) - 1).abs()
-    if activation is None:
-        if _within(outputs) and ((several and bool((off < ROUNDING).all())) or squashed()):
-            activation = "none"
-        else:
-            activation = "softmax" if several else "sigmoid"
-    if activation == "softmax" and not several:
+    classes = outputs.shape[1]
+    if activation == "softmax" and classes == 1:
         name = option("activation")
         raise ModelError(f"{name} must be 'sigmoid' or 'none' for a model with one output, got 'softmax'; leave it out")
-    exclusive = activation == "softmax" or (activation == "none" and several and bool((off < COARSE).all()))
-    return Outputs(activation, exclusive)
+    scores = outputs_of_scores(activation, classes)
+    may_be = within(outputs)
+    may_be_logs = activation != "none" and bool((outputs <= ROUNDING).all())
+    end = seen() if may_be or may_be_logs else None
+    if end is None or not (may_be_logs if end.logs else may_be):
+        return scores
+    kind: Kind = "classes" if 1 < classes <= end.classes else "labels"
+    if activation in ("softmax", "sigmoid") and kind != scores.kind:
+        return scores  # the caller knows better
+    if end.logs:
+        return Outputs("sigmoid", kind, logs=True) if kind == "labels" else Outputs()
+    return Outputs("none", kind)
 
 
-def _within(outputs: torch.Tensor, slack: float = 0.0) -> bool:
-    return bool(((outputs >= -slack) & (outputs <= 1 + slack)).all())
+def outputs_of_scores(activation: Activation | None, classes: int) -> Outputs:
+    """What so many outputs are where the caller says this of them, and no softmax was seen."""
+    if activation == "sigmoid":
+        return Outputs("sigmoid", "labels")
+    if activation == "none" or (activation is None and classes == 1):
+        return Outputs("none", "numbers")
+    return Outputs()
+
+
+def adds_up(outputs: torch.Tensor) -> bool:
+    """Whether these are probabilities ``(N, K, ...)`` that add up to one, as if of a softmax.
+
+    Whole numbers are none: they may be scores, or votes.
+    """
+    if outputs.ndim < 2 or outputs.shape[1] < 2 or not is_fractional(outputs) or not within(outputs):
+        return False
+    rounding = ROUNDING if outputs.dtype in (torch.float32, torch.float64) else COARSE
+    off = (outputs.double().sum(1) - 1).abs()
+    return bool((off < rounding).all())
+
+
+def is_fractional(outputs: torch.Tensor) -> bool:
+    """Whether not all of these are whole numbers."""
+    return outputs.is_floating_point() and bool((outputs != outputs.round()).any())
+
+
+def within(outputs: torch.Tensor) -> bool:
+    """Whether these may be probabilities: all of them lie in [0, 1]."""
+    return bool(((outputs >= -ROUNDING) & (outputs <= 1 + ROUNDING)).all())

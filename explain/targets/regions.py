@@ -8,9 +8,20 @@ import torch
 import torch.nn.functional as F
 
 from explain._utils.errors import TargetError, in_short
-from explain.targets.base import Labels, Picked, Target, check_class, check_count, find_tensor, named, unsuitable
+from explain.targets.base import (
+    READER,
+    Labels,
+    Picked,
+    Target,
+    check_class,
+    check_count,
+    find_tensor,
+    named,
+    unsuitable,
+)
 from explain.targets.labels import find_category
 from explain.targets.layouts import SOFTMAX
+from explain.targets.outputs import End, Outputs, adds_up, is_fractional, outputs_like
 
 
 class ClassMaps(NamedTuple):
@@ -74,8 +85,9 @@ class Segmentation(Target):
             its class; of a prompted model, the mask that it expects to be the best.
         mask: the region, true or nonzero inside: ``(H, W)``, or ``(N, H, W)`` with one for each image, over the
             model's whole input and at any resolution; of volumes with the depth before the height. None is where the
-            model predicts the class in the images as they are (for a single map, where its logit is positive); methods
-            that alter the images keep to that region.
+            model predicts the class in the images as they are: where its score is the largest; for a single map, and
+            for classes of which several may be at one place, where it is more probable than not. Methods that alter
+            the images keep to that region.
         point: only the connected part of where the class is predicted around this point ``(x, y)``, each a share from 0
             to 1 of the model's input; of volumes ``(x, y, z)``.
 
@@ -189,12 +201,13 @@ class Segmentation(Target):
 
     def _predicted(self, found: ClassMaps, categories: tuple[int, ...]) -> torch.Tensor:
         """Where the class of each image is predicted, or the part of it at the point."""
-        several = found.quality is None and found.maps.shape[1] > 1
-        if several:
-            best = found.maps.argmax(1)
+        maps, outputs = found.maps, _outputs_of(found)
+        several = found.quality is None and maps.shape[1] > 1
+        if several and outputs.kind != "labels":
+            best = maps.argmax(1)
             mask = best == torch.tensor(categories, device=best.device).reshape(-1, *[1] * (best.ndim - 1))
         else:
-            mask = of_class(found.maps, categories) > 0
+            mask = of_class(maps, categories) > outputs.threshold
         for image in (~mask.flatten(1).any(1)).nonzero().flatten().tolist()[:1]:
             there = sorted(set(found.maps[image].argmax(0).flatten().tolist()))[:5] if several else []
             got = f"is not in image {image}; give a mask, or a class predicted there {there}"
@@ -218,6 +231,28 @@ class Segmentation(Target):
         weights = mask.to(torch.promote_types(floating, torch.float32))  # half precision cannot count the pixels
         pool: Any = F.adaptive_avg_pool2d if len(size) == 2 else F.adaptive_avg_pool3d
         return weights if mask.shape[1:] == size else pool(weights, size)
+
+
+def _outputs_of(found: ClassMaps) -> Outputs:
+    """What class maps are: scores, or probabilities, of classes of which one is at each place, or may be several."""
+    if found.layout == "queries":
+        return Outputs("none")
+    if found.layout == "prompts":
+        return Outputs("sigmoid", "labels")
+    reader = READER.get()
+    if reader is None:  # of an output alone, without its model, the values at all places decide together
+        end = End(found.maps.shape[1] if adds_up(found.maps) else 0)
+        seen = end if is_fractional(found.maps) else None
+        outputs, said = outputs_like(found.maps, seen=lambda: seen), None
+    else:
+        outputs, said = reader.outputs(found.maps, _class_maps), reader.activation
+    single = outputs.kind == "numbers" and said is None  # of a map that nobody says is of numbers
+    return Outputs("sigmoid", "labels") if single else outputs
+
+
+def _class_maps(output: Any, count: int) -> torch.Tensor | None:
+    found = read_class_maps(output, count)
+    return None if found is None else found.maps
 
 
 def of_class(maps: torch.Tensor, categories: Any) -> torch.Tensor:

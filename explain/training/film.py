@@ -14,13 +14,14 @@ from PIL import Image, ImageOps
 from explain._utils.errors import RunError, either, keywords
 from explain._utils.html import picture_html
 from explain._utils.spelling import did_you_mean
-from explain.attribution.pictures import Look, percent
+from explain.attribution.pictures import Look
 from explain.data.files import Files
 from explain.data.images import ImageLike, load_image
 from explain.render import captions, overlays, styles
 from explain.render.sheets import Group, Layout, Tile, as_picture, empty, evenly_spread, sheet
 from explain.runs import reading, sources
 from explain.runs.result import Run, open_run
+from explain.targets.outputs import percent
 from explain.training.monitor import shrunk_scene
 
 if TYPE_CHECKING:

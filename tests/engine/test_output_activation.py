@@ -71,23 +71,37 @@ def test_a_softmax_at_the_end_is_not_applied_again(last: Any) -> None:
     explainer(PHOTO, "saliency")  # it is said once
 
 
-SCORES = {"logits": lambda s: s, "a log-softmax": nn.LogSoftmax(1), "small logits": lambda s: 0.01 * s + 0.4}
+SCORES = {
+    "logits": lambda s: s,
+    "a log-softmax": nn.LogSoftmax(1),
+    "small logits": lambda s: 0.01 * s + 0.4,
+    "a gate": lambda s: s.sigmoid() * (0.2 * s).abs().clamp(max=1),
+    "a score of a sigmoid": lambda s: 2 * s.sigmoid() - 1,
+    "percent": lambda s: 100 * s.sigmoid(),
+    "whole numbers that add up to one": lambda s: (s == s.amax(1, keepdim=True)) * 1.0 + 0 * s,
+    "whole numbers": lambda s: (3 * s).round().long(),
+}
 
 
 @pytest.mark.parametrize("last", SCORES.values(), ids=SCORES)
+@pytest.mark.filterwarnings("ignore:.*zero everywhere")  # whole numbers may stay as they are
 def test_scores_get_one_softmax(last: Any) -> None:
     model = Scores(last)
-    found = explain.Explainer(model, LABELS, PLAIN)(PHOTO, "saliency")
-    expected = last(scores(model)[None])[0].softmax(0)
+    found = explain.Explainer(model, LABELS, PLAIN)(PHOTO, Occlusion(window=4, stride=4))
+    expected = last(scores(model)[None])[0].double().softmax(0)
     torch.testing.assert_close(found.probabilities.double(), expected, rtol=0, atol=1e-6)
     assert found.record()["activation"] == "softmax"
 
 
 SIGMOID = {
     "a last module": nn.Sigmoid(),
-    "a function": torch.sigmoid,
+    "in place": lambda s: (s + 0).sigmoid_(),
     "a slice": lambda s: s.sigmoid()[:, None][:, 0],
     "the mean of several": lambda s: torch.stack([s.sigmoid(), 1 - (-s).sigmoid()]).mean(0),
+    "a weighted mean": lambda s: 0.3 * s.sigmoid() + 0.7 * (1 - torch.sigmoid(-s)),
+    "half of a sum": lambda s: (s.sigmoid() + s.sigmoid()) / 2,
+    "the exponential of a logarithm": lambda s: F.logsigmoid(s).exp(),
+    "two softmaxes of two": lambda s: torch.stack([0 * s, s], 2).softmax(2)[:, :, 1],
 }
 
 
@@ -108,7 +122,7 @@ def test_several_labels_may_be_true_of_a_photo(last: Any) -> None:
 def test_one_output_says_yes_or_no(last: Any, sign: int) -> None:
     model = Scores(lambda s: last(sign * s), classes=1)
     explainer = explain.Explainer(
-        model, preprocess=PLAIN, activation=None if last(torch.tensor([[9.0]])) > 1 else "none"
+        model, preprocess=PLAIN, activation="sigmoid" if last(torch.tensor([[9.0]])) > 1 else "none"
     )
     found = explainer(PHOTO, "saliency", 0)
     yes = float((sign * scores(model)).sigmoid())
@@ -125,7 +139,8 @@ def test_one_output_says_yes_or_no(last: Any, sign: int) -> None:
 def test_one_output_between_0_and_1_is_a_probability_where_a_sigmoid_gave_it() -> None:
     small = Scores(lambda s: 0.3 + 1e-3 * s.tanh(), classes=1)
     found = explain.Explainer(small, preprocess=PLAIN)(PHOTO, Occlusion(window=4), 0)
-    assert float(found.probabilities[0]) == pytest.approx(float(torch.tensor(0.3).sigmoid()), abs=1e-3)
+    assert found.probabilities is None
+    assert found.predictions == [("number", pytest.approx(0.3, abs=1e-3))]
     with pytest.warns(ExplainWarning, match="probabilities already"):
         found = explain.Explainer(Scores(nn.Sigmoid(), classes=1), preprocess=PLAIN)(PHOTO, "saliency", 0)
     assert float(found.probabilities[0]) == pytest.approx(float(scores(Scores(classes=1)).sigmoid()))
@@ -152,7 +167,7 @@ ENDS: dict[str, tuple[Any, int, str | None, Callable[[torch.Tensor], torch.Tenso
     "softmax": (nn.Softmax(1), 4, None, lambda s: s.softmax(1)),
     "sigmoid": (nn.Sigmoid(), 4, None, torch.sigmoid),
     "scores of labels": (lambda s: s, 4, "sigmoid", torch.sigmoid),
-    "one score": (lambda s: s, 1, None, torch.sigmoid),
+    "one score": (lambda s: s, 1, "sigmoid", torch.sigmoid),
     "one probability": (nn.Sigmoid(), 1, None, torch.sigmoid),
 }
 
@@ -227,9 +242,8 @@ class TestEverythingReadsTheSameProbability:
 @pytest.mark.parametrize("positive", [True, False])
 def test_runs_say_yes_or_no_of_one_output(positive: bool, tmp_path: Path) -> None:
     model = Scores(lambda s: (1 if positive else -1) * s.abs(), classes=1)
-    run = explain.run(
-        [PHOTO], explain.Explainer(model, ["cat"], PLAIN), "saliency", output=tmp_path / "run.sqlite", workers=0
-    )
+    explainer = explain.Explainer(model, ["cat"], PLAIN, activation="sigmoid")
+    run = explain.run([PHOTO], explainer, "saliency", output=tmp_path / "run.sqlite", workers=0)
     row = next(run.rows())
     assert row.prediction == ("cat" if positive else "not cat")
     assert row.prediction_probability == pytest.approx(float(scores(model).abs().sigmoid()), abs=1e-5)

@@ -120,7 +120,8 @@ def test_targets_whose_labels_look_alike_as_file_names_all_get_their_files(tmp_p
 
 
 def test_a_single_logit_says_yes_or_no() -> None:
-    explanation = explain.Explainer(settled(TinyNet(classes=1)), preprocess=CenterCrop(32))(CAT, "saliency")
+    model = settled(TinyNet(classes=1))
+    explanation = explain.Explainer(model, preprocess=CenterCrop(32), activation="sigmoid")(CAT, "saliency")
     yes = float(explanation["saliency"].score.double().sigmoid())
     assert dict(explanation.predictions) == {
         "yes": pytest.approx(yes, abs=1e-6),

@@ -15,6 +15,7 @@ from torch.testing import assert_close
 import explain
 from explain import TargetError
 from explain.methods import GradCAM, IntegratedGradients, Occlusion, Saliency
+from explain.models import Stitched
 from explain.targets import Segmentation
 from explain.targets.detections import as_place
 from explain.targets.regions import read_class_maps
@@ -149,6 +150,70 @@ def _flooded(masks: Tensor, at: Any) -> Tensor:
                 steps = torch.cartesian_prod(*[torch.tensor([-1, 0, 1])] * mask.ndim).tolist()
                 left += [tuple(i + d for i, d in zip(place, step, strict=True)) for step in steps]
     return parts
+
+
+class Labels(nn.Module):
+    """Maps of scores, with what comes last; several labels may be at one place."""
+
+    def __init__(self, labels: int, last: Any) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.features = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Tanh())
+        self.head, self.last = nn.Conv2d(8, labels, 1), last
+
+    def scores(self, x: Tensor) -> Tensor:
+        maps = self.head(self.features(x))
+        return 20 * (maps - maps.mean((2, 3), keepdim=True))  # of both signs
+
+    def forward(self, x: Tensor) -> Any:
+        return self.last(self.scores(x))
+
+
+ENDS: dict[str, tuple[Any, Any]] = {
+    "a sigmoid": (torch.sigmoid, None),
+    "a sigmoid in a dictionary": (lambda s: {"out": s.sigmoid()}, None),
+    "a sigmoid, said to be probabilities": (torch.sigmoid, "none"),
+    "a sigmoid in half precision": (lambda s: s.half().sigmoid(), None),
+    "the mean of two sigmoids": (lambda s: (s.sigmoid() + (1 - (-s).sigmoid())) / 2, None),
+    "the logarithm of a sigmoid": (F.logsigmoid, None),
+    "scores, said to be of a sigmoid": (lambda s: s, "sigmoid"),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("labels", [1, 3])
+def test_a_label_is_predicted_where_it_is_more_probable_than_not(end: str, labels: int) -> None:
+    last, activation = ENDS[end]
+    model, x = Labels(labels, last).eval(), torch.rand(2, 3, 8, 8)
+    index = labels - 1
+    region = model.scores(x).detach()[:, index] > 0
+    assert 0 < region.float().mean() < 1
+    maps = last(model.scores(x).detach())
+    values = (maps["out"] if isinstance(maps, dict) else maps)[:, index].double()
+    expected = torch.stack([values[i][region[i]].mean() for i in range(2)])
+    a = explain.attribute(model, x, "saliency", target=Segmentation(index), activation=activation)
+    assert_close(a.score.double(), expected, rtol=2e-3 if "half" in end else 1e-5, atol=1e-6)
+
+
+def test_an_output_alone_is_read_by_its_values_at_all_places() -> None:
+    scores = 6 * torch.randn(2, 3, 8, 8)
+    for maps, expected in ((scores.sigmoid(), scores[:, 1] > 0), (scores.softmax(1), scores.argmax(1) == 1)):
+        assert torch.equal(Segmentation(1).settled(maps, 2).mask, expected)
+    assert torch.equal(Segmentation().settled(scores[:, :1].sigmoid(), 2).mask, scores[:, 0] > 0)
+
+
+def test_small_scores_of_a_map_are_no_probabilities() -> None:
+    model, x = Labels(1, lambda s: 0.1 + 0.01 * s.abs()).eval(), torch.rand(1, 3, 8, 8)
+    a = explain.attribute(model, x, "saliency", target=Segmentation())
+    assert_close(a.score, model(x).detach().mean((1, 2, 3)))  # each is positive: predicted everywhere
+
+
+def test_windows_of_a_segmenter_that_ends_in_a_sigmoid_are_stitched_to_probabilities() -> None:
+    model, x = Labels(1, torch.sigmoid).eval(), torch.rand(1, 3, 12, 12)
+    stitched = Stitched(model, window=8)
+    maps = stitched(x).detach()
+    a = explain.attribute(stitched, x, "saliency", target=Segmentation())
+    assert_close(a.score, maps[maps > 0.5].mean()[None])
 
 
 def test_a_place_without_a_label_is_the_class_that_is_predicted_there() -> None:

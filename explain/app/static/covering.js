@@ -51,11 +51,11 @@ class Covering {
   // What became of the answers; `item` is of the photo as it is asked about now.
   told(item) {
     if (!this.active) {
-      this.before = new Map(item.targets.map(({ class: number, probability, label }) => [number, { probability, label }]));
+      this.before = new Map(item.targets.map((target) => [target.class, target]));
       this.words.textContent = this.region ? 'Cover the region to see the predictions without it.' : 'Draw a region on the photo, then cover it.';
       return;
     }
     const now = item.targets.map((target) => [target, this.before?.get(target.class)]).filter(([, before]) => before);
-    this.words.textContent = now.map(([{ label, probability }, before]) => `${label}: ${percent(before.probability)} → ${percent(probability)}`).join('; ');
+    this.words.textContent = now.map(([target, before]) => `${target.label}: ${amountOf(before)} → ${amountOf(target)}`).join('; ');
   }
 }

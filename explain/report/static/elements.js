@@ -85,6 +85,11 @@ function percent(share) {
   return value >= 0.1 ? `${value.toFixed(1)}\u00a0%` : '<0.1\u00a0%';
 }
 
+// A probability or a number as people read it: in words where there are some, else in percent.
+function amountOf({ probability, amount }) {
+  return amount || (probability === null ? '' : percent(probability));
+}
+
 function figure(value) {
   if (value === null || value === undefined || Number.isNaN(value)) return '–';
   if (value === 0) return '0';

@@ -4,17 +4,16 @@ class Answers {
   constructor(item, onchange) {
     const name = newId('target');
     const known = new Map(item.targets.map((target, number) => [target.label, number]));
-    const rows = item.predictions.map(([label, probability], place) => ({ label, probability, place, number: known.get(label) }));
+    const rows = item.predictions.map(([label, probability, amount], place) => ({ label, probability, amount, place, number: known.get(label) }));
     const listed = new Set(rows.map((row) => row.label));
     item.targets.forEach((target, number) => {
-      if (!listed.has(target.label)) rows.push({ label: target.label, probability: target.probability, number, score: target.score });
+      if (!listed.has(target.label)) rows.push({ label: target.label, probability: target.probability, amount: target.amount, number, score: target.score });
     });
     this.inputs = new Map();
-    const list = rows.map(({ label, probability, number, score, place }) => {
-      const share = probability ?? 0;
-      const bar = el('span', { class: 'bar' }, el('i', {}));
-      bar.firstChild.style.width = `${100 * share}%`;
-      const value = el('b', {}, probability === null ? (score === undefined ? '' : `score ${figure(score)}`) : percent(probability));
+    const list = rows.map(({ label, probability, amount, number, score, place }) => {
+      const bar = probability === null ? null : el('span', { class: 'bar' }, el('i', {}));
+      if (bar) bar.firstChild.style.width = `${100 * probability}%`;
+      const value = el('b', {}, amountOf({ probability, amount }) || (score === undefined ? '' : `score ${figure(score)}`));
       const words = el('span', { class: 'label' }, label);
       if (number === undefined && item.live?.explain) {
         return el('li', {}, el('button', { type: 'button', class: 'answer ask', title: 'Explain this class too', onclick: () => item.live.explain(place) }, words, value, bar));

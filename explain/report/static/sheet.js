@@ -111,7 +111,7 @@ class Sheet {
       const { sort } = this.state;
       const canvas = el('canvas', { 'aria-hidden': 'true' });
       const card = el('li', {}, el('a', { href: `#photo=${photo.number}`, onclick: (event) => this.follow(event, photo.number) }, canvas,
-        el('span', { class: 'label' }, photo.label, ' ', el('b', {}, photo.probability === null ? '' : percent(photo.probability))),
+        el('span', { class: 'label' }, photo.label, ' ', el('b', {}, amountOf(photo))),
         photo.target === photo.label ? null : el('span', { class: 'target' }, `map of ${photo.target}`),
         rightOrWrong(photo), photo.passed === null ? null : mapCheck(photo.passed),
         el('span', { class: 'name' }, photo.name), el('span', { class: 'figure' })));

@@ -309,7 +309,8 @@ class Viewer {
   // The strip below a picture: the class, what was drawn and how, and what its colours mean.
   caption(width) {
     const { state, item, now } = this;
-    const { label, probability } = item.targets[state.target];
+    const { label } = item.targets[state.target];
+    const amount = amountOf(item.targets[state.target]);
     const { title, layer } = item.methods[state.method];
     const large = Math.max(13, Math.round(width / 34));
     const [small, gap] = [Math.max(11, Math.round(0.78 * large)), Math.round(0.7 * large)];
@@ -330,7 +331,7 @@ class Viewer {
       context.fillStyle = color;
       context.fillText(text, x, y, width - 2 * gap - (ramp ? Math.min(width / 4, 13 * small) + gap : 0));
     };
-    write(`${label}${not || (probability === null ? '' : `, ${percent(probability)}`)}`, gap, gap + large, large, '#18181c', 'bold');
+    write(`${label}${not || (amount && `, ${amount}`)}`, gap, gap + large, large, '#18181c', 'bold');
     lines.forEach((line, i) => write(line, gap, gap + Math.round(1.35 * large) + Math.round(1.4 * small) * (i + 0.75), small, '#6e6e76'));
     if (ramp) {
       const bar = el('canvas', {});

@@ -1,0 +1,282 @@
+"""How an output comes about: whether a softmax or sigmoid made it, and where in it the scores are."""
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property, partial
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
+
+from explain._utils import nested
+from explain._utils.errors import warn
+from explain._utils.signals import came_by_signal
+from explain.data.inputs import Inputs
+from explain.hooks.preserve import untouched
+from explain.hooks.tracer import Tracer
+from explain.layers.stitched import Stitched
+from explain.targets.base import READER, described, find_scores
+from explain.targets.outputs import (
+    ROUNDING,
+    Activation,
+    End,
+    Outputs,
+    adds_up,
+    configured,
+    outputs_like,
+    within,
+)
+from explain.tracing.table import info, operation_name
+
+Read: TypeAlias = Callable[[Any, int], Tensor | None]
+"""Takes a tensor from a model's output for so many images."""
+
+_PROBABILITIES = ("softmax", "sigmoid", "expit", "hardsigmoid")
+_LOGARITHMS = ("log_softmax", "log_sigmoid")
+_SIGNS_TURNED = ("sub", "rsub", "isub", "neg")
+_MONOTONE = frozenset([
+    *_SIGNS_TURNED, "add", "radd", "iadd", "mul", "div", "divide", "true_divide", "truediv", "exp", "log", "clamp",
+])  # fmt: skip
+"""Operations on single values, whose extremes are at the extremes of what they are given."""
+_SELECTING = frozenset(["mean", "amax", "amin", "maximum", "minimum", "gather", "interpolate", "upsample"])
+"""Operations that give nothing outside of the bounds of what they are given."""
+_KEEPING = frozenset(["reshapes", "moves", "joins", "casts"])
+"""The traits of others."""
+
+
+class Bounds(NamedTuple):
+    """Between what the values of a tensor lie that came from softmaxes and sigmoids alone.
+
+    ``classes`` is the size of the dimension along which a softmax made them add up to one; 0 of a
+    sigmoid.
+    """
+
+    low: float
+    high: float
+    classes: int = 0
+
+
+class Origin(NamedTuple):
+    """What a tensor came from: the bounds of its values, if any, and the weights, a bit for each."""
+
+    bounds: Bounds | None
+    weights: int
+
+
+class OriginTracer(Tracer):
+    """Follows what becomes of softmaxes and sigmoids, and which weights tensors depend on.
+
+    >>> model = nn.Sequential(nn.Linear(3, 2), nn.Sigmoid())
+    >>> with torch.no_grad(), OriginTracer(model) as tracer:
+    ...     result = 100 * model(torch.rand(1, 3)).mean(1)
+    >>> tracer.origins[result]
+    Origin(bounds=Bounds(low=0.0, high=100.0, classes=0), weights=3)
+    """
+
+    opens = False
+
+    def __init__(self, model: nn.Module) -> None:
+        self.origins: Any = WeakIdKeyDictionary()
+        for number, parameter in enumerate(model.parameters()):
+            self.origins[parameter] = Origin(None, 1 << number)
+        for buffer in model.buffers():
+            self.origins[buffer] = Origin(None, 0)
+        self._used = 0  # the weights of all that ran so far; what nobody saw may depend on them
+
+    def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        name = operation_name(func).removeprefix("special_")
+        tensors = [tensor for _, tensor in nested.paths((args, kwargs))]
+        weights = 0
+        for tensor in tensors:
+            origin = self.origins.get(tensor)
+            weights |= self._used if origin is None else origin.weights
+        self._used |= weights
+        bounds = self._bounds(name, func, args, kwargs)
+        result = func(*args, **kwargs)
+        results = tensors[:1] if name == "setitem" else [t for _, t in nested.paths(result)]
+        for tensor in results:
+            scaled = bounds
+            if bounds is not None and name == "sum":
+                terms = tensors[0].numel() / max(tensor.numel(), 1)
+                scaled = bounds._replace(low=bounds.low * terms, high=bounds.high * terms)
+            self.origins[tensor] = Origin(scaled, weights)
+        return result
+
+    def _bounds(self, name: str, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Bounds | None:
+        """The bounds of what an operation gives; those of a sum are still of its terms."""
+        if name in _PROBABILITIES or name in _LOGARITHMS:
+            classes = _softmax_size(args, kwargs) if "softmax" in name else 0
+            return Bounds(-math.inf, 0.0, classes) if name in _LOGARITHMS else Bounds(0.0, 1.0, classes)
+        values = [t for _, t in nested.paths((args, kwargs)) if t.is_floating_point()]
+        origins = [self.origins.get(tensor) for tensor in values]
+        bounds = [origin.bounds for origin in origins if origin is not None and origin.bounds is not None]
+        unbounded = len(values) - len(bounds) - sum(t.ndim == 0 for t in values)
+        if not bounds or unbounded > 0:
+            return None
+        sizes = {each.classes for each in bounds}
+        classes = sizes.pop() if len(sizes) == 1 and name not in _SIGNS_TURNED else 0
+        if name in _MONOTONE:
+            extremes = self._extremes(func, args, kwargs)
+            return None if extremes is None else Bounds(*extremes, classes)
+        if name in _SELECTING or name == "sum" or info(name).traits & _KEEPING:
+            return Bounds(min(b.low for b in bounds), max(b.high for b in bounds), classes)
+        return None
+
+    def _extremes(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[float, float] | None:
+        """The least and the most that an operation gives at the bounds of its arguments."""
+        results = []
+        for first, second in itertools.product((False, True), repeat=2):
+            arguments, options = nested.replace((args, dict(kwargs)), self._at_bounds([first, second]))
+            result = func(*arguments, **options)
+            if result.numel() != 1 or bool(result.isnan()):
+                return None
+            results.append(float(result))
+        return min(results), max(results)
+
+    def _at_bounds(self, upper: list[bool]) -> nested.Change:
+        """Put the bounds of tensors in their places: the upper ones where ``upper`` says so."""
+
+        def change(path: nested.Path, tensor: Tensor) -> Tensor:
+            origin = self.origins.get(tensor)
+            if origin is None or origin.bounds is None:
+                return tensor
+            value = origin.bounds.high if upper and upper.pop() else origin.bounds.low
+            return torch.tensor(value, dtype=torch.float64)
+
+        return change
+
+
+def _softmax_size(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+    """The size of the dimension along which a softmax is taken."""
+    first = nested.first_tensor((args, kwargs))
+    assert first is not None
+    shape = first.shape
+    dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
+    return shape[dim if isinstance(dim, int) else min(1, len(shape) - 1)]
+
+
+class OutputReader:
+    """Says what the outputs of a model are, after a pass whose operations are watched.
+
+    That pass is run when it is first needed: not for scores that no probabilities could be.
+
+    Args:
+        model: the network.
+        inputs: what it is called with.
+        activation: what the caller says of its outputs.
+        classes: how many classes there are, where that is known.
+    """
+
+    def __init__(self, model: nn.Module, inputs: Inputs, activation: Activation | None, classes: int | None) -> None:
+        self.model, self.classes = model, classes
+        self.activation = activation or configured(model)
+        self._network, self._inputs = model, inputs
+        if isinstance(model, Stitched):  # the segmenter gives what is averaged
+            self._network = model.model
+            self._inputs = model.first(inputs)
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Read outputs by this within the block."""
+        token = READER.set(self)
+        try:
+            yield
+        finally:
+            READER.reset(token)
+
+    def outputs(self, values: Tensor, read: Read) -> Outputs:
+        """Say what ``values`` ``(N, K, ...)`` are, which ``read`` takes from an output."""
+        return outputs_like(values, self.activation, partial(self._end, values, read))
+
+    def scores_key(self, candidates: Callable[[Any, int], Mapping[Any, Tensor]]) -> Any:
+        """Return which of several tensors has the scores, by its key.
+
+        It is the one that has as many columns as there are classes. Else those are left out that
+        others are computed from, with further weights: features; and of the rest the first is
+        taken.
+        """
+        output, origins = self._traced
+        tensors = candidates(output, len(self._inputs))
+        widths = {key: t.shape[1] if t.ndim > 1 else 1 for key, t in tensors.items()}
+        fitting = [key for key, width in widths.items() if width == self.classes]
+        if len(fitting) == 1:
+            return fitting[0]
+        used = {key: origins[t].weights for key, t in tensors.items() if t in origins}
+        if len(used) < len(tensors):
+            self._warn_of_several(output, next(iter(tensors)))
+            return next(iter(tensors))
+        later = [key for key, w in used.items() if not any(_is_part(w, v) for v in used.values())]
+        return later[0]
+
+    def _warn_of_several(self, output: Any, key: Any) -> None:
+        got = f"{described(output)}; {key!r} is taken, give a callable target for another"
+        must = "model must say which of its outputs are class scores, as 'logits' in a dictionary"
+        warn(f"{must}, got {got}")
+
+    @cached_property
+    def _traced(self) -> tuple[Any, Any]:
+        """The output, and the origins of its tensors."""
+        with untouched(self._network), torch.no_grad(), OriginTracer(self._network) as tracer:
+            output = self._inputs.call(self._network)
+        return output, tracer.origins
+
+    def _end(self, values: Tensor, read: Read) -> End | None:
+        """What was seen at the end of the network, or what noise shows of it."""
+        output, origins = self._traced
+        tensor = read(output, len(self._inputs))
+        origin = None if tensor is None else origins.get(tensor)
+        bounds = None if origin is None else origin.bounds
+        if bounds is not None and bounds.high <= ROUNDING:
+            return End(bounds.classes, logs=True)
+        if bounds is not None and bounds.low >= -ROUNDING and bounds.high <= 1 + ROUNDING:
+            return End(bounds.classes)
+        if bounds is None and adds_up(values) and all(map(adds_up, self._on_noise(read))):
+            return End(values.shape[1])
+        if origin is None and self.activation == "none" and all(map(within, self._on_noise(read))):
+            return End()
+        return None
+
+    def _on_noise(self, read: Read) -> Sequence[Tensor]:
+        """The same tensor of the output for inputs of noise, which no photo has a say in."""
+        x, results = self._inputs.x, list[Tensor]()
+        for seed in range(2):
+            noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(seed)).to(x)
+            try:
+                with untouched(self._network), torch.no_grad():
+                    output = self._inputs.replaced(noise).call(self._network)
+            except Exception as error:  # whatever a network says of noise
+                if came_by_signal(error):
+                    raise
+                return [torch.full((1, 2), math.nan)]
+            tensor = read(output, len(self._inputs))
+            results.append(torch.full((1, 2), math.nan) if tensor is None else tensor)
+        return results
+
+
+def _is_part(some: int, others: int) -> bool:
+    """Whether these weights are among the others, and not all of them."""
+    return some != others and some & others == some
+
+
+def outputs_of(
+    model: nn.Module, inputs: Inputs, scores: Tensor, activation: Activation | None, categories: Any = None
+) -> Outputs:
+    """Say what the scores ``(N, K)`` are that a model gave for these inputs."""
+    with reading(model, inputs, activation, categories) as reader:
+        return reader.outputs(scores, find_scores)
+
+
+@contextmanager
+def reading(
+    model: nn.Module, inputs: Inputs, activation: Activation | None = None, categories: Any = None
+) -> Iterator[OutputReader]:
+    """Within this block, outputs are read by what is known of the model; nested blocks share that."""
+    reader, said = READER.get(), activation or configured(model)
+    if not isinstance(reader, OutputReader) or (reader.model, reader.activation) != (model, said):
+        classes = None if categories is None else len(categories)
+        reader = OutputReader(model, inputs, activation, classes)
+    with reader.in_use():
+        yield reader

@@ -1,0 +1,156 @@
+"""A model that gives a number: it is predicted, explained, checked, drawn and recorded as a number."""
+
+from __future__ import annotations
+
+import json
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+import explain
+from explain.cli import main
+from explain.methods import Occlusion, Sufficient
+from explain.models import CenterCrop
+from explain.report.item import Detail, item, summary
+from tests.conftest import ROOT
+
+PLAIN = CenterCrop(8, 1.0, (0.0,) * 3, (1.0,) * 3)
+PHOTO = Image.effect_noise((8, 8), 90).convert("RGB")
+
+
+class Age(nn.Module):
+    """58 years, and more or less; ``width`` is how many such numbers, and ``flat`` gives one as ``(N,)``."""
+
+    def __init__(self, width: int = 1, *, flat: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.head, self.flat = nn.Conv2d(3, 8, 3), nn.Linear(8, width), flat
+
+    def forward(self, x: Tensor) -> Tensor:
+        numbers: Tensor = 58 + 20 * self.head(self.conv(x).relu().mean((2, 3)))
+        return numbers[:, 0] if self.flat else numbers
+
+
+def age() -> nn.Module:
+    model = Age().eval()
+    model.preprocess = PLAIN  # type: ignore[assignment]
+    return model
+
+
+def by_hand(x: Tensor) -> Tensor:
+    """The number, in double precision."""
+    return Age().double()(x.double()).detach()[0, 0]
+
+
+@pytest.mark.parametrize("activation", [None, "none"])
+@pytest.mark.parametrize("flat", [True, False])
+def test_one_number_is_predicted_as_a_number(activation: Any, flat: bool) -> None:
+    model = Age(flat=flat).eval()
+    years = float(by_hand(PLAIN(PHOTO)[None]))
+    plain = explain.Explainer(model, preprocess=PLAIN, activation=activation)(PHOTO, "saliency")
+    assert plain.predictions == [("number", pytest.approx(years))]
+    assert plain.targets == ["number"]
+    named = explain.Explainer(model, ["age"], PLAIN, activation=activation, unit="years")(PHOTO, "saliency", "age")
+    assert named.predictions == [("age", pytest.approx(years))]
+    assert named.predicted[0].amount == f"{years:.4g} years"
+    assert named.layout().title == f"age, {years:.4g} years"
+    assert named.probabilities is None
+    record = named.record()
+    assert (record["number"], record["unit"], record["probability"]) == (pytest.approx(years), "years", None)
+
+
+@pytest.mark.parametrize("activation", [None, "none"])
+def test_methods_explain_the_number_itself(activation: Any) -> None:
+    model, x = Age().eval(), PLAIN(PHOTO)[None]
+    methods = ["saliency(absolute=False)", Occlusion(window=4, stride=4, baseline="zero", score="probability")]
+    maps = explain.attribute(model, x, methods, activation=activation)
+    leaf = x.double().requires_grad_()
+    (gradient,) = torch.autograd.grad(Age().double()(leaf).sum(), leaf)
+    torch.testing.assert_close(maps["saliency"].values.double(), gradient, rtol=1e-4, atol=1e-4)
+    for row in (0, 4):
+        for column in (0, 4):
+            covered = x.clone()
+            covered[..., row : row + 4, column : column + 4] = 0
+            change = by_hand(x) - by_hand(covered)
+            torch.testing.assert_close(maps["occlusion"].values[0, row, column].double(), change, rtol=1e-4, atol=1e-4)
+
+
+def test_the_smallest_evidence_of_a_number_keeps_nine_tenths_of_it() -> None:
+    model = nn.Sequential(nn.AvgPool2d(4), nn.Flatten(), nn.Linear(12, 1, bias=False)).eval()
+    weights = torch.tensor([50.0, 30.0, 15.0, 5.0])  # of the quarters of a white photo, 100 in all
+    model[2].weight.data.copy_((weights / 3).repeat(3)[None])
+    (found,) = explain.attribute(model, torch.ones(1, 3, 8, 8), Sufficient(2, "zero")).sets[0]
+    best = min((keep for keep in product([False, True], repeat=4) if weights[list(keep)].sum() >= 90), key=sum)
+    assert found.mask[::4, ::4].flatten().tolist() == list(best)
+    assert (found.alone, found.without) == (pytest.approx(95.0), pytest.approx(5.0))
+
+
+@pytest.mark.parametrize("activation", [None, "none"])
+def test_the_map_of_a_number_is_checked(activation: Any) -> None:
+    explainer = explain.Explainer(Age().eval(), ["age"], PLAIN, activation=activation)
+    verdict = explainer(PHOTO, "occlusion(window=2, stride=2)").check(samples=40)
+    answers = {each.check: each.passed for each in verdict["occlusion"]}
+    assert answers.pop("depends_on_class") is None  # there is no other
+    assert None not in answers.values()
+
+
+def test_records_pages_and_runs_have_the_number(tmp_path: Path) -> None:
+    PHOTO.save(tmp_path / "photo.png")
+    explainer = explain.Explainer(Age().eval(), ["age"], PLAIN, unit="years")
+    explanation = explainer(tmp_path / "photo.png", "saliency")
+    years = float(explanation["saliency"].score)
+    explanation.save(tmp_path / "out")
+    saved = explain.load(tmp_path / "out" / "photo-saliency.json")
+    repeated = saved.repeat(explain.Explainer(Age().eval(), ["age"], PLAIN, unit="years"))
+    assert torch.equal(repeated["saliency"].values, explanation["saliency"].values)
+    assert repeated.predictions == explanation.predictions
+    page = item(explanation, Detail(steps=4))
+    assert page["predictions"] == [["age", None, f"{years:.4g} years"]]
+    assert page["targets"][0]["amount"] == summary(explanation)["amount"] == f"{years:.4g} years"
+    assert page["targets"][0]["probability"] is None
+    run = explain.run(tmp_path / "photo.png", explainer, "saliency", output=tmp_path / "run.sqlite", workers=0)
+    row = next(run.rows())
+    assert (row.target, row.prediction, row.score) == ("age", f"{years:.4g} years", pytest.approx(years))
+    assert (row.probability, row.prediction_probability, row.prediction_class) == (None, None, None)
+
+
+def test_the_command_line_names_the_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    PHOTO.save(tmp_path / "photo.png")
+    (tmp_path / "names.txt").write_text("age")
+    words = [str(tmp_path / "photo.png"), "--model", "tests.explanation.test_numbers:age", "-m", "saliency", "--html"]
+    words += ["--labels", str(tmp_path / "names.txt"), "--unit", "years", "--output", str(tmp_path / "out")]
+    assert main(words) == 0
+    years = float(by_hand(PLAIN(PHOTO)[None]))
+    assert f"age  {years:.4g} years" in capsys.readouterr().out
+    (record,) = (tmp_path / "out").glob("*.json")
+    assert json.loads(record.read_text())["number"] == pytest.approx(years)
+    (page,) = (tmp_path / "out").glob("*.html")
+    assert "--unit years" in page.read_text("utf-8")
+
+
+def test_of_several_numbers_each_can_be_explained() -> None:
+    explainer = explain.Explainer(Age(3).eval(), ["x", "y", "size"], PLAIN, activation="none", unit="px")
+    explanation = explainer(PHOTO, "saliency", "y")
+    number = float(Age(3).double()(PLAIN(PHOTO)[None].double())[0, 1].detach())
+    assert explanation.predictions == []  # none of them is more of a prediction than the others
+    assert explanation.layout().title == f"y, {number:.4g} px"
+    assert explanation.record()["number"] == pytest.approx(number)
+
+
+def test_a_score_of_yes_is_a_probability_where_the_caller_says_so() -> None:
+    explanation = explain.Explainer(Age().eval(), ["old"], PLAIN, activation="sigmoid")(PHOTO, "saliency")
+    assert explanation.predictions[0] == ("old", pytest.approx(float(by_hand(PLAIN(PHOTO)[None]).sigmoid())))
+
+
+@pytest.mark.parametrize("unit", [3, ["years"]])
+def test_a_unit_that_is_no_text_is_refused(unit: Any) -> None:
+    with pytest.raises(explain.ArgumentError, match="unit"):
+        explain.Explainer(Age(), unit=unit)
