@@ -4,6 +4,7 @@ import asyncio
 import hmac
 import ipaddress
 import json
+import logging
 import re
 import secrets
 import socket
@@ -337,5 +338,8 @@ def listen(application: Any, bound_socket: socket.socket, on_start: Callable[[],
         application, log_level="warning", access_log=False, server_header=False, lifespan="off", ws="none",
         timeout_graceful_shutdown=1, proxy_headers=False,
     )  # fmt: skip
+    server = uvicorn.Server(config)
+    # Once it ends, it reports each answer that it cuts off by a traceback.
+    logging.getLogger("uvicorn.error").addFilter(lambda record: not server.should_exit)
     on_start()
-    uvicorn.Server(config).run(sockets=[bound_socket])
+    server.run(sockets=[bound_socket])

@@ -22,7 +22,7 @@ from explain.baselines.replacements import get_baseline
 from explain.cli.commands import UsageError, as_usage
 from explain.cli.output import DONE, FAILED, USAGE, Output, ProgressBar, notes
 from explain.data.files import distinct, slug
-from explain.data.images import EXTENSIONS, MAX_BYTES, hushed, load_image, photos_in
+from explain.data.images import EXTENSIONS, MAX_BYTES, hushed, load_image, photos_in, troubles
 from explain.engine.perturbations import Attributions, PerturbationRuns, Scores
 from explain.hooks.interventions import Ablate
 from explain.methods import LRP, Method
@@ -275,11 +275,10 @@ def photos_of(options: argparse.Namespace) -> Photos:
 
 def read_photo(source: PhotoSource, answer: Output) -> Image.Image:
     """Read a photo; where it comes from stays with it. What libraries print about it shortens to a note."""
-    with hushed() as said:
+    with hushed() as printed:
         photo = load_image(_piped() if source.path is None else source.path)
-    troubles = [line for line in said if line and "Warning" not in line]
-    if troubles:
-        answer.note(f"{source.name}: may be damaged, its decoder says: {troubles[0]}")
+    for trouble in troubles(printed):
+        answer.note(f"{source.name}: {trouble}")
     photo.filename = "" if source.path is None else str(source.path)  # type: ignore[attr-defined]  # as Pillow has it
     return photo
 

@@ -4,7 +4,7 @@ import argparse
 import os
 import time
 import webbrowser
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from explain.cli import arguments as args
 from explain.cli.commands import UsageError, as_usage
 from explain.cli.explaining import target_of, targets_of
 from explain.cli.output import DONE, FAILED, INTERRUPTED, Output, RunProgress, notes
-from explain.data.images import photos_in
+from explain.data.images import hushed, photos_in
 from explain.methods import Method
 from explain.runs import run_on_ray
 from explain.runs.files import source_of
@@ -36,7 +36,10 @@ def run(options: argparse.Namespace, answer: Output) -> int:
     line, begun = RunProgress(), time.monotonic()
     line.hidden = answer.quiet
     try:
-        with as_usage(*args.ASKED), closing(line), notes(answer), args.blaming(options.model):  # for every photo
+        with (
+            as_usage(*args.ASKED), closing(line), notes(answer), args.blaming(options.model),  # for every photo
+            hushed() if answer.quiet else nullcontext(),
+        ):  # fmt: skip
             found = runner(
                 source, explainer, methods, output=options.output,
                 targets=targets_of(options.target, explainer.categories), top_k=options.top_k, metrics=metrics,

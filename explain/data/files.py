@@ -294,3 +294,17 @@ def unlock(descriptor: int) -> None:
         if fcntl is not None:
             fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)
+
+
+def as_cell(value: Any) -> Any:
+    """Return a value as a cell of CSV: a text that a spreadsheet would run as a formula gets an apostrophe before it.
+
+    >>> as_cell("=1+1"), as_cell("cat.png"), as_cell("-1"), as_cell(-1.5)
+    ("'=1+1", 'cat.png', '-1', -1.5)
+    """
+    if not isinstance(value, str) or not value.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return value
+    with suppress(ValueError):
+        float(value)
+        return value
+    return f"'{value}"

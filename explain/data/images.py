@@ -6,7 +6,7 @@ import os
 import re
 import stat
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -305,6 +305,12 @@ def hushed() -> Iterator[list[str]]:
             os.dup2(kept, 2)
             heard.seek(0)
             said += heard.read(10_000).decode("utf-8", "replace").splitlines()
+
+
+def troubles(printed: Sequence[str]) -> list[str]:
+    """Return what a decoder has printed about a photo that may be damaged, as one remark; none for warnings."""
+    serious = [line for line in printed if line and "Warning" not in line]
+    return [f"may be damaged, its decoder says: {serious[0]}"] if serious else []
 
 
 @dataclass(frozen=True)

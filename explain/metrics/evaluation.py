@@ -17,6 +17,7 @@ from explain._utils.html import lines_html, table_html
 from explain._utils.options import by_name
 from explain.attribution.api import Options, Settings, attribute
 from explain.attribution.result import Attribution
+from explain.data.files import as_cell
 from explain.data.inputs import Inputs, InputsLike
 from explain.engine import execution, perturbations, validation
 from explain.engine.needs import needs_at
@@ -102,7 +103,9 @@ class Table(Mapping[str, Mapping[str, torch.Tensor]]):
         writer.writerow(["method", "image", *self.metrics])
         for method, row in self.items():
             for image, values in enumerate(zip(*(row[name].tolist() for name in self.metrics), strict=True)):
-                writer.writerow([method, image, *("" if math.isnan(value) else repr(float(value)) for value in values)])
+                writer.writerow(
+                    [as_cell(method), image, *("" if math.isnan(value) else repr(float(value)) for value in values)]
+                )
         return out.getvalue()
 
     @property

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from explain._utils.errors import RunError, either, optional, raised, warn
-from explain.data.files import replacing
+from explain.data.files import as_cell, replacing
 from explain.methods import Method
 from explain.runs.reading import Row, StoredRun, row_of
 from explain.runs.sources import text
@@ -120,7 +120,7 @@ def _to_text(run: StoredRun, metrics: Sequence[str], path: Path, as_csv: bool) -
                     "boxes": json.dumps(columns["boxes"]) if row.boxes else None,
                     "labels": json.dumps(columns["labels"], ensure_ascii=False) if row.labels else None,
                 }
-                table.writerow({**columns, **lists})
+                table.writerow({name: as_cell(value) for name, value in {**columns, **lists}.items()})
             else:
                 file.write(json.dumps(columns, ensure_ascii=False) + "\n")
     return count

@@ -23,7 +23,7 @@ import torch
 
 from explain._utils.errors import ExplainError, ImageError, either, overheard, quiet, raised
 from explain._utils.signals import came_by_signal
-from explain.data.images import Box, Preprocess, as_input, load_image, locate
+from explain.data.images import Box, Preprocess, as_input, hushed, load_image, locate, troubles
 from explain.explanation.photos import each_tried
 from explain.runs.sources import Corners, Entry, Label, Source
 from explain.targets.labels import class_label
@@ -410,9 +410,13 @@ def _work(preparer: Preparer, pipe: Connection) -> None:
     with contextlib.suppress(EOFError, OSError):
         pipe.send("there")
         while True:
-            sent: Any = preparer(pipe.recv())
+            entry = pipe.recv()
+            with hushed() as printed:
+                sent: Any = preparer(entry)
             if isinstance(sent, Prepared):  # the input as plain bytes: torch would share its memory by an open file
-                sent = replace(sent, x=torch.empty(0), entry=Entry("")), sent.x.view(torch.uint8).numpy(), sent.x.dtype
+                notes = (*sent.notes, *(f"{entry.name}: {trouble}" for trouble in troubles(printed)))
+                plain = replace(sent, x=torch.empty(0), entry=Entry(""), notes=notes)
+                sent = plain, sent.x.view(torch.uint8).numpy(), sent.x.dtype
             pipe.send(sent)
     os._exit(0)  # and nothing that was inherited is closed or written
 

@@ -22,7 +22,7 @@ from explain.report.reproduce import Reproduction
 from explain.runs.exporting import export, index_of
 from explain.runs.files import source_of
 from explain.runs.reading import Row, StoredRun
-from explain.runs.sources import Entry, Source, entries_of
+from explain.runs.sources import Entry, Source, entries_of, path_of
 from explain.runs.store import ORDERS
 from explain.targets.outputs import Prediction
 
@@ -187,7 +187,7 @@ class PhotoReader:
             return self.source.read(self._entries[row.name]).image
         if row.path is None:
             raise RunError(f"photo {row.name!r} must have a file to be drawn, but has none; give its source")
-        return row.path
+        return path_of(row.path)
 
     def picture(self, row: Row) -> Image.Image:
         """The photo of a row, to be drawn.

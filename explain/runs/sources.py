@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -152,6 +153,14 @@ def text(name: str | os.PathLike[str]) -> str:
     'caf\\\\xe9.jpg'
     """
     return os.fsencode(name).decode("utf-8", "backslashreplace")
+
+
+def path_of(stored: str) -> str:
+    """Return the path of a file that was stored as `text`: one with bytes that are no text has them back."""
+    if os.path.lexists(stored) or "\\x" not in stored:
+        return stored
+    named = re.sub(rb"\\x([89a-f][0-9a-f])", lambda byte: bytes.fromhex(byte[1].decode()), stored.encode())
+    return os.fsdecode(named)
 
 
 IMAGES = ("image", "img", "photo", "picture", "pixel_values", "x")

@@ -362,8 +362,13 @@ def locked(file: Path) -> Iterator[None]:
     since SQLite has locks of its own on the run.
 
     Raises:
-        RunError: another run writes the file.
+        RunError: another run writes the file, or it has two names: SQLite writes a journal for each, and a run that was
+            interrupted under one is damaged under the other.
     """
+    with contextlib.suppress(OSError):
+        names = os.stat(file).st_nlink
+        if file.is_file() and names > 1:
+            raise RunError(f"output {text(file)!r} must have one name, got {names} hard links; make a copy of it")
     lock = Path(f"{os.path.realpath(file)}-lock")
     while True:
         try:

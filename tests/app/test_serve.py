@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import json
 import os
 import signal
 import subprocess
@@ -14,7 +15,9 @@ from typing import Any
 import pytest
 
 from explain.cli import main
+from tests.app.conftest import encoded
 from tests.conftest import ROOT
+from tests.report.conftest import photo
 
 
 def test_serve_says_what_to_install(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -38,14 +41,25 @@ def test_serve_answers_until_it_is_interrupted(tmp_path: Path) -> None:
     paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     process = subprocess.Popen(
         [sys.executable, "-m", "explain.cli", "serve", "--model", "tiny", "--port", "0"],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": paths}, stdout=subprocess.PIPE, text=True,
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": paths}, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
+    headers = {"x-explain": "1", "x-name": "a.png"}
     with process:
         assert process.stdout is not None
         line = process.stdout.readline()
         assert line.startswith("tiny: http://127.0.0.1:")
-        with urllib.request.urlopen(line.split(": ", 1)[1].strip(), timeout=60) as page:
+        url = line.split(": ", 1)[1].strip()
+        with urllib.request.urlopen(url, timeout=60) as page:
             assert b"<title>explain</title>" in page.read()
-        process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0
+        upload = urllib.request.Request(f"{url}api/photos", encoded(photo()), headers)
+        with urllib.request.urlopen(upload, timeout=60) as reply:
+            values = {"photo": json.load(reply)["photo"], "methods": ["rise"]}
+        question = urllib.request.Request(f"{url}api/explain", json.dumps(values).encode(), headers)
+        with urllib.request.urlopen(question, timeout=60) as answer:  # interrupted while it goes on
+            assert b"work" in answer.readline()
+            process.send_signal(signal.SIGINT)
+            _, told = process.communicate(timeout=60)
+        assert process.returncode == 0
+        assert told == ""
     assert list(tmp_path.iterdir()) == []

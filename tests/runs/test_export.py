@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,36 @@ def test_csv_and_json_lines_have_all_but_the_maps(run: explain.Run, tmp_path: Pa
         assert (typed["correct"], typed["input_width"]) == (row.correct, 24)
     assert json.loads(table[0]["boxes"]) == [[2, 3, 9, 11]]
     assert [line["pointinggame"] is None for line in lines] == [False, False, True, True, True, True]
+
+
+def test_no_cell_of_a_csv_file_is_a_formula(tmp_path: Path) -> None:
+    photos = [(picture(number), label) for number, label in enumerate(("=1+1", "+a", "-x", "@a", "-1", "cat"))]
+    run = explain.run(photos, explainer(), output=tmp_path / "run.sqlite", workers=0)
+    run.export(tmp_path / "run.csv")
+    with (tmp_path / "run.csv").open(newline="") as file:
+        labels = [row["label"] for row in csv.DictReader(file)]
+    assert labels == ["'=1+1", "'+a", "'-x", "'@a", "-1", "cat"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="names of files are text there")
+def test_photos_whose_names_are_no_text_are_on_the_page(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "coded", 2)
+    os.rename(min(folder.iterdir()), os.fsencode(folder) + b"/caf\xe9.png")
+    run = explain.run(folder, explainer(), output=tmp_path / "run.sqlite", workers=0)
+    page, failures = run.to_html(tmp_path / "run.html")
+    assert failures == {}
+    assert len(Read(page.read_text("utf-8")).data["index"]["photos"]) == 2
+
+
+def test_a_run_with_two_names_is_refused_before_it_is_written(tmp_path: Path) -> None:
+    photos = [picture(0), picture(1)]
+    file = explain.run(photos, explainer(), output=tmp_path / "run.sqlite", workers=0).path
+    os.link(file, tmp_path / "other.sqlite")
+    before = file.read_bytes()
+    with pytest.raises(RunError, match="hard links"):
+        explain.run([*photos, picture(2)], explainer(), output=tmp_path / "other.sqlite", workers=0)
+    assert file.read_bytes() == before
+    assert not list(tmp_path.glob("*-lock"))
 
 
 def test_parquet_has_the_maps_too(run: explain.Run, tmp_path: Path) -> None:
