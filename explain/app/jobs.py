@@ -211,7 +211,7 @@ class ExplainJob(Job):
         reused = before if before is not None and before.fits(request) else None
         self._known = None if reused is None else reused.explanation
         self.curves = {} if reused is None else reused.curves
-        self.notes: list[str] = []
+        self.notes: list[str] = list(getattr(photo, "notes", ()))
         self.explanation: Explanation | None = None
 
     def is_known(self, method: Method) -> bool:

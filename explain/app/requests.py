@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from explain._utils.errors import ExplainError, ImageError, printable, quiet, shown
+from explain._utils.errors import ExplainError, ImageError, overheard, printable, quiet, shown
 from explain.baselines.replacements import get_baseline
 from explain.data.images import Box, load_image
 from explain.methods.base import Method, get_method
@@ -72,7 +72,10 @@ def decode_upload(content: bytes, name: str, limits: Limits) -> Image.Image:
         width = height = 0
     if width * height > limits.pixels:
         raise TooLargeError(f"photo must have at most {limits.pixels / 1e6:g} megapixels, got {width} x {height}")
-    photo = load_image(content)
+    notes: list[str] = []
+    with overheard(notes):
+        photo = load_image(content)
+    photo.notes = notes  # type: ignore[attr-defined]  # what its answers say of it
     photo.filename = file_name(name)  # type: ignore[attr-defined]  # the name in records
     return photo
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from explain._utils.errors import ExplainError, ImageError, quiet, shown, warn
+from explain._utils.errors import ExplainError, ExplainWarning, ImageError, overheard, quiet, shown, warn
 
 Array: TypeAlias = np.ndarray[Any, Any]
 ImageLike: TypeAlias = str | os.PathLike[str] | bytes | io.IOBase | Image.Image | np.ndarray[Any, Any]
@@ -38,7 +38,8 @@ def load_image(image: ImageLike) -> Image.Image:
 
     Takes a path, the bytes of a file or an open file, a PIL image, or an array ``(H, W)``, ``(H, W, 3)`` or
     ``(H, W, 4)`` of uint8 or of floats in [0, 1]. The EXIF orientation is applied; of an animation the first frame is
-    taken; transparency is laid on white; 16-bit and floating-point greys are scaled to their range.
+    taken; transparency is laid on white. Deep greys are scaled to 8, 10, 12, 14 or 16 bits, the fewest that hold the
+    brightest, with a warning if these are not those of their type; signed ones from the darkest to the brightest.
 
     Raises:
         ImageError: missing, unreadable, truncated or too large; the message says which.
@@ -172,11 +173,19 @@ def _at_once(path: str, flags: int) -> int:
 
 
 def _open(file: Any, name: str, size: int) -> Image.Image:
+    said: list[str] = []
+    with quiet(), overheard(said):  # Pillow warns of large pictures and odd metadata; the limits here are what counts
+        picture = _read(file, name, size)
+    for each in said:
+        warn(each)
+    return picture
+
+
+def _read(file: Any, name: str, size: int) -> Image.Image:
     if size == 0:
         raise ImageError(f"image {name} is empty (0 bytes); get the file again")
     try:
-        # Pillow warns of large pictures and odd metadata; the limit below is the one that counts.
-        with quiet(), Image.open(file) as opened:
+        with Image.open(file) as opened:
             if opened.format in NO_PHOTOS:
                 raise ImageError(f"image {name} must be a photo, got {opened.format}; convert it to PNG or JPEG")
             if opened.format == "DDS" and size < opened.width * opened.height / 2:
@@ -224,13 +233,18 @@ def _decode(image: Image.Image, name: str) -> Image.Image:
     if not width or not height:
         raise ImageError(f"image {name} must have at least one pixel, got {width} x {height}; get the file again")
     try:
+        deep_colors = image.mode not in DEEP and any(";16" in str(tile[-1]) for tile in getattr(image, "tile", ()))
+        bits = _stored_bits(image)
         image.load()
         with suppress(Exception):  # a damaged EXIF block says nothing about the pixels: show them as they are stored
             image = ImageOps.exif_transpose(image)
-        picture = _to_rgb(image)
+        # Of 16 bits, Pillow keeps the upper 8.
+        if deep_colors and max(high for _, high in image.convert("RGB").getextrema()) < 64:
+            warn("the photo's colors use 14 or less of their 16 bits, and are nearly black; save it with 8 bits")
+        picture = _to_rgb(image, bits)
         picture.info.clear()  # nothing is left to do: it is upright, and nothing in it is transparent
         return picture
-    except ImageError:
+    except (ImageError, ExplainWarning):  # a warning may be an error for the caller
         raise
     except MemoryError:
         raise ImageError(f"image {name} is {width} x {height}, too large for the memory; resize it first") from None
@@ -238,25 +252,56 @@ def _decode(image: Image.Image, name: str) -> Image.Image:
         raise ImageError(f"image {name} is damaged or truncated ({_reason(error)}); get the file again") from None
 
 
-def _to_rgb(image: Image.Image) -> Image.Image:
-    if image.mode in ("I", "F") or image.mode.startswith("I;16"):
-        return _scale_grey(image)
+DEEP = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")
+"""Modes of greys with more than 8 bits."""
+DEPTHS = (8, 10, 12, 14, 16)  # bits that cameras and scanners give
+
+
+def _to_rgb(image: Image.Image, bits: int | None) -> Image.Image:
+    if image.mode in DEEP:
+        return Image.fromarray(_to_8_bits(np.asarray(image), bits)).convert("RGB")
     image = image.convert("LA") if image.mode == "La" else image
     if image.mode in ("RGBA", "LA", "PA", "RGBa") or "transparency" in image.info:
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
     return image.convert("RGB")
 
 
-def _scale_grey(image: Image.Image) -> Image.Image:
-    """Bring greys deeper than 8 bits to 0-255: integers by their type's range, floats by [0, 1] or their maximum."""
-    values = np.nan_to_num(np.asarray(image).astype(np.float32), posinf=0.0, neginf=0.0).clip(min=0)
-    peak = values.max(initial=0.0)
-    if image.mode == "F":
-        full = 1.0 if peak <= 1 else 255.0 if peak <= 255 else peak
-    else:
-        full = 255.0 if peak <= 255 and image.mode == "I" else 65535.0 if peak <= 65535 else peak
-    values *= 255 / full
-    return Image.fromarray(values.round().astype(np.uint8)).convert("RGB")
+def _stored_bits(image: Image.Image) -> int | None:
+    """How many bits a TIFF file says its greys have, where these are no whole bytes."""
+    with suppress(Exception):  # a damaged file
+        (bits,) = image.tag_v2[258]  # type: ignore[attr-defined]
+        return int(bits) if 8 < bits < 16 else None
+    return None
+
+
+def _to_8_bits(greys: Array, bits: int | None = None) -> Array:
+    """Bring greys deeper than 8 bits to 0-255; say what range they are read in, where their type does not say it."""
+    values = np.nan_to_num(greys.astype(np.float32), posinf=0.0, neginf=0.0)
+    low, high, doubt = _range_of(values, greys.dtype, bits)
+    if doubt:
+        warn(f"the photo's greys are read {doubt}; convert it to 8 bits, or to floats from 0 to 1, for another range")
+    values -= low
+    values *= 255 / (high - low)
+    return values.clip(0, 255, out=values).round(out=values).astype(np.uint8)
+
+
+def _range_of(values: Array, dtype: np.dtype[Any], bits: int | None) -> tuple[float, float, str]:
+    """The greys that are shown black and white, and what is to be said of that."""
+    peak = float(values.max(initial=0.0))
+    least = float(values.min(initial=0.0))
+    if least < -0.01 * peak:
+        return least, peak, f"from the darkest to the brightest, {least:g} to {peak:g}"
+    if np.issubdtype(dtype, np.floating):
+        if peak <= 1 or 2 <= peak <= 255:
+            return 0.0, 1.0 if peak <= 1 else 255.0, ""
+        # Resampling goes a little beyond the range from 0 to 1.
+        return 0.0, peak, f"from 0 to the brightest, {peak:g}" if peak < 2 else ""
+    depth = bits or next((depth for depth in DEPTHS if peak < 2**depth), None)
+    if depth is None:
+        return 0.0, peak, ""
+    most = 2.0**depth - 1
+    is_plain = depth in (bits, 16) or peak == 0 or (depth == 8 and dtype.itemsize > 2)
+    return 0.0, most, "" if is_plain else f"as {depth} bits, 0 to {most:g}, the fewest that hold the brightest"
 
 
 def _from_array(array: Array) -> Image.Image:
@@ -273,7 +318,7 @@ def _from_array(array: Array) -> Image.Image:
             raise ImageError("image must have floats in [0, 1], got values outside or not finite; use uint8 for 0-255")
         array = (array * 255).round().astype(np.uint8)
     if array.dtype == np.uint16 and array.ndim == 2:
-        array = (array / 257).round().astype(np.uint8)
+        array = _to_8_bits(array)
     if array.dtype != np.uint8:
         raise ImageError(f"image must be an array of uint8 or of floats in [0, 1], got {array.dtype}; convert it")
     return Image.fromarray(np.ascontiguousarray(array))

@@ -385,6 +385,14 @@ def test_what_the_model_cannot_answer_is_told(service: Service) -> None:
     assert "99" in last["error"]
 
 
+def test_how_the_greys_of_an_upload_are_read_is_told(service: Service) -> None:
+    greys = io.BytesIO()
+    Image.fromarray(np.arange(2400, dtype=np.uint16).reshape(40, 60)).save(greys, "PNG")
+    name = service.upload(greys.getvalue(), "scan.png")["photo"]
+    steps = steps_of(service, photo=name, methods=["saliency"])
+    assert any("12 bits" in note for step in steps for note in step.get("notes", ()))
+
+
 def test_the_queue_has_an_end() -> None:
     worker, gate = WorkerThread("test", 2), threading.Event()
     for _ in range(3):

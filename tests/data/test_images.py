@@ -3,10 +3,13 @@ from __future__ import annotations
 import io
 import os
 import socket
+import struct
 import sys
 import threading
 import time
 import tracemalloc
+import warnings
+import zlib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -79,6 +82,58 @@ def test_deep_greys_keep_their_range(tmp_path: Path) -> None:
     assert np.asarray(load_image(floats))[0, :, 0].tolist() == [0, 128, 255]
     not_finite = Image.fromarray(np.array([[0.0, np.nan, np.inf, 2.0]], np.float32))
     assert np.asarray(load_image(not_finite))[0, :, 0].tolist() == [0, 0, 0, 2]
+
+
+@pytest.mark.parametrize("bits", [8, 10, 12, 14, 16])
+@pytest.mark.parametrize("kind", ["16-bit PNG", "16-bit TIFF", "32-bit TIFF", "array"])
+def test_greys_of_fewer_bits_than_their_file_are_bright_and_said_to_be(kind: str, bits: int, tmp_path: Path) -> None:
+    greys = np.linspace(0, 2**bits - 2, 60).reshape(6, 10).round().astype(np.uint16)
+    path = tmp_path / f"deep.{kind[-4:].strip().lower()}"
+    if kind != "array":
+        Image.fromarray(greys.astype(np.int32) if kind == "32-bit TIFF" else greys).save(path)
+    expected = np.round(greys / (2.0**bits - 1) * 255)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        photo = load_image(greys if kind == "array" else path)
+    assert np.abs(np.asarray(photo)[:, :, 0] - expected).max() <= 1e-6
+    is_usual = bits == 16 or (kind, bits) == ("32-bit TIFF", 8)
+    assert [f"{bits} bits" in str(each.message) for each in caught] == [True] * (not is_usual)
+
+
+def chunk(name: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+
+@pytest.mark.parametrize("bits", [12, 14, 16])
+def test_colors_of_fewer_bits_than_their_file_are_said_to_be_dark(bits: int) -> None:
+    """Pillow gives 8 of the 16 bits alone."""
+    colors = np.linspace(0, 2**bits - 1, 60).reshape(4, 5, 3).astype(">u2")
+    rows = b"".join(b"\0" + row.tobytes() for row in colors)
+    header = struct.pack(">IIBBBBB", 5, 4, 16, 2, 0, 0, 0)
+    parts = (b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")
+    file = b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*part) for part in parts)
+    if bits == 16:
+        assert np.array_equal(np.asarray(load_image(file)), colors // 256)
+        return
+    with pytest.warns(ExplainWarning, match="16 bits"):
+        load_image(file)
+
+
+def test_a_file_that_says_its_bits_is_read_so() -> None:
+    """A TIFF file with two greys of 12 bits, of which none is bright."""
+    tags = {256: 2, 257: 1, 258: 12, 259: 1, 262: 1, 273: 122, 277: 1, 278: 1, 279: 3}
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    file = b"II*\0" + struct.pack("<IH", 8, len(tags)) + entries + struct.pack("<I", 0) + bytes([0x10, 0x00, 0x80])
+    assert np.asarray(load_image(file))[0, :, 0].tolist() == [round(256 / 4095 * 255), round(128 / 4095 * 255)]
+
+
+@pytest.mark.parametrize("values", [[-1000, 0, 3000], [-1.0, 0.0, 1.0], [0.0, 0.5, 1.02]])
+def test_greys_below_zero_or_a_little_above_one_are_told_apart(values: list[float]) -> None:
+    array = np.array([values], np.int32 if values[2] == 3000 else np.float32)
+    with pytest.warns(ExplainWarning, match="brightest"):
+        shown = np.asarray(load_image(Image.fromarray(array)))[0, :, 0]
+    low = min(0, values[0])
+    assert shown.tolist() == [round((value - low) / (values[2] - low) * 255) for value in values]
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 500), (3000, 2)])
