@@ -1,8 +1,10 @@
 """What comes to the app from anybody: its limits, uploaded photos, requests in JSON, and regions to cover."""
 
+import ctypes
 import io
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import PurePosixPath
 from typing import Any
@@ -26,8 +28,10 @@ class Limits:
     ``upload`` is the largest number of bytes of a photo and ``pixels`` its largest number of pixels, both checked
     before it is decoded. ``photos`` and ``kept_pixels`` limit the photos in memory and their pixels together;
     ``explanations`` and ``kept_values`` limit the answers in memory and the values of their maps together. All of these
-    expire after ``age`` seconds without use. ``waiting`` requests may wait for a model. A request has at most ``body``
-    bytes, ``methods`` methods and ``targets`` targets, and a slow method may take ``seconds``.
+    expire after ``age`` seconds without use. ``waiting`` requests may wait for a model. ``uploads`` photos may be on
+    their way or wait, of which ``decoders`` are decoded at a time; one of which nothing comes for ``stall`` seconds is
+    given up. A request has at most ``body`` bytes, ``methods`` methods and ``targets`` targets, and a slow method may
+    take ``seconds``.
 
     >>> Limits().upload
     33554432
@@ -41,6 +45,9 @@ class Limits:
     kept_values: int = 100_000_000
     age: float = 3600.0
     waiting: int = 64
+    uploads: int = 16
+    decoders: int = 2
+    stall: float = 20.0
     body: int = 64 * 2**10
     methods: int = 16
     targets: int = 8
@@ -49,6 +56,10 @@ class Limits:
 
 class TooLargeError(ImageError):
     """A photo has more bytes or pixels than the app takes."""
+
+
+class StalledError(ExplainError):
+    """The body of a request stopped coming."""
 
 
 def decode_upload(content: bytes, name: str, limits: Limits) -> Image.Image:
@@ -76,8 +87,20 @@ def decode_upload(content: bytes, name: str, limits: Limits) -> Image.Image:
     with overheard(notes):
         photo = load_image(content)
     photo.notes = notes  # type: ignore[attr-defined]  # what its answers say of it
+    if width * height >= TRIMMED:
+        give_memory_back()
     photo.filename = file_name(name)  # type: ignore[attr-defined]  # the name in records
     return photo
+
+
+TRIMMED = 4_000_000
+"""Pixels of a photo from which on the memory of decoding it is given back at once."""
+
+
+def give_memory_back() -> None:
+    """Have the C library return freed memory to the system; glibc keeps it otherwise."""
+    with suppress(AttributeError, OSError):  # not glibc
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def check_bytes(count: int, limits: Limits) -> None:

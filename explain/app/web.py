@@ -132,7 +132,7 @@ HEADERS = {
     "x-frame-options": "DENY",
 }
 NEEDED: Any = ("for the app", "app", AppError)
-STATUS = {ExpiredError: 404, requests.TooLargeError: 413, jobs.BusyError: 503}
+STATUS = {ExpiredError: 404, requests.StalledError: 408, requests.TooLargeError: 413, jobs.BusyError: 503}
 
 
 def application(service: Service, access: Access | None = None) -> Any:
@@ -174,6 +174,8 @@ class Handlers:
     def __init__(self, service: Service, access: Access) -> None:
         self._service, self._access = service, access
         self._page: bytes | None = None
+        self._uploads = 0  # on their way, waiting or being decoded
+        self._decoders = asyncio.Semaphore(service.limits.decoders)
 
     def guarded(self, path: str, handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Refuse requests that are not allowed, and reply to an error with one line."""
@@ -203,9 +205,17 @@ class Handlers:
         return _reply(self._page, "text/html", headers={"content-security-policy": "frame-ancestors 'none'"})
 
     async def upload(self, request: Any) -> Any:
-        content = await _body(request, lambda count: requests.check_bytes(count, self._service.limits))
-        name = unquote(request.headers.get("x-name", ""))
-        return _json(await asyncio.to_thread(self._service.upload, content, name))
+        limits = self._service.limits
+        if self._uploads >= limits.uploads:
+            raise jobs.BusyError(f"at most {limits.uploads} photos may wait to be read; send this one again later")
+        self._uploads += 1
+        try:
+            content = await _body(request, lambda count: requests.check_bytes(count, limits), limits.stall)
+            name = unquote(request.headers.get("x-name", ""))
+            async with self._decoders:  # a photo takes hundreds of megabytes while it is decoded
+                return _json(await asyncio.to_thread(self._service.upload, content, name))
+        finally:
+            self._uploads -= 1
 
     async def _values(self, request: Any) -> Any:
         """Return the JSON object in the body of a request, or the names in its path."""
@@ -217,7 +227,7 @@ class Handlers:
             if count > most:
                 raise requests.TooLargeError(f"request must have at most {most} bytes, got more; send less")
 
-        body = await _body(request, check)
+        body = await _body(request, check, self._service.limits.stall)
         with suppress(ValueError, RecursionError):
             values = json.loads(body)
         if not isinstance(values, dict):
@@ -265,15 +275,25 @@ class Handlers:
         return _reply(made, kind, headers={"content-disposition": named})
 
 
-async def _body(request: Any, check: Callable[[int], None]) -> bytes:
-    """Return the body of a request; ``check`` refuses a number of bytes, first the announced one."""
+async def _body(request: Any, check: Callable[[int], None], stall: float) -> bytes:
+    """Return the body of a request; ``check`` refuses a number of bytes, first the announced one.
+
+    Raises:
+        StalledError: nothing came for ``stall`` seconds.
+    """
     announced = request.headers.get("content-length", "0")
     check(int(announced) if announced.isdecimal() else 0)
     body = bytearray()
-    async for part in request.stream():
+    parts = request.stream()
+    while True:
+        try:
+            part = await asyncio.wait_for(anext(parts, None), stall)
+        except TimeoutError:
+            raise requests.StalledError(f"request stopped for {stall:g} s before its end; send it again") from None
+        if part is None:
+            return bytes(body)
         body += part
         check(len(body))
-    return bytes(body)
 
 
 def _reply(content: str | bytes, kind: str, status: int = 200, headers: Mapping[str, str] | None = None) -> Any:

@@ -29,6 +29,7 @@ from explain.hooks.unwrap import modules_of, submodule, unwrapped
 from explain.layers import default_layer
 from explain.layers.calls import summary_of
 from explain.layers.frames import with_layout
+from explain.layers.layouts import frames_in_batch
 from explain.targets import labels, resolve
 from explain.targets.base import find_logits
 from explain.tracing.ends import OutputReader, reading
@@ -260,6 +261,13 @@ def trace(
         record, other = of_clean.of(name), of_corrupted.of(name)
         if record is None or other is None:
             continue  # an attention that this network does not compute
+        shape = tuple(record.activation.shape)
+        if (frames := frames_in_batch(shape, tuple(first.x.shape[2:]))) and frames > 1:
+            if layers is not None:
+                raise LayerError(
+                    f"layer {name!r} must give one row for a photo, got {frames}, its frames; name another"
+                )
+            continue
         try:
             masks, grid = _masks(at, name, record.activation, model, tuple(first.x.shape[2:]))
         except HookError:

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
@@ -85,13 +86,14 @@ def load_image(image: ImageLike) -> Image.Image:
 
 
 def as_input(x: Any) -> torch.Tensor:
-    """Return the model's input for one photo ``(C, H, W)``, as a preprocessing has made it.
+    """Return the model's input for one photo, as a preprocessing has made it: ``(C, H, W)``, or of tiles one more.
 
     Raises:
         ImageError: it is no such tensor.
     """
-    if not isinstance(x, torch.Tensor) or x.ndim != 3:
-        raise ImageError(f"preprocess must return a tensor (C, H, W), got {shown(x)}; leave out the batch dimension")
+    if not isinstance(x, torch.Tensor) or x.ndim not in (3, 4):
+        must = "return a tensor (C, H, W), or (T, C, H, W) of tiles"
+        raise ImageError(f"preprocess must {must}, got {shown(x)}; leave out the batch dimension")
     return x
 
 
@@ -402,6 +404,19 @@ def locate(preprocess: Preprocess, size: tuple[int, int]) -> Box:
              "assumes the whole photo. Give preprocess a method box(size) -> Box")  # fmt: skip
     (left, right), (top, bottom) = (e or (0.0, float(length)) for e, length in zip(edges, size, strict=True))
     return Box(left, top, right, bottom)
+
+
+def locate_tiles(preprocess: Preprocess, size: tuple[int, int], count: int) -> list[Box]:
+    """Find which part of a photo each of so many tiles is that a preprocessing makes of it, ``(T, C, H, W)``."""
+    made: dict[bytes, torch.Tensor] = {}
+
+    def tile(number: int, image: Image.Image) -> torch.Tensor:
+        key = image.tobytes()
+        if key not in made:
+            made[key] = preprocess(image)
+        return made[key][number]
+
+    return [locate(partial(tile, number), size) for number in range(count)]
 
 
 def _seen(preprocess: Preprocess, grey: Array) -> Array:

@@ -62,15 +62,8 @@ class Inputs:
         object.__setattr__(self, "paths", tuple(dict.fromkeys(map(self._find, several))))
         if not self.paths:
             raise ImageError("explained must name at least one input tensor, got []; leave it out for the image")
-        if self.layout is not None:
-            self._check_layout()
-
-    def _check_layout(self) -> None:
-        choices = get_args(InputLayout)
-        if self.layout not in choices:
-            raise ImageError(f"layout must be one of {', '.join(choices)}, got {shown(self.layout)}; leave it out")
         shapes = [tuple(self._tensors[path].shape) for path in self.paths]
-        if all(len(shape) != 5 for shape in shapes):
+        if check_layout(self.layout) is not None and all(len(shape) != 5 for shape in shapes):
             must = f"go with x of five dimensions, (N, T, C, H, W) or (N, C, T, H, W), got shape {shapes[0]}"
             raise ImageError(f"layout must {must}; leave it out for photos, or give x[:, None] for one frame each")
 
@@ -230,6 +223,18 @@ class Inputs:
             raise ImageError(f"explained must name one of the input tensors ({known}), got {wanted!r}")
         got = ", ".join(type(value).__name__ for value in (*self.args, *self.kwargs.values())) or "nothing"
         raise ImageError(f"x must be a tensor (N, C, H, W), got {got}; use explainer.preprocess(image)[None]")
+
+
+def check_layout(layout: Any) -> InputLayout | None:
+    """Return a layout, or None.
+
+    Raises:
+        ImageError: there is no such layout.
+    """
+    choices = get_args(InputLayout)
+    if layout is not None and layout not in choices:
+        raise ImageError(f"layout must be one of {', '.join(choices)}, got {shown(layout)}; leave it out")
+    return layout  # type: ignore[no-any-return]
 
 
 InputsLike: TypeAlias = torch.Tensor | tuple[Any, ...] | list[Any] | Mapping[str, Any] | Inputs

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, Unpack, overload
 import torch
 from torch import nn
 
-from explain._utils.errors import ArgumentError, PhotoError, keywords, naming, shown
+from explain._utils.errors import ArgumentError, ImageError, PhotoError, keywords, naming, shown
 from explain._utils.version import check_distribution
 from explain.attribution import records
 from explain.attribution.api import GROUPS, PhotoOptions, attribute
@@ -18,15 +18,15 @@ from explain.attribution.concepts import find_concepts
 from explain.attribution.result import Attribution
 from explain.baselines.base import range_of
 from explain.baselines.replacements import Black, get_baseline
-from explain.data.images import Box, ImageLike, Preprocess, as_input, load_image, locate, source_of
-from explain.data.inputs import Inputs
+from explain.data.images import Box, ImageLike, Preprocess, as_input, load_image, locate, locate_tiles, source_of
+from explain.data.inputs import InputLayout, Inputs, InputsLike, check_layout
 from explain.engine.validation import check_inputs
 from explain.explanation import photos as several
 from explain.explanation.explanation import Explanation, Explanations, PhotoConcepts
 from explain.explanation.photos import AT_ONCE, Photo, PhotoRequest
 from explain.hooks import Intervention, inspect, inspection, intervene, layer_names, preserve, unwrap
 from explain.methods.base import Method, MethodLike, get_method, list_methods, options
-from explain.models import Classifier, FiveCrops, classifier, classifier_of, custom, preprocessing
+from explain.models import Classifier, FiveCrops, classifier, classifier_of, custom, huggingface, preprocessing
 from explain.render.styles import StyleLike, get_style
 from explain.targets import ClassTarget, Detections, Segmentation, Target, TopClass, as_target, layouts, texts
 from explain.targets.detections import Detected, Place
@@ -130,7 +130,9 @@ def _on_photo(box: torch.Tensor, part: Box, size: tuple[int, ...]) -> tuple[floa
 
 
 Methods: TypeAlias = MethodLike | Iterable[MethodLike]
-_MADE_WITH = "model categories preprocess weights size crop channels mean std interpolation device activation unit"
+_MADE_WITH = """
+    model categories preprocess weights size crop channels mean std interpolation device activation unit layout
+"""
 _OF_EXPLAINER = {name: f"explain.Explainer({name}=...) takes it, and then the photo" for name in _MADE_WITH.split()}
 _OF_EXPLAINER["style"] = "explain.Explainer(style=...), overlay(style=...) and save(style=...) take it"
 
@@ -164,6 +166,9 @@ class Explainer:
         unit: of the numbers that a model of numbers gives, such as "years"; ``categories`` are their names.
         style: the style of its pictures, such as "contour"; see `Explanation.overlay`.
         interventions: what layers of the model give instead, in all that it explains; see `explain.hooks.intervene`.
+        layout: of a model of videos, tiles or bags of patches: "NTCHW" where these come before the channels, or
+            "NCTHW". ``preprocess`` may return ``(T, C, H, W)``, tiles of a photo, whose maps are laid where the tiles
+            lie. A photo ``(C, H, W)`` is one frame, or as many as a configuration of Hugging Face says.
 
     Raises:
         ExplainError: the model, its weights or the device cannot be used, or there is no such style.
@@ -183,14 +188,14 @@ class Explainer:
         mean: float | Sequence[float] | None = None, std: float | Sequence[float] | None = None,
         interpolation: preprocessing.Interpolation | None = None, device: str | torch.device | None = None,
         activation: Activation | None = None, unit: str | None = None, style: StyleLike | None = None,
-        interventions: Sequence[Intervention] = (),
+        interventions: Sequence[Intervention] = (), layout: InputLayout | None = None,
     ) -> None:  # fmt: skip
         check_distribution()
         check_activation(activation)
         if not isinstance(unit, str | None):
             raise ArgumentError(f"unit must be a text such as 'years', got {shown(unit)}; leave it out")
         self.style = None if style is None else get_style(style)
-        self.interventions = tuple(interventions)
+        self.interventions, self.layout = tuple(interventions), check_layout(layout)
         found = classifier_of(model, weights, size)
         self.model = found.model if device is None else classifier.on_device(found.model, device)
         view: dict[str, Any] = {
@@ -214,6 +219,8 @@ class Explainer:
             made["activation"] = activation
         if unit:
             made["unit"] = unit
+        if layout is not None:
+            made["layout"] = layout
         if named and given is not None:
             in_file = isinstance(categories, str | os.PathLike)
             made["categories"] = os.fspath(categories) if in_file else list(given)  # type: ignore[arg-type]
@@ -320,7 +327,8 @@ class Explainer:
         def explain_batch(photos: list[Photo]) -> list[Explanation]:
             if len(photos) > 1 and not apart:
                 apart.append(several.rows_are_apart(self.model, photos[0].x))
-            batches = [photos] if apart[:1] == [True] else [[photo] for photo in photos]
+            together = apart[:1] == [True] and photos[0].x.ndim == 4
+            batches = [photos] if together else [[photo] for photo in photos]
             return [explanation for batch in batches for explanation in self._explained(batch, request)]
 
         return several.in_batches(several.matched(images, request), self._photo, explain_batch, at_once)
@@ -347,16 +355,20 @@ class Explainer:
                 targets = [best[each.rank] if isinstance(each, TopClass) else each for each in requests[0].targets]
         else:
             x = torch.cat([photo.x for photo in photos])
+            if x.ndim == 5:
+                parts = self._tiles(photos[0])
             names = [photo.name for photo in photos] if len(photos) > 1 else [photos[0].source]
             if request.of_each is not None and len(photos) > 1:
                 targets = [as_target([each.targets[0] for each in requests])]
         methods: Any = request.methods
         with naming(names):
             found: list[dict[str, Attribution]] = attribute(
-                self.model, x, methods, targets=targets, categories=self.categories, activation=self.activation,
-                **request.options,
+                self.model, self._inputs(x), methods, targets=targets, categories=self.categories,
+                activation=self.activation, **request.options,
             )  # fmt: skip
-        if parts:
+        if parts and crops is None:
+            found = [{name: several.on_photo(each, parts, size) for name, each in result.items()} for result in found]
+        elif parts:
             found = [{name: several.joined(each, parts, size) for name, each in result.items()} for result in found]
         logits = next(iter(found[0].values())).logits
         probabilities = self._probabilities(x, logits)
@@ -408,6 +420,9 @@ class Explainer:
         (2, 360)
         """
         photo = self._photo(image)
+        if photo.x.ndim == 5:
+            got = f"{tuple(photo.x.shape)}; give them to explain.find_concepts"
+            raise ImageError(f"preprocess must return one image (C, H, W) for concepts, got frames or tiles {got}")
         found = find_concepts(self.model, photo.x, count, layer=layer)
         box = locate(self.preprocess, photo.image.size)
         return PhotoConcepts(found, photo.image, photo.source, self._origin, box, self.categories)
@@ -415,7 +430,7 @@ class Explainer:
     def inspect(self, image: ImageLike) -> inspection.Inspection:
         """Run the model on one photo and list the output of every layer; see `explain.hooks.inspect`."""
         x = self.as_input(image)
-        check_inputs(self.model, x)
+        check_inputs(self.model, self._inputs(x))
         return inspect(unwrap.unwrapped(self.model), x)
 
     def _probabilities(self, x: torch.Tensor, logits: torch.Tensor | None) -> torch.Tensor | None:
@@ -424,7 +439,7 @@ class Explainer:
             return None
         classifier.check_labels(self.categories, logits.shape[1])
         if self._outputs is None:
-            outputs = classifier.outputs_for(self._classifier, x, logits, self.activation)
+            outputs = classifier.outputs_for(self._classifier, self._inputs(x), logits, self.activation)
             self._outputs = replace(outputs, unit=self.unit)
             self.activation = self._outputs.activation
         return self._outputs.probabilities(logits)
@@ -439,6 +454,19 @@ class Explainer:
             return [None] * count
         return [outputs.answer(row, self.categories) for row in values]
 
+    def _inputs(self, x: torch.Tensor) -> InputsLike:
+        """Inputs, with the layout that the caller said."""
+        return x if self.layout is None else Inputs((x,), layout=self.layout)
+
+    def _tiles(self, photo: Photo) -> tuple[Box, ...]:
+        """Where the tiles of a photo lie in it; one that is repeated as the frames of a video is there often."""
+        made = self.preprocess(photo.image)
+        frames = photo.x.shape[2 if self.layout == "NCTHW" else 1]
+        if made.ndim == 4 and len(made) > 1:
+            return tuple(locate_tiles(self.preprocess, photo.image.size, frames))
+        first = self.preprocess if made.ndim == 3 else lambda image: self.preprocess(image)[0]
+        return (locate(first, photo.image.size),) * frames
+
     def as_input(self, image: ImageLike) -> torch.Tensor:
         """Turn a photo into an input of the model: ``(1, C, H, W)``, on its device and in its precision.
 
@@ -449,7 +477,14 @@ class Explainer:
         >>> Explainer().as_input(Image.new("RGB", (30, 20))).shape
         torch.Size([1, 3, 224, 224])
         """
-        return self._placed(as_input(self.preprocess(load_image(image)))[None])
+        x = self._placed(as_input(self.preprocess(load_image(image)))[None])
+        if x.ndim == 4 and self.layout is None:
+            return x
+        x = x[:, None] if x.ndim == 4 else x
+        config = huggingface.config_of(self.model)
+        repeated = getattr(config, "num_frames", getattr(config, "frames_per_clip", 1)) if x.shape[1] == 1 else 1
+        x = x.repeat_interleave(repeated, 1)
+        return x.transpose(1, 2) if self.layout == "NCTHW" else x
 
     def _placed(self, x: torch.Tensor) -> torch.Tensor:
         """Return inputs on the model's device and in its precision."""

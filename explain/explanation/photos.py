@@ -49,7 +49,7 @@ def joined(found: Attribution, boxes: Sequence[Box], size: tuple[int, int]) -> A
     return replace(
         found, values=_laid(found.values, found.size, boxes, size),
         target=found.target if isinstance(found.target, str) else found.target[:1],
-        size=_canvas(found.size, boxes[0], size),
+        size=_canvas(found.size, boxes, size),
         maps={name: _laid(values, found.size, boxes, size) for name, values in found.maps.items()},
         **(about if pixels else {**about, "delta": None}),
     )  # fmt: skip
@@ -69,22 +69,72 @@ def best_of_mean(model: nn.Module, x: torch.Tensor, count: int) -> list[int]:
     return [int(index) for index in logits.mean(0).topk(min(count, logits.shape[1])).indices]
 
 
+def on_photo(found: Attribution, boxes: Sequence[Box], size: tuple[int, int]) -> Attribution:
+    """Lay the maps of tiles where the tiles lie in their photo.
+
+    Args:
+        found: the attribution of one photo whose T tiles, frames or patches have a map each.
+        boxes: where each lies; of frames that show the same, the same.
+        size: the photo's (width, height).
+
+    Returns:
+        The attribution of one image, at the resolution of the finest tile. Values for pixels are added up where tiles
+        overlap; values of a layer become the mean over the tiles that show a place.
+
+    >>> tiles = Attribution("m", torch.ones(1, 2, 2, 2), "score", torch.ones(1), "a", (2, 2, 2))
+    >>> on_photo(tiles, [Box(0, 0, 2, 2), Box(2, 0, 4, 2)], (4, 2)).values.shape
+    torch.Size([1, 2, 4])
+    """
+    side, pixels = found.size[1:], found.values.ndim == len(found.size) + 2
+
+    def laid(values: torch.Tensor) -> torch.Tensor:
+        if pixels:
+            tiles = values[0] if found.frames_first else values[0].transpose(0, 1)
+            return _laid(tiles, side, boxes, size) * len(boxes)
+        if len(values[0]) != len(boxes):  # a layer with fewer steps in time
+            values = enlarge(values[:, None], (len(boxes), *values.shape[2:]))[:, 0]
+        return _laid(values[0], side, boxes, size)
+
+    maps = {name: laid(values) for name, values in found.maps.items()}
+    canvas = _canvas(side, boxes, size)
+    return replace(found, values=laid(found.values), maps=maps, size=canvas, error=None, sets=None, frames_first=False)
+
+
 def _laid(values: torch.Tensor, side: tuple[int, ...], boxes: Sequence[Box], size: tuple[int, int]) -> torch.Tensor:
+    """Lay values of crops down in their photo: the mean over all of them, or for maps over those that show a place."""
     pixels = values.ndim == len(side) + 2
-    parts = values if pixels else enlarge(values[:, None], side)
-    height, width = _canvas(side, boxes[0], size)
-    total = parts.new_zeros(1, parts.shape[1], height, width)
-    count = parts.new_zeros(height, width)
-    for part, box in zip(parts, boxes, strict=True):
-        top = min(round(box.top * side[0] / box.height), height - side[0])
-        left = min(round(box.left * side[1] / box.width), width - side[1])
-        total[0, :, top : top + side[0], left : left + side[1]] += part
-        count[top : top + side[0], left : left + side[1]] += 1
+    finest = min(boxes, key=lambda box: box.height * box.width)
+    height, width = _canvas(side, boxes, size)
+    total = values.new_zeros(1, values.shape[1] if pixels else 1, height, width)
+    count = values.new_zeros(height, width)
+    for part, box in zip(values if pixels else values[:, None], boxes, strict=True):
+        down, across = side[0] / finest.height, side[1] / finest.width
+        sides = max(1, round(box.height * down)), max(1, round(box.width * across))
+        spread = part[None] if tuple(part.shape[1:]) == sides else enlarge(part[None], sides)
+        if pixels:  # the places that a value is spread over share it
+            spread = spread * (part[0].numel() / spread[0, 0].numel())
+        rows, own_rows = _overlap(round(box.top * down), sides[0], height)
+        columns, own_columns = _overlap(round(box.left * across), sides[1], width)
+        total[:, :, rows, columns] += spread[:, :, own_rows, own_columns]
+        count[rows, columns] += 1
     return total / len(boxes) if pixels else (total / count.clamp(min=1))[:, 0]
 
 
-def _canvas(side: tuple[int, ...], box: Box, size: tuple[int, int]) -> tuple[int, int]:
-    """Return the height and width of the whole photo at the resolution of its crops."""
+def _overlap(start: int, length: int, whole: int) -> tuple[slice, slice]:
+    """Where a part that begins at ``start`` lies in the whole, and what of the part does.
+
+    >>> _overlap(-2, 5, 8), _overlap(4, 5, 8)
+    ((slice(0, 3, None), slice(2, 5, None)), (slice(3, 8, None), slice(0, 5, None)))
+    """
+    if start + length == whole + 1:  # by rounding
+        start -= 1
+    first, end = max(start, 0), max(0, min(start + length, whole))
+    return slice(first, end), slice(first - start, max(first - start, end - start))
+
+
+def _canvas(side: tuple[int, ...], boxes: Sequence[Box], size: tuple[int, int]) -> tuple[int, int]:
+    """Return the height and width of the whole photo at the resolution of its finest crop."""
+    box = min(boxes, key=lambda box: box.height * box.width)
     height, width = round(size[1] * side[0] / box.height), round(size[0] * side[1] / box.width)
     return max(height, side[0]), max(width, side[1])
 

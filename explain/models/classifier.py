@@ -8,6 +8,7 @@ from torch import nn
 
 from explain._utils.errors import LabelsError, ModelError, either, note, warn
 from explain.data.images import Preprocess
+from explain.data.inputs import InputsLike
 from explain.engine import validation
 from explain.targets.labels import class_label
 from explain.targets.outputs import Activation, Outputs, outputs_like
@@ -62,7 +63,7 @@ def on_device(model: nn.Module, device: str | torch.device) -> nn.Module:
         raise ModelError(f"device {str(device)!r} cannot be used ({reason}); use 'cpu', or 'cuda' with a GPU") from None
 
 
-def outputs_for(model: Classifier, x: torch.Tensor, logits: torch.Tensor, activation: Activation | None) -> Outputs:
+def outputs_for(model: Classifier, x: InputsLike, logits: torch.Tensor, activation: Activation | None) -> Outputs:
     """Say what a classifier's outputs are, of which ``logits`` ``(N, K)`` are those for ``x``.
 
     A warning says it where they are seen to be probabilities already.

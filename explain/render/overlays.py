@@ -16,6 +16,7 @@ from explain._utils.errors import ImageError, keywords, shown
 from explain._utils.html import png
 from explain.data.files import Files
 from explain.data.images import Box, ImageLike, load_image
+from explain.data.inputs import InputLayout, check_layout
 from explain.render.captions import COLORS, FAINT, INK, NARROWEST, PAPER, caption, enlargement, fit, font, lettering
 from explain.render.sheets import Group, Layout, Tile, evenly_spread, sheet
 from explain.render.styles import Array, Reading, Style, StyleLike, get_style, mark_unseen, place
@@ -214,19 +215,21 @@ class Film:
 @keywords()
 def film(
     frames: Any, heatmap: Any, style: StyleLike = "heat", *, unit: str = "frame", colormap: str | None = None,
-    alpha: float | None = None,
+    alpha: float | None = None, layout: InputLayout | None = None,
 ) -> Film:  # fmt: skip
-    """Draw the heatmap of a video or volume on its frames or slices.
+    """Draw the heatmap of a video or volume on its frames or slices, or of tiles or a bag of patches on these.
 
     For the result of `explain.attribute`: ``film(volume[0], attribution.heatmap[0], unit="slice")``.
 
     Args:
         frames: a list of images; or a tensor or array ``(T, H, W)``, ``(T, H, W, 3)``, or as a model takes it
-            ``(C, T, H, W)`` with one or three channels. All values but uint8 are scaled from their least to their
-            largest one.
+            ``(C, T, H, W)`` or ``(T, C, H, W)`` with one or three channels. All values but uint8 are scaled from their
+            least to their largest one.
         heatmap: ``(T, H, W)``, the maps of all frames; one scale for all of them.
         style, colormap, alpha: as for `explain.render.overlay`.
         unit: what a frame is called.
+        layout: "NTCHW" where the frames come before the channels, or "NCTHW"; None tells it by their number, and takes
+            three of three for channels first.
 
     Raises:
         ImageError: there are not as many frames as maps, or they are no pictures.
@@ -236,7 +239,7 @@ def film(
     (4, 'slice 4 of 4', (240, 320))
     """
     chosen, maps = get_style(style, colormap=colormap, alpha=alpha), list(heatmap)
-    photos = [load_image(each) for each in _frames(frames, len(maps))]
+    photos = [load_image(each) for each in _frames(frames, len(maps), check_layout(layout))]
     if len(photos) != len(maps) or not photos:
         raise ImageError(f"heatmap must have a map for each of {len(photos)} frames, got {len(maps)}; take one video's")
     times = enlargement(photos[0].size)
@@ -245,15 +248,20 @@ def film(
     return Film(pictures, tuple(f"{unit} {i} of {len(maps)}" for i in range(1, len(maps) + 1)))
 
 
-def _frames(frames: Any, count: int) -> Sequence[ImageLike]:
+def _frames(frames: Any, count: int, layout: InputLayout | None) -> Sequence[ImageLike]:
     """The frames of a tensor or array, as arrays of uint8."""
     if isinstance(frames, (list, tuple)):
         return frames
     values = np.asarray(frames.detach().cpu() if hasattr(frames, "detach") else frames)
-    if values.ndim == 4 and values.shape[0] in (1, 3) and values.shape[1] == count:
+    channels_first = values.ndim == 4 and values.shape[0] in (1, 3) and values.shape[1] == count
+    frames_first = values.ndim == 4 and values.shape[0] == count and values.shape[1] in (1, 3)
+    if channels_first and layout != "NTCHW":
         values = np.moveaxis(values, 0, -1)
+    elif frames_first and layout != "NCTHW" and (layout or values.shape[3] not in (1, 3)):
+        values = np.moveaxis(values, 1, -1)
     if values.ndim not in (3, 4) or (values.ndim == 4 and values.shape[3] not in (1, 3)):
-        raise ImageError(f"frames must be (T, H, W) or (C, T, H, W), C 1 or 3, got {values.shape}; take one video")
+        known = "(T, H, W), (C, T, H, W) or (T, C, H, W), C 1 or 3"
+        raise ImageError(f"frames must be {known}, got {values.shape}; take one video")
     if values.dtype != np.uint8:
         low, high = float(values.min()), float(values.max())
         values = (255 * (values - low) / ((high - low) or 1.0)).round().astype(np.uint8)

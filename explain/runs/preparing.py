@@ -109,7 +109,10 @@ def failed(entry: Entry, error: Exception) -> Failed:
 
 def _as_float(x: Any) -> torch.Tensor:
     """The model's input, which is stored and compared as it is, so that integers are refused."""
-    if not as_input(x).is_floating_point():
+    if as_input(x).ndim == 4:
+        remedy = "explain photos of tiles with explainer.each, and tensors with explain.attribute"
+        raise ImageError(f"preprocess must return a tensor (C, H, W) in a run, got shape {tuple(x.shape)}; {remedy}")
+    if not x.is_floating_point():
         raise ImageError(f"preprocess must return a float tensor (C, H, W), got {x.dtype}; convert what it returns")
     return x  # type: ignore[no-any-return]
 

@@ -73,6 +73,9 @@ class RunRequest:
         if isinstance(explainer.preprocess, FiveCrops):
             remedy = either("use crop='whole'", "use --crop whole")
             raise RunError(f"explainer must see one part of each photo in a run, got five crops; {remedy}")
+        if explainer.layout is not None:
+            got = f"one of frames or tiles, layout {explainer.layout}"
+            raise RunError(f"explainer must be one of photos in a run, got {got}; take explainer.each")
         if one_per_image(target) is not None:
             raise TargetError(f"target must be one for all photos, got {shown(target)}; targets= takes several")
         request = explainer._request(methods, target, **options)

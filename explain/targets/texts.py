@@ -439,7 +439,7 @@ def with_answers(model: nn.Module, inputs: Inputs, targets: Sequence[Target]) ->
             "inputs must have the same prompt for all photos with words=True, got several; explain one each"
         )
     given = {**longer.kwargs, "words": embedded.to(inputs.x)}
-    explained = Inputs(longer.args, given, [inputs.path, "words"], inputs.shared)
+    explained = Inputs(longer.args, given, [inputs.path, "words"], inputs.shared, inputs.layout)
     return answered, explained, {"words": tokens}
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import re
 import threading
 import zipfile
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -173,3 +175,68 @@ def test_only_this_machine_is_listened_to_without_a_token() -> None:
     assert address("0.0.0.0", 8000, "t") == "http://0.0.0.0:8000/?token=t"
     with bound("127.0.0.1", 0) as one, pytest.raises(AppError, match="listened"):
         bound("127.0.0.1", one.getsockname()[1])
+
+
+class CountingService(Service):
+    """Counts how many photos are decoded at the same time."""
+
+    running = most = 0
+    lock = threading.Lock()
+
+    def upload(self, content: bytes, name: str) -> dict[str, Any]:
+        with self.lock:
+            self.running += 1
+            self.most = max(self.most, self.running)
+        threading.Event().wait(0.02)
+        with self.lock:
+            self.running -= 1
+        return super().upload(content, name)
+
+
+async def upload_status(app: Any, content: bytes, *, stalls: bool = False) -> int:
+    """Upload a photo as a server does, and return the status of the reply."""
+    headers = [(b"host", b"127.0.0.1:8000"), *((name.encode(), value.encode()) for name, value in SELF.items())]
+    scope = {"type": "http", "method": "POST", "path": "/api/photos", "headers": headers, "query_string": b""}
+    parts = iter([content])
+    replies: list[Any] = []
+
+    async def receive() -> Any:
+        part = next(parts, None)
+        if part is None:
+            await asyncio.Event().wait()
+        return {"type": "http.request", "body": part, "more_body": stalls}
+
+    async def keep(message: Any) -> None:
+        replies.append(message)
+
+    await app({**scope, "http_version": "1.1", "root_path": ""}, receive, keep)
+    return int(replies[0]["status"])
+
+
+def test_uploads_are_decoded_two_at_a_time_and_few_may_wait(explainer: explain.Explainer) -> None:
+    from explain.app import application
+
+    service = CountingService([explainer], replace(LIMITS, uploads=8, decoders=2))
+
+    async def at_once() -> list[int]:
+        app = application(service)
+        return await asyncio.gather(*(upload_status(app, encoded(photo())) for _ in range(12)))
+
+    statuses = asyncio.run(at_once())
+    service.close()
+    assert sorted(statuses) == [200] * 8 + [503] * 4
+    assert service.most == 2
+
+
+def test_an_upload_that_stalls_ends_and_leaves_its_place(explainer: explain.Explainer) -> None:
+    from explain.app import application
+
+    service = Service([explainer], replace(LIMITS, uploads=1, stall=0.05))
+
+    async def one_after_the_other() -> list[int]:
+        app = application(service)
+        stalled = await upload_status(app, b"\x89PNG", stalls=True)
+        return [stalled, await upload_status(app, encoded(photo()))]
+
+    assert asyncio.run(asyncio.wait_for(one_after_the_other(), 30)) == [408, 200]
+    service.close()

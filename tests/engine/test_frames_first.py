@@ -11,8 +11,10 @@ from torch import nn
 from torch.testing import assert_close
 
 import explain
+from explain.attribution.effects import trace
 from explain.layers.frames import with_layout
 from explain.methods import GradCAM, Occlusion, Smooth
+from explain.targets import Answer
 from tests.conftest import ATTENDING, COVERING
 
 TARGETS = [1, 2, 0]
@@ -289,3 +291,52 @@ def test_several_inputs_are_turned_together_and_others_stay() -> None:
         assert_close(found.parts[name].values, own * tensor.detach())
         assert found.parts[name].heatmap.shape == (3, *tensor.shape[1:2], 12, 8)
     assert_close(sum(found.shares.values()), torch.ones(3))
+
+
+def test_a_layer_that_takes_each_frame_as_a_photo_cannot_be_traced() -> None:
+    x = explain.Inputs((clips(count=1),), layout="NTCHW")
+    with pytest.raises(explain.ExplainError, match="its frames"):
+        trace(made(PerFrame()), x, x, "channels", layers="conv2", target=1)
+
+
+SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+
+
+@pytest.mark.parametrize("family", ["VideoMAE", "Vivit", "Timesformer"])
+@pytest.mark.filterwarnings(SEEN)
+def test_video_networks_of_transformers_have_gradients_of_frames_and_tokens_where_they_lie(family: str) -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is an extra")
+    tubelets = {"VideoMAE": {"tubelet_size": 2, "patch_size": 8}, "Vivit": {"tubelet_size": [2, 8, 8]}}
+    options = {"image_size": 16, "num_frames": 4, "num_labels": 3, **tubelets.get(family, {"patch_size": 8})}
+    config = getattr(transformers, f"{family}Config")(**SIZES, **options)
+    model = made(getattr(transformers, f"{family}ForVideoClassification")(config))
+    x = torch.rand(2, 4, 3, 16, 16, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    found = explain.attribute(model, {"pixel_values": x}, ["inputxgradient", "gradcam(relu=False)"], target=[1, 2])
+    leaf = x.clone().requires_grad_()
+    scores = model(pixel_values=leaf).logits.gather(1, torch.tensor([[1], [2]]))
+    assert_close(found["inputxgradient"].values, torch.autograd.grad(scores.sum(), leaf)[0] * x)
+    assert found["gradcam"].values.shape == (2, 4 if family == "Timesformer" else 2, 2, 2)
+    assert found["gradcam"].heatmap.shape == (2, 4, 16, 16)
+
+
+@pytest.mark.filterwarnings(SEEN)
+def test_the_tiles_of_llava_next_have_the_gradient_of_its_answer() -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is an extra")
+    words = transformers.LlamaConfig(**SIZES, num_key_value_heads=1, vocab_size=40, pad_token_id=0)
+    photos = transformers.CLIPVisionConfig(**SIZES, image_size=16, patch_size=8)
+    config = transformers.LlavaNextConfig(
+        vision_config=photos, text_config=words, image_token_id=39, image_grid_pinpoints=[[32, 32]]
+    )
+    model, generator = made(transformers.LlavaNextForConditionalGeneration(config)), torch.Generator().manual_seed(4)
+    tiles = torch.randn(1, 5, 3, 16, 16, generator=generator, dtype=torch.float64)
+    ids = torch.tensor([[1, *[39] * 24, 5, 6]])  # four tokens of the whole, and those of 4 x 4 places with line ends
+    given = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "image_sizes": torch.tensor([[32, 32]])}
+    found = explain.attribute(model, {"pixel_values": tiles, **given}, "inputxgradient", target=Answer((8,)))
+    leaf = tiles.clone().requires_grad_()
+    score = model(pixel_values=leaf, **given).logits[0, -1].log_softmax(-1)[8]
+    assert_close(found.values, torch.autograd.grad(score, leaf)[0] * tiles, rtol=1e-4, atol=1e-7)  # norms in float32
+    with_words = explain.attribute(
+        model, {"pixel_values": tiles, **given}, "inputxgradient", target=Answer((8,), words=True)
+    )
+    assert_close(with_words.values, found.values, rtol=1e-4, atol=1e-7)
+    assert with_words.parts["pixel_values"].heatmap.shape == (1, 5, 16, 16)

@@ -31,9 +31,13 @@ def test_frames_may_have_colours_in_any_place() -> None:
     video = np.random.default_rng(0).integers(0, 256, (4, 30, 40, 3), np.uint8)
     maps = np.zeros((4, 30, 40), np.float32)
     wanted = [np.asarray(each) for each in film(list(video), maps).pictures]
-    for frames in (video, torch.as_tensor(video).movedim(3, 0), [Image.fromarray(each) for each in video]):
+    tensor = torch.as_tensor(video)
+    for frames in (video, tensor.movedim(3, 0), tensor.movedim(3, 1), [Image.fromarray(each) for each in video]):
         for picture, expected in zip(film(frames, maps).pictures, wanted, strict=True):
             np.testing.assert_array_equal(np.asarray(picture), expected)
+    three = zip(film(tensor[:3].movedim(3, 1), maps[:3], layout="NTCHW").pictures, wanted, strict=False)
+    for picture, expected in three:
+        np.testing.assert_array_equal(np.asarray(picture), expected)
 
 
 @pytest.mark.parametrize("ending", [".gif", ".webp"])
