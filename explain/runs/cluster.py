@@ -17,7 +17,7 @@ from typing import Any, TypeAlias, Unpack
 import torch
 from torch import nn
 
-from explain._utils.errors import RunError, keywords, optional, raised, shown
+from explain._utils.errors import RunError, keywords, muted, optional, raised, shown
 from explain.attribution.api import RunOptions
 from explain.attribution.records import versions
 from explain.explanation.explainer import Explainer
@@ -95,7 +95,7 @@ class PartExplainer:
         After `TOGETHER` attempts that came to no end, the photos are explained one by one, but for those during which
         the process died then.
         """
-        before = json.loads(self.folder.read(file) or b'{"attempts": 0, "ended": [], "now": null}')
+        before = self.folder.read_object(file) or {"attempts": 0, "ended": [], "now": None}
         ended = [*before["ended"], *filter(None, [before["now"]])]
         alone = before["attempts"] >= TOGETHER
         found: list[PhotoRecord | Failed] = []
@@ -169,13 +169,15 @@ def explain_in_pieces(
         if pending:
             raise RunError(f"pieces must all come back, but {len(pending)} photos did not; start once more")
         call.report()
-        elsewhere = call.named - failures.keys() - Run(indexed(folder)[0]).known.keys()
+        with muted():
+            elsewhere = call.named - failures.keys() - Run(indexed(folder)[0]).known.keys()
         if elsewhere:
             got = f"{len(elsewhere)} photos were written elsewhere; choose one on a shared drive or in a storage"
             raise RunError(f"output {text(folder.name)!r} must be a folder that all machines share, but {got}")
         ended = time.strftime(TIME, time.gmtime())
     finally:
-        remarks = {"ended": ended, "failures": failures, "notes": list(notes)}
+        files = [name for name in folder.stamps() if name.endswith(ENDING)]
+        remarks = {"ended": ended, "failures": failures, "notes": list(notes), "files": files}
         folder.write(REMARKS, json.dumps(remarks, ensure_ascii=False, indent=1).encode())
 
 
@@ -188,11 +190,12 @@ def _run_in(folder: Storage, manifest: Mapping[str, Any]) -> Run | None:
     if not any(file.endswith(ENDING) for file in files):
         folder.write(MANIFEST, json.dumps(manifest, ensure_ascii=False, indent=1).encode())
         return None
-    before = folder.read(MANIFEST)
+    before = folder.read_object(MANIFEST)
     if before is None:
         raise RunError(f"output {text(folder.name)!r} must be empty or hold a run, got other Parquet; choose another")
-    must_agree(json.loads(before), manifest, folder.name)
-    return Run(indexed(folder)[0])
+    must_agree(before, manifest, folder.name)
+    with muted():  # files that are missing are written again
+        return Run(indexed(folder)[0])
 
 
 @keywords(RunOptions, elsewhere={

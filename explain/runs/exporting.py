@@ -193,6 +193,22 @@ class Storage:
             return bytes(self._files.cat_file(f"{self.path}/{name}"))
         return None
 
+    def read_object(self, name: str) -> dict[str, Any] | None:
+        """The JSON object in a file; None if it is not there.
+
+        Raises:
+            RunError: it holds something else.
+        """
+        content = self.read(name)
+        if content is None:
+            return None
+        with suppress(ValueError, RecursionError):
+            found = json.loads(content)
+            if isinstance(found, dict):
+                return found
+        raise RunError(f"file {text(name)!r} of run {text(self.name)!r} must hold a JSON object, but is damaged; "
+                       "copy it again, or give another folder")  # fmt: skip
+
     def write(self, name: str, content: bytes) -> None:
         """Write a file, or put another in its place."""
         with self._translated():
@@ -348,7 +364,7 @@ def indexed(folder: Storage) -> tuple[Path, int]:
     Raises:
         RunError: the folder holds no run, or cannot be read.
     """
-    manifest = folder.read(MANIFEST)
+    manifest = folder.read_object(MANIFEST)
     if manifest is None:
         raise RunError(f"run {text(folder.name)!r} must be a file, or a folder with a {MANIFEST}, but there is none")
     file = Path(folder.path, INDEX)
@@ -357,6 +373,13 @@ def indexed(folder: Storage) -> tuple[Path, int]:
         file = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "explain", f"{name}.sqlite")
     stamps = folder.stamps().items()
     now = {name: stamp for name, stamp in stamps if name.endswith(ENDING) or name in (MANIFEST, REMARKS)}
+    remarks = folder.read_object(REMARKS) or {}
+    missing = [name for name in remarks.get("files", ()) if name not in now]
+    if missing:
+        count = f"{len(missing)} of {len(remarks['files'])} files"
+        warn(f"run {text(folder.name)!r} must have all its files, but {count} are missing, such as "
+             f"{text(missing[0])!r}; copy them, or run again to explain their photos")  # fmt: skip
+        remarks = {**remarks, "ended": None}
     before: dict[str, str] = {}
     if file.exists():
         with suppress(RunError):  # a damaged one is made again
@@ -372,13 +395,13 @@ def indexed(folder: Storage) -> tuple[Path, int]:
     except OSError as error:
         raise RunError(f"index {text(file)!r} of a run cannot be written: {error.strerror}; make room") from None
     new = [name for name, stamp in now.items() if name.endswith(ENDING) and before.get(name) != stamp]
-    with closing(Index(file, json.loads(manifest), compare=False)) as index:
+    with closing(Index(file, manifest, compare=False)) as index:
         index.begin(now[MANIFEST])
         for name in before.keys() - now.keys():
             index.remove(name)
         for name in new:
             index.add(folder, name, now[name])
-        index.remark(now.get(REMARKS), json.loads(folder.read(REMARKS) or b"{}"))
+        index.remark(now.get(REMARKS), remarks)
     return file, len(new)
 
 

@@ -279,7 +279,8 @@ def test_a_folder_is_indexed_once_and_again_where_it_changed(maps: Path) -> None
     first = min(maps.glob("*.parquet"))
     content = first.read_bytes()
     first.unlink()
-    assert (open_run(maps).photos, len(open_run(maps))) == (4, 4)
+    with pytest.warns(ExplainWarning, match="1 of 3 files"):
+        assert (open_run(maps).photos, len(open_run(maps))) == (4, 4)
     first.write_bytes(content[:-100])
     with pytest.raises(RunError, match="cannot be read"):
         open_run(maps)
@@ -316,3 +317,27 @@ def test_an_address_is_indexed_in_the_cache(tmp_path: Path, monkeypatch: pytest.
     assert (len(written), failures) == (4, {})
     assert run.to_html(tmp_path / "page.html")[0].is_file()
     assert run.insight("gradcam").method == "gradcam"
+
+
+def test_a_part_that_is_missing_is_noticed_and_made_again(maps: Path) -> None:
+    whole = digests(open_run(maps))
+    parts = sorted(maps.glob("*.parquet"))
+    parts[1].unlink()
+    for _ in range(2):  # also where the index has been brought up to date already
+        with pytest.warns(ExplainWarning, match="1 of 3 files"):
+            run = open_run(maps)
+        assert not run.ended
+        assert run.photos == 4
+    again = spread(maps.parent / "photos", maps, per_file=2)
+    assert digests(again) == whole
+    assert again.ended
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "remarks.json"])
+@pytest.mark.parametrize("content", [b"{", b"[]", b"\xff", b"[" * 100_000])
+def test_damaged_json_of_a_folder_is_refused_in_one_line(maps: Path, name: str, content: bytes) -> None:
+    file = next(path for path in maps.iterdir() if path.suffix == ".json" and name.split(".")[0] in path.name)
+    file.write_bytes(content)
+    for call in (lambda: open_run(maps), lambda: spread(maps.parent / "photos", maps, per_file=2)):
+        with pytest.raises(RunError, match=file.name):
+            call()
