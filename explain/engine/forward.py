@@ -176,7 +176,8 @@ class Forward:
             calls = sum(each.layer == name for each in self.layers.records)
             raise LayerError(capturing.why_not_called(self.model, layer, calls))
         shape = tuple(record.activation.shape)
-        if self.count not in shape[:1] and self.grids.grid(shape) is None:
+        of_images = self.count in shape[:1] or self.grids.folded_frames(layer) is not None
+        if not of_images and self.grids.grid(shape) is None:
             must = f"layer {layer!r} must give one map for each of {self.count} images, got {shape}"
             raise LayerError(f"{must}; name another, or use a method without layers, such as saliency or attnlrp")
         return record

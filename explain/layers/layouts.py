@@ -444,8 +444,9 @@ class Grids:
                 return self.known(layer)[0]
         if frames := frames_in_batch(shape, self.size, self.count):
             seen = [size[1:] for size in self.sizes() if size[:1] == (frames,)]
-            grid = find_grid((1, *shape[1:]), self.size[1:], seen)
-            return None if grid is None or grid.size not in seen else grid.folded_from(frames)
+            readings = [find_grid((1, *shape[1:]), self.size[1:], seen, layout) for layout in ("NCHW", "NHWC")]
+            grid = next((grid for grid in readings if grid is not None and grid.size in seen), None)
+            return None if grid is None else grid.folded_from(frames)
         if shape[:1] == (self.count,):
             if len(shape) == 3 and self.strict:
                 return seen_grid(shape[1], self.size, self.sizes(), most=1)
