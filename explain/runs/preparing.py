@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import torch
 
 from explain._utils.errors import ExplainError, ImageError, either, overheard, quiet, raised
-from explain._utils.signals import came_by_signal
+from explain._utils.signals import came_by_signal, signal_safe
 from explain.data.images import Box, Preprocess, as_input, hushed, load_image, locate, troubles
 from explain.explanation.photos import each_tried
 from explain.runs.sources import Corners, Entry, Label, Source
@@ -380,8 +380,8 @@ class Workers:
             ours, theirs = context.Pipe()
             process = context.Process(target=_work, args=(self._preparer, theirs), daemon=True)
             try:
-                with quiet():  # Python warns of threads when it forks; what the child does needs none of their locks
-                    process.start()
+                with quiet(), _started(process):  # Python warns of threads when it forks; the child needs no locks
+                    pass
             except Exception as error:  # what it is given cannot be pickled, or there is no room for a process
                 ours.close()
                 raise CannotBeginError(str(error)) from error
@@ -395,6 +395,16 @@ class Workers:
         worker.end()
         self._workers.remove(worker)
         raise CannotBeginError("a worker process ended before it began")
+
+
+@signal_safe
+def _started(process: Any) -> Iterator[None]:
+    """Start a process, and keep signals until it has begun.
+
+    Python loses what a signal's handler raises while it forks, and leaves the lock of its logging locked.
+    """
+    process.start()
+    yield
 
 
 def _work(preparer: Preparer, pipe: Connection) -> None:

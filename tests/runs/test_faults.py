@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import resource
 import signal
 import sqlite3
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -21,8 +24,8 @@ from PIL import Image
 import explain
 from explain._utils.errors import RunError, quiet
 from explain.runs import preparing
-from explain.runs.preparing import Preparer
-from explain.runs.sources import Content, Entry, Source
+from explain.runs.preparing import Preparer, Workers
+from explain.runs.sources import Content, Entry, Photos, Source
 from tests.runs.networks import as_it_is, assert_same, explainer, folder_of, picture
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked, for speed")
@@ -233,3 +236,31 @@ def test_a_file_that_another_program_locks_is_told(tmp_path: Path, monkeypatch: 
         explain.run([picture(0), picture(1)], explainer(), output=file, workers=0)
     db.close()
     assert len(explain.run([picture(0), picture(1)], explainer(), output=file, workers=0)) == 2
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="timers are of POSIX")
+def test_no_interrupt_is_lost_while_workers_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python loses what is raised in its own preparations of a fork, and leaves the lock of its logging locked."""
+    lost: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", lost.append)
+    preparer = Preparer(Photos([]), as_it_is)
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    random_times = np.random.default_rng(0).uniform(1e-4, 0.012, 30)
+    came = 0
+    try:
+        for seconds in random_times:
+            try:
+                signal.setitimer(signal.ITIMER_REAL, seconds)
+                Workers(preparer, iter(()), 2, 5.0).close()
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except KeyboardInterrupt:
+                came += 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert came > 0
+    assert not lost
+    other = threading.Thread(target=logging.getLogger, args=("another",), daemon=True)
+    other.start()
+    other.join(10)
+    assert not other.is_alive()
