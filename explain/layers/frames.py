@@ -128,4 +128,4 @@ def _say(model: nn.Module, inputs: Inputs, layout: InputLayout, *, certain: bool
     name = "x" if inputs.name is None else f"input {inputs.name}"
     reading = "frames before channels (NTCHW)" if layout == "NTCHW" else "channels before frames (NCTHW)"
     verb = "may be in either layout, and is taken to have" if doubtful else "is taken to have"
-    warn(f'{name} {tuple(inputs.x.shape)} {verb} {reading}; layout="NTCHW" or "NCTHW" says it')
+    warn(f'{name} {tuple(inputs.x.shape)} {verb} {reading}; pass layout="NTCHW" or "NCTHW" to say which')

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from tests.conftest import ATTENDING, COVERING
 
 TARGETS = [1, 2, 0]
 REREADING = {"featurepermutation", "extremalperturbation"}
-SEEN = "ignore:.* is taken to have frames before channels"
+SEEN = "ignore:.* taken to have frames before channels"
 
 
 class PerFrame(nn.Module):
@@ -227,6 +228,13 @@ class Volume(nn.Module):
         return self.conv(x).mean((2, 3, 4))
 
 
+def configured(channels: int) -> nn.Module:
+    """A network without convolutions and with a configuration of Hugging Face."""
+    model = Folded(None)
+    model.config = SimpleNamespace(model_type="tiny", num_channels=channels)  # type: ignore[assignment]
+    return model
+
+
 LAYOUTS = {
     "a convolution of frames": (PerFrame(3), (1, 3, 3, 8, 8), "NTCHW"),
     "of frames with four channels": (PerFrame(4), (1, 3, 4, 8, 8), "NTCHW"),
@@ -239,6 +247,8 @@ LAYOUTS = {
     "grey frames folded into channels": (Folded(4), (1, 4, 1, 8, 8), "NTCHW"),
     "no convolution, three colours behind": (Folded(None), (1, 5, 3, 4, 4), "NTCHW"),
     "no convolution, three colours before": (Folded(None), (1, 3, 5, 4, 4), "NCTHW"),
+    "no convolution, four channels by the configuration": (configured(4), (1, 3, 4, 4, 4), "NTCHW"),
+    "no convolution, either by the configuration": (configured(3), (1, 3, 3, 4, 4), "NTCHW"),
 }
 
 
