@@ -9,11 +9,11 @@ The package map; each room imports only from rooms above it:
     data/           image files and arrays to RGB, model inputs, files that appear whole
     render/         styles, overlays, captions, sheets, figures: arrays and PIL images only
     hooks/          every hook handle: groups, capture, extractor, inspect, timeline, a model left as found
+    tracing/        the tracer: a forward pass as operations and steps, and what is known of them
     distributed/    communication hooks between processes, models packed into archives
     targets/        from a model's output to one score per image
     layers/         names, feature-map layouts, the default layer
     baselines/      what stands for "absent": zero, mean, blur, noise, neighbours, another photo
-    tracing/        the tracer: a forward pass as operations and steps, and what is known of them
     relevance/      rules, composites, relevance propagation, multipliers of DeepLIFT
     engine/         needs, plan, collectors, perturbations, reruns, execution
     methods/        frozen dataclasses: options and mathematics

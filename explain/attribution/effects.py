@@ -27,9 +27,9 @@ from explain.hooks import HookGroup, Intervention, attention_parts, capture, pre
 from explain.hooks.layer_names import Layout, Where, find_places, select_places
 from explain.hooks.unwrap import modules_of, submodule, unwrapped
 from explain.layers import default_layer
-from explain.layers.calls import summary_of
+from explain.layers.calls import grids_of_photo, summary_of
 from explain.layers.frames import with_layout
-from explain.layers.layouts import frames_in_batch
+from explain.layers.layouts import Grid, frames_in_batch
 from explain.targets import labels, resolve
 from explain.targets.base import find_logits
 from explain.tracing.ends import OutputReader, reading
@@ -182,19 +182,22 @@ class _Site:
     masks: torch.Tensor
     first: int
     """The number of its first patch."""
+    of_images: int
+    """The dimension that images are in; in the clean values and masks it is the first."""
 
     def hook(self, patches: _Patches) -> Callable[[nn.Module, Any, Any], Any]:
         """A forward hook that patches the rows ``(b, ...)`` whose numbers ``(<= b,)`` are of this place."""
 
         def patch(module: nn.Module, args: Any, output: Any) -> Any:
-            values = first_tensor(output)
-            if values is None:
+            tensor = first_tensor(output)
+            if tensor is None:
                 return None
+            values = tensor.movedim(self.of_images, 0)
             units = patches.numbers[0].cpu()[: len(values)] - self.first
             rows = ((units >= 0) & (units < len(self.masks))).nonzero()[:, 0]
             found = values.clone()
             found[rows] = torch.where(self.masks[units[rows]], self.clean, values[rows])
-            return replace_first(output, found) if len(rows) else None
+            return replace_first(output, found.movedim(0, self.of_images)) if len(rows) else None
 
         return patch
 
@@ -255,7 +258,7 @@ def trace(
         with torch.enable_grad(), capture(model, names) as of_corrupted:
             before = chosen.pick(second.replaced(x).call(model), 1)[0][0]
         of_corrupted.backward(before, (x,), roughly=True)
-    sites, total = list[_Site](), 0
+    sites, total, find_grid = list[_Site](), 0, grids_of_photo(model, first)
     estimates, grids = dict[str, torch.Tensor](), dict[str, tuple[int, int]]()
     for name in names:
         record, other = of_clean.of(name), of_corrupted.of(name)
@@ -268,18 +271,21 @@ def trace(
                     f"layer {name!r} must give one row for a photo, got {frames}, its frames; name another"
                 )
             continue
+        of_tokens = find_grid(name, shape[-2]) if len(shape) == 3 else None
+        of_images = 0 if of_tokens is None else of_tokens.of_images
+        clean_values = record.activation.movedim(of_images, 0)
         try:
-            masks, grid = _masks(at, name, record.activation, model, tuple(first.x.shape[2:]))
+            masks, grid = _masks(at, name, clean_values, model, tuple(first.x.shape[2:]), find_grid)
         except HookError:
             if layers is not None:
                 raise
             continue  # a layer without such units
         calls = len([each for each in of_clean.records if each.layer == record.layer])
         where = name if calls == 1 or "@" in name else f"{name}@{calls - 1}"  # the last of several
-        sites.append(_Site(where, record.activation, masks, total))
+        sites.append(_Site(where, clean_values, masks, total, of_images))
         total += len(masks)
         gradient = torch.zeros_like(other.activation) if other.gradient is None else other.gradient
-        change = ((record.activation - other.activation) * gradient)[0]
+        change = ((record.activation - other.activation) * gradient).movedim(of_images, 0)[0]
         estimates[where] = torch.stack([(change * mask).sum() for mask in masks]).cpu()
         if grid is not None:
             grids[where] = grid
@@ -332,11 +338,17 @@ def blocks(model: nn.Module, inputs: Any, *, include_top_level: bool = True) -> 
 
 
 def _masks(
-    at: At, name: str, values: torch.Tensor, model: nn.Module, size: tuple[int, ...]
-) -> tuple[torch.Tensor, tuple[int, int] | None]:
+    at: At, name: str, values: torch.Tensor, model: nn.Module, size: tuple[int, ...],
+    grid_of: Callable[[str, int], Grid | None],
+) -> tuple[torch.Tensor, tuple[int, int] | None]:  # fmt: skip
     """The masks ``(units, ...)`` of all units of a place, and the rows and columns that they are laid out in."""
     place = find_places(model, name)[name]
-    layout = Layout(values, place, submodule(model, place.module), model, size, name)
+
+    def find_grid() -> Grid | None:
+        grid = grid_of(name, values.shape[-2])
+        return None if grid is None else replace(grid, layout="tokens")  # the images are in the first dimension here
+
+    layout = Layout(values, place, submodule(model, place.module), model, size, name, find_grid=find_grid)
     if at == "layers":
         return torch.ones([1] * values.ndim, dtype=torch.bool, device=values.device), None
 
@@ -348,7 +360,7 @@ def _masks(
     if at in ("channels", "heads", "tokens"):
         dim = {"channels": layout.channel_dim, "heads": 1}.get(at, values.ndim - 2)
         return torch.cat([mask(**{at: [unit]}) for unit in range(values.shape[dim])]), None
-    rows, columns = layout.grid()[:2]
+    rows, columns = layout.grid()
     if at == "positions":
         return torch.cat([mask(positions=[each]) for each in product(range(rows), range(columns))]), (rows, columns)
     rows, columns = min(REGIONS, rows), min(REGIONS, columns)

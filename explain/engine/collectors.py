@@ -212,6 +212,11 @@ def _attention(
     if joint is not None:  # that of the language model, in which no token sees the last one
         alike = [r for r in records if r.weights.shape[-2:] == (joint.length, joint.length)]
         records = [record for record in alike if not bool(record.weights[..., :-1, -1].any())]
+    if records and joint is None and resolved.total.requires_grad and not need.kind.differentiates:
+        length = records[-1].weights.shape[-1]
+        grid = forward.grids.grid((forward.count, length, 1))
+        if grid is not None and min(grid.tokens) != length - len(grid.tokens):  # which tokens the score is read from
+            torch.autograd.grad(resolved.total, forward.source(need.input), retain_graph=True, allow_unused=True)
     for record in records:
         parts = record.weights, record.gradient, record.query, record.key
         weights, gradient, *others = (None if part is None else by_image(part, forward.count) for part in parts)

@@ -575,9 +575,6 @@ class TokenRerun:
 
     def _output(self, keep: Tensor) -> Any:
         """The network's output for these tokens ``(b, h, w)`` of the photo, as many in each row."""
-        stored = keep.transpose(-1, -2) if self._grid.swapped else keep
-        places = stored.flatten(1).nonzero()[:, 1].reshape(len(keep), -1) + self._grid.skip
-        chosen = torch.cat([torch.arange(self._grid.skip, device=places.device).expand(len(keep), -1), places], 1)
         taken: list[bool] = []
 
         def some(tokens: Any) -> Tensor | None:
@@ -585,7 +582,11 @@ class TokenRerun:
             if taken or not isinstance(tokens, Tensor) or tokens.ndim != 3 or tokens.shape[of_images] != 1:
                 return None
             taken.append(True)
-            return tokens.movedim(of_images, 0)[0][chosen].movedim(0, of_images)
+            of_image = tokens.movedim(of_images, 0)[0]
+            is_kept = torch.ones(len(keep), len(of_image), dtype=torch.bool, device=keep.device)
+            is_kept[:, list(self._grid.tokens)] = keep.flatten(1)
+            chosen = is_kept.nonzero()[:, 1].reshape(len(keep), -1)  # in their order, also those that are no patches
+            return of_image[chosen].movedim(0, of_images)
 
         def take(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return with_first(module, args, kwargs, some)

@@ -10,6 +10,8 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from importlib import import_module
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -20,11 +22,12 @@ from explain._utils import nested
 from explain._utils.errors import ExplainError, HookError, warn
 from explain._utils.random_numbers import seeded
 from explain._utils.signals import came_by_signal, signal_safe, temporarily
+from explain.data.inputs import Inputs
 from explain.hooks.attention_parts import NO_ATTENTION
 from explain.hooks.capturing import read_outputs
 from explain.hooks.group import HookGroup
 from explain.hooks.layer_names import Layout, Units, find_places, name_of, place_of
-from explain.hooks.preserve import is_under_way, untouched
+from explain.hooks.preserve import copied, is_under_way, untouched
 from explain.hooks.unwrap import inserting, unwrapped
 
 
@@ -399,9 +402,11 @@ class _Passes:
         self.count, self.images = 0, 0
         self.size: tuple[int, ...] = ()
         self.acted: set[Intervention] = set()
+        self.given: tuple[Any, Any] = (), {}
 
     def begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        given = [tensor for _, tensor in nested.paths((args, kwargs))]
+        self.given = args, kwargs
+        given = [tensor for _, tensor in nested.paths(self.given)]
         photos = [tensor for tensor in given if tensor.ndim >= 4 and tensor.is_floating_point()]
         first = next((tensor for tensor in [*photos, *given] if tensor.ndim), None)
         self.count += 1
@@ -424,9 +429,15 @@ def _apply(group: HookGroup, each: Intervention, passes: _Passes, model: nn.Modu
         if values is None:
             raise HookError(f"{each} must be on a layer that gives a tensor, got {type(output).__name__}")
         shape, counts = tuple(values.shape), {passes.images, *map(len, _here.images)}
-        if each.of_places and len(values) not in counts:
+        tokens_first = len(values) not in counts and values.ndim == 3 and shape[1] in counts
+        if each.of_places and len(values) not in counts and not tokens_first:
             raise HookError(f"{each} must be on a layer of {passes.images} rows, got {shape}; take one around it")
-        layout = Layout(values, place, module, model, passes.size, str(each), each.channel_dim)
+        length = 0 if len(shape) < 3 else shape[0] if tokens_first else shape[-2]
+        find_grid = partial(_photo_grid, model, passes.given, each.layer, length)
+        layout = Layout(
+            values, place, module, model, passes.size, str(each), each.channel_dim,
+            of_images=int(tokens_first), find_grid=find_grid,
+        )  # fmt: skip
         new = each.replacement(values, layout.channel_dim, layout.places)
         mask = layout.mask(each)
         if mask is not None or not isinstance(each, Replace):
@@ -439,6 +450,28 @@ def _apply(group: HookGroup, each: Intervention, passes: _Passes, model: nn.Modu
 
     act.__name__ = str(each)
     group.forward(each.layer, act)
+
+
+_photo_grids: WeakKeyDictionary[nn.Module, dict[Any, Any]] = WeakKeyDictionary()
+"""What tells how a model's tokens lie on photos of some size."""
+
+
+def _photo_grid(model: nn.Module, given: tuple[Any, Any], layer: str, length: int) -> Any:
+    """How so many tokens that a layer gives lie on the photo; None where it is not known.
+
+    It is looked at in a copy of the model, which has none of the hooks that are active, and shares its parameters.
+    """
+    grids_of_photo = import_module("explain.layers.calls").grids_of_photo  # a room that imports this one
+    key = tuple((path, tensor.shape[1:]) for path, tensor in nested.paths(given))
+    known = _photo_grids.setdefault(model, {})
+    if key not in known:
+        try:
+            known[key] = grids_of_photo(copied(model, share=True), Inputs(*given))
+        except Exception as error:  # a model that cannot be copied, or is given no photo
+            if came_by_signal(error):
+                raise
+            return None
+    return known[key](layer, length)
 
 
 Applied: TypeAlias = AbstractContextManager[tuple[Intervention, ...]]

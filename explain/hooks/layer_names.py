@@ -2,10 +2,9 @@
 units of a layer: channels, tokens, heads and places, and where they are in its values."""
 
 import fnmatch
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
-from functools import reduce
+from functools import cached_property, reduce
 from numbers import Integral, Real
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
@@ -218,14 +217,16 @@ class Layout:
     """Where channels and positions are in the ``values`` that a place of a model gives.
 
     ``channel_dim`` is the dimension of channels, and ``places`` has those of positions: rows and columns of a map, or
-    tokens. ``size`` is that of the photo, and ``what`` is named in errors.
+    tokens. ``size`` is that of the photo, and ``what`` is named in errors. ``of_images`` is the dimension of images,
+    and ``find_grid`` tells how tokens lie on the photo: a `Grid` of `explain.layers`, or None.
     """
 
     def __init__(
         self, values: torch.Tensor, place: LayerPlace, module: nn.Module, model: nn.Module, size: tuple[int, ...],
-        what: str, channel_dim: int | None = None,
+        what: str, channel_dim: int | None = None, *, of_images: int = 0, find_grid: Callable[[], Any] | None = None,
     ) -> None:  # fmt: skip
         self._shape, self._device, self._size, self._what = tuple(values.shape), values.device, size, what
+        self._find_grid = find_grid
         self._of_attention, last = place.of_attention, values.ndim - 1
         self._of_tokens = self._of_attention or values.ndim == 3
         if channel_dim is not None:
@@ -235,7 +236,7 @@ class Layout:
         else:
             is_last = self._of_tokens or _is_channels_last(values, module, model, place.part == "input")
             self.channel_dim = last if is_last else 1
-        maps = [dim for dim in range(1, values.ndim) if dim != self.channel_dim]
+        maps = [dim for dim in range(values.ndim) if dim not in (of_images, self.channel_dim)]
         self.places = [last - 1] if self._of_attention else maps
 
     def mask(self, units: Units) -> torch.Tensor | None:
@@ -247,29 +248,33 @@ class Layout:
             raise HookError(f"{must} an attention whose heads are told apart, got {self._shape}")
         if units.tokens is not None and dims != (4 if self._of_attention else 3):
             raise HookError(f"{must} a layer of tokens (N, T, C), got {self._shape}; use positions or region")
-        along = {"channels": self.channel_dim, "heads": 1, "tokens": dims - 2}
+        along = {"channels": self.channel_dim, "heads": 1, "tokens": self.places[-1] if self.places else 0}
         masks = [self._along(along[name], getattr(units, name), name) for name in along if getattr(units, name)]
         if units.positions is not None or units.region is not None:
             masks.append(self._on_grid(units))
         return reduce(torch.logical_and, masks) if masks else None
 
-    def grid(self) -> tuple[int, int, int]:
-        """The rows and columns of a map or of tokens, and how many tokens come before these, such as a class token."""
-        if not self._of_tokens:
-            if len(self.places) < 2:
-                raise HookError(f"{self._what} must be on a layer with a map, got {self._shape}")
-            rows, columns = self.places[-2:]
-            return self._shape[rows], self._shape[columns], 0
-        count, (high, wide) = self._shape[-2], self._size or (1.0, 1.0)
-        for prefix in range(6):
-            height = math.sqrt((count - prefix) * high / wide)
-            if height >= 1 and height == int(height) and (count - prefix) % int(height) == 0:
-                return int(height), (count - prefix) // int(height), prefix
-        raise HookError(f"{self._what} must be on tokens that form a map, got {count}; name the tokens")
+    def grid(self) -> tuple[int, int]:
+        """The rows and columns of a map, or of the tokens that lie on one."""
+        if self._of_tokens:
+            grid = self._grid_of_tokens
+            return grid.height, grid.width
+        if len(self.places) < 2:
+            raise HookError(f"{self._what} must be on a layer with a map, got {self._shape}")
+        rows, columns = self.places[-2:]
+        return self._shape[rows], self._shape[columns]
+
+    @cached_property
+    def _grid_of_tokens(self) -> Any:
+        found = None if self._find_grid is None else self._find_grid()
+        if found is None or found.frames is not None:
+            must = "be on tokens that lie on a grid of the photo, which these are not known to do"
+            raise HookError(f"{self._what} must {must}, got {self._shape}; give tokens= instead")
+        return found
 
     def _on_grid(self, units: Units) -> torch.Tensor:
         """Where the positions and the region are."""
-        height, width, prefix = self.grid()
+        height, width = self.grid()
         grid = torch.ones(height, width, dtype=torch.bool, device=self._device)
         if units.positions is not None:
             grid = torch.zeros_like(grid)
@@ -289,8 +294,10 @@ class Layout:
             grid &= inside
         dims = range(len(self._shape))
         if self._of_tokens:
-            flat = torch.cat([grid.new_zeros(prefix), grid.flatten()])
-            return flat.reshape([-1 if dim == len(dims) - 2 else 1 for dim in dims])
+            along = self.places[-1] if self._of_attention else self._grid_of_tokens.of_tokens
+            chosen = grid.new_zeros(self._shape[along])
+            chosen[list(self._grid_of_tokens.tokens)] = grid.flatten()
+            return chosen.reshape([-1 if dim == along else 1 for dim in dims])
         return grid.reshape([self._shape[dim] if dim in self.places[-2:] else 1 for dim in dims])
 
     def _along(self, dim: int, chosen: Sequence[int], name: str) -> torch.Tensor:

@@ -6,7 +6,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from types import NoneType
 from typing import Any, TypeAlias, TypeVar
 
@@ -26,6 +26,7 @@ from explain.layers import layouts, stitched
 from explain.layers.frames import with_layout
 from explain.layers.layouts import MAPS, Grid, Grids, Layout, LayoutReading, Size
 from explain.targets.regions import read_class_maps
+from explain.tracing.positions import EVERYWHERE, UNKNOWN, Positions, PositionTracer, State
 
 CallKey: TypeAlias = tuple[str, int]
 """A call: the module's name, and which of its calls it is, counted from 0."""
@@ -127,7 +128,6 @@ class ModuleCallRecorder:
         self._previous: Tensor | None = None
         self._seen: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         self._layouts: dict[Size, Layout] = {}
-        self._sequences: set[Size] = set()
         self._takes_frames = False
         self._reach = None if source is None else Reach([source])
 
@@ -182,21 +182,8 @@ class ModuleCallRecorder:
             first = [grid for grid in reading.grids if grid.layout == known]
             grids = tuple(dict.fromkeys([*first, *reading.grids]))
             return replace(reading, grids=grids, believed=isinstance(module, _BY_ELEMENT))
-        if len(shape) < 3 or own == "NCHW":  # channels, and positions in one dimension
-            return LayoutReading()
-        strict = self._source is not None
-        if strict or shape[0] != 1:
-            grid = Grids(size, sizes=lambda: [of_map for _, of_map in maps], strict=strict).grid(shape)
-            return LayoutReading((grid,) if grid else ())
-        before = (*shape[:2], module.in_features) if isinstance(module, nn.Linear) else shape
-        channels_last = own == "NHWC" or (before in self._sequences and shape[1] != shape[2])
-        reading = layouts.read_tokens(shape, size, maps, channels_last=channels_last)
-        if self._takes_frames and len(size) == 3:  # tokens of all frames, in either order
-            turned = [replace(grid, frames_last=True) for grid in reading.grids]
-            reading = LayoutReading((*reading.grids, *turned), open=bool(turned))
-        if reading.grids and not reading.open:
-            self._sequences.add(shape)
-        return reading
+        may_be_tokens = len(shape) == 3 and own != "NCHW"  # and not channels, and positions in one dimension
+        return LayoutReading(open=may_be_tokens and len(size) > 1)
 
 
 def _version(tensor: Tensor) -> int:
@@ -291,6 +278,7 @@ def list_layers(model: nn.Module, x: InputsLike) -> list[ModuleCall]:
 
 
 PRODUCERS = "which call gave what a module is given"
+PLACES = "where in the photo the values of tensors lie"
 SUMMARIES = 16  # of a network, each for another size of inputs
 _summaries: weakref.WeakKeyDictionary[nn.Module, dict[Any, ForwardSummary]] = weakref.WeakKeyDictionary()
 _tokens: weakref.WeakKeyDictionary[nn.Module, object] = weakref.WeakKeyDictionary()
@@ -364,17 +352,17 @@ def _summarize_once(model: nn.Module, inputs: Inputs) -> ForwardSummary:
         recorder.calls = [replace(call, depends=call.depends or call.key in changed) for call in recorder.calls]
     numbers = {call.name: call.number for call in recorder.calls}
     calls = tuple(replace(call, last=call.number == numbers[call.name]) for call in recorder.calls)
-    if any(call.grid is not None and call.grid.layout == "tokens first" for call in calls):
-        calls = _really_first(calls, model, inputs)
+    chosen = dict[Any, Any]()
     if recorder.open:
-        calls = _probed(calls, recorder.open, model, inputs.detached())
+        chosen[PLACES] = _located(model, inputs.detached(), recorder.calls)
+        calls = tuple(_laid_out(call, recorder.open.get(call.key), chosen[PLACES]) for call in calls)
     found, count = tensors_in(output), len(inputs)
     maps = [t for t in found if t.ndim > 3 and tuple(t.shape[2:]) == tuple(inputs.x.shape[2:])]
     if (read := read_class_maps(output, count)) is not None:  # also smaller than the input
         maps.append(read.maps)
     answers = frozenset(each.shape[1] for each in maps)
     rows = [t for t in found if t.numel() and (t.ndim <= 2 or t.numel() == len(t)) and t.shape[:1] in ((), (count,))]
-    return ForwardSummary(calls, bool(rows), answers, len(rows), tuple(ran))
+    return ForwardSummary(calls, bool(rows), answers, len(rows), tuple(ran), chosen=chosen)
 
 
 def _read(model: nn.Module, inputs: Inputs, read: Callable[[CallKey, Tensor], T]) -> dict[CallKey, T]:
@@ -395,43 +383,47 @@ def _figures(key: CallKey, tensor: Tensor) -> tuple[float, float]:
     return float(values.sum()), float((values * weights).sum())
 
 
-def _really_first(calls: tuple[ModuleCall, ...], model: nn.Module, inputs: Inputs) -> tuple[ModuleCall, ...]:
-    """Tell the tokens of one image from single tokens of its windows, by running the network on two images."""
-    two = inputs.rows(torch.zeros(2, dtype=torch.long)).detached()
-    try:
-        shapes = _read(model, two, lambda key, tensor: tuple(tensor.shape))
-    except Exception as error:  # it takes one image at a time, which leaves this open
-        if came_by_signal(error):
-            raise
-        return calls
+@dataclass(frozen=True)
+class _Places:
+    """Where in the photo the values of tensors lie: of what calls give, with its shape, and of sequences of tokens."""
 
-    def is_window(call: ModuleCall) -> bool:
-        first = call.grid is not None and call.grid.layout == "tokens first"
-        return first and shapes.get(call.key, ())[1:2] != (2,)
+    rows: int
+    of_calls: Mapping[CallKey, tuple[Size, State]]
+    sequences: Mapping[Size, Sequence[Positions]]
 
-    return tuple(replace(call, grid=None) if is_window(call) else call for call in calls)
+    @cached_property
+    def of_tokens(self) -> dict[int, Grid | None]:
+        """How so many tokens lie, if all sequences of this length lie in one way."""
+        found: dict[int, set[Grid]] = {}
+        for shape, several in self.sequences.items():
+            for positions in several:
+                grid = layouts.token_grid(positions, shape, self.rows)
+                if grid is not None:
+                    length = shape[grid.of_tokens]
+                    found.setdefault(length, set()).add(replace(grid, layout="tokens"))
+        return {length: grids.pop() if len(grids) == 1 else None for length, grids in found.items()}
+
+    def as_long(self, shape: Size) -> Grid | None:
+        """How the tokens of a tensor lie, if they lie as all others of their number."""
+        if shape[0] == self.rows:
+            return self.of_tokens.get(shape[1])
+        grid = self.of_tokens.get(shape[0]) if shape[1] == self.rows else None
+        return None if grid is None else replace(grid, layout="tokens first")
 
 
-def _probed(
-    calls: tuple[ModuleCall, ...], readings: Mapping[CallKey, LayoutReading], model: nn.Module, inputs: Inputs
-) -> tuple[ModuleCall, ...]:
-    """Decide how to read calls that shapes and classes leave open; unclear ones get a doubt instead of a grid."""
-    changes = _changes(frozenset(readings), model, inputs)
-    clear = {key: layouts.decide(readings[key].grids, changes[key]) for key in readings.keys() & changes.keys()}
+def _located(model: nn.Module, inputs: Inputs, calls: Sequence[ModuleCall]) -> _Places:
+    """Run a network, and follow where the values of its tensors lie.
 
-    def settled(call: ModuleCall) -> ModuleCall:
-        if call.key not in readings:
-            return call
-        reading = readings[call.key]
-        grid, own = clear.get(call.key), reading.grids[0]
-        if grid is None and len(reading.grids) == 1 and own.layout not in MAPS:
-            tokens = own.layout, own.skip, own.height * own.width  # as many elsewhere, if they lie in one way
-            alike = {g for g in clear.values() if g is not None and (g.layout, g.skip, g.height * g.width) == tokens}
-            grid = alike.pop() if len(alike) == 1 else None
-        grid = reading.likeliest if grid is None and reading.believed else grid
-        return replace(call, grid=grid, doubt="" if grid else " or ".join(each.described for each in reading.grids))
-
-    return tuple(map(settled, calls))
+    Two images tell the tokens of one image from single tokens of its windows.
+    """
+    several = len(inputs) == 1 and any(len(call.shape) == 3 and call.shape[0] != 1 for call in calls)
+    for given in ([inputs.rows(torch.zeros(2, dtype=torch.long))] if several else []) + [inputs]:
+        try:
+            return _located_once(model, given)
+        except Exception as error:  # it may take one image alone
+            if came_by_signal(error):
+                raise
+    return _Places(len(inputs), {}, {})
 
 
 FOLDED = "calls with the first frames of all videos after each other"
@@ -460,21 +452,33 @@ def folded_by_time(model: nn.Module, inputs: Inputs, calls: Iterable[ModuleCall]
     return frozenset(key for key in ran if is_by_time(key, folded[key]))
 
 
-def _changes(keys: frozenset[CallKey], model: nn.Module, inputs: Inputs) -> dict[CallKey, list[Tensor]]:
-    """How the outputs of calls change with each corner of the input; without those whose shape changes."""
-    tried = [inputs.x, *(layouts.altered(inputs.x, corner) for corner in layouts.corners(inputs.x.ndim - 2))]
+def _located_once(model: nn.Module, inputs: Inputs) -> _Places:
+    values = [value for module in modules_of(model) for value in vars(module).values() if isinstance(value, Tensor)]
+    constants = [*model.parameters(), *model.buffers(), *values, *inputs.others.values()]
+    found: dict[CallKey, tuple[Size, State]] = {}
 
-    def keep(key: CallKey, tensor: Tensor) -> Any:
-        return tensor.clone() if key in keys else None
+    def note(key: CallKey, module: nn.Module, output: Any, tensor: Tensor) -> None:
+        found[key] = tuple(tensor.shape), tracer.of(tensor)
 
-    try:
-        first, *others = (_read(model, inputs.replaced(x), keep) for x in tried)
-    except Exception as error:  # a network that does not take altered inputs leaves everything open
-        if came_by_signal(error):
-            raise
-        return {}
-    alike = [k for k in keys & first.keys() if all(k in o and o[k].shape == first[k].shape for o in others)]
-    return {key: [other[key].double() - first[key] for other in others] for key in alike}
+    with PositionTracer(inputs.x, constants) as tracer:
+        run_noting_calls(model, inputs.replaced(inputs.x), note)
+    return _Places(len(inputs), found, tracer.sequences)
+
+
+def _laid_out(call: ModuleCall, reading: LayoutReading | None, located: _Places) -> ModuleCall:
+    """Decide how to read a call that its shape and class leave open; an unclear one gets a doubt instead of a grid."""
+    if reading is None:
+        return call
+    shape, positions = located.of_calls.get(call.key, (call.shape, UNKNOWN))
+    if len(shape) == 3 and positions in (EVERYWHERE, UNKNOWN):
+        grid = located.as_long(shape)
+        return replace(call, grid=grid, doubt="" if grid else "tokens in any order")
+    known = positions if isinstance(positions, tuple) else ()
+    if len(shape) == 3:
+        return replace(call, grid=layouts.token_grid(known, shape, located.rows) if known else None)
+    grid = layouts.map_grid(known, shape, reading.grids) if known else None
+    grid = reading.likeliest if grid is None and reading.believed else grid
+    return replace(call, grid=grid, doubt="" if grid else " or ".join(each.described for each in reading.grids))
 
 
 def tensors_in(output: Any) -> list[Tensor]:
@@ -532,8 +536,30 @@ def grids_of(model: nn.Module, inputs: Inputs) -> Grids:
             found.chosen[FOLDED] = folded_by_time(model, inputs.detached(), found.calls)
         return key in found.chosen[FOLDED]
 
-    size, strict, of_text = tuple(inputs.x.shape[2:]), bool(inputs.others), getattr(model, "joint_tokens", None)
-    return Grids(size, len(inputs), lambda: summary().sizes, look, layout, strict, of_text)
+    def tokens(length: int) -> Grid | None:
+        found = summary()
+        if PLACES not in found.chosen:
+            one = inputs.first() if found.alone else inputs
+            found.chosen[PLACES] = _located(model, one.detached(), found.calls)
+        located: _Places = found.chosen[PLACES]
+        return located.of_tokens.get(length)
+
+    size, of_text = tuple(inputs.x.shape[2:]), getattr(model, "joint_tokens", None)
+    return Grids(size, len(inputs), look, layout, tokens, lambda: summary().sizes, of_text)
+
+
+def grids_of_photo(model: nn.Module, inputs: Inputs) -> Callable[[str, int], Grid | None]:
+    """From a layer, or a part of the attention in one, and the number of its tokens, to how these lie on the photo."""
+    grids = grids_of(model, inputs.detached())
+
+    def find(layer: str, length: int) -> Grid | None:
+        assert grids.known is not None
+        assert grids.tokens is not None
+        place = place_of(layer, model)
+        is_output = not place.of_attention and place.module in dict(model.named_modules())
+        return grids.known(layer)[0] if is_output else grids.tokens(length)
+
+    return find
 
 
 def _calls_in_window(model: stitched.Stitched, inputs: Inputs, name: str) -> int:

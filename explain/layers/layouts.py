@@ -1,8 +1,8 @@
-"""How the shape of a tensor is read as a map: channels first or last, or tokens; found out by probing the network."""
+"""How a tensor is read as a map: channels first or last, or tokens; by its shape, and where its values lie."""
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from explain._utils.errors import LayerError
-from explain._utils.random_numbers import normal, seeded
+from explain.tracing.positions import Positions, averaged
 
 Size = tuple[int, ...]
 """Height and width; of a video, frames before them."""
@@ -24,13 +24,13 @@ MAPS: dict[Layout, int] = {"NCHW": 1, "NHWC": -1, "NTCHW": 2}
 class Grid:
     """Where a tensor's spatial map is: its layout, height and width, how many leading tokens to skip, and its frames.
 
-    ``tokens first`` is a sequence with the images in its second dimension, ``(tokens, N, C)``, and ``tokens last`` one
+    Where its tokens do not follow each other row by row, ``places`` says which token lies at each position. ``tokens
+    first`` is a sequence with the images in its second dimension, ``(tokens, N, C)``, and ``tokens last`` one
     with the channels before it, ``(N, C, tokens)``. Of a video, ``NCHW`` and ``NHWC`` have the frames right before the
     height, ``NTCHW`` before the channels. A map that is ``swapped`` has its width before its height.
 
     Where a network takes each frame as an image, frames are ``folded`` into the batch, all of one video or the first of
-    all videos together, and the layout is that of a frame. Tokens with ``frames_last`` are those of the first place in
-    all frames, then those of the second.
+    all videos together, and the layout is that of a frame.
     """
 
     layout: Layout
@@ -40,7 +40,7 @@ class Grid:
     frames: int | None = None
     swapped: bool = False
     folded: Literal["", "by video", "by time"] = ""
-    frames_last: bool = False
+    places: tuple[int, ...] = field(default=(), repr=False)
 
     @property
     def size(self) -> Size:
@@ -61,6 +61,20 @@ class Grid:
         """
         return MAPS.get(self.layout, 1 if self.layout == "tokens last" else -1)
 
+    @property
+    def of_tokens(self) -> int:
+        """The dimension that tokens are in."""
+        return {"tokens first": 0, "tokens last": 2}.get(self.layout, 1)
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """Which tokens lie on the map, row by row; others may come before, behind and among them.
+
+        >>> Grid("tokens", 2, 2, skip=1).tokens
+        range(1, 5)
+        """
+        return self.places or range(self.skip, self.skip + math.prod(self.size))
+
     def __str__(self) -> str:
         return " x ".join(map(str, self.size))
 
@@ -68,7 +82,6 @@ class Grid:
     def described(self) -> str:
         """The layout in words."""
         turned = ", width before height" if self.swapped else ""
-        turned += ", frames last" if self.frames_last else ""
         return f"{self} in the layout {self.layout}{turned}"
 
     def exchanged(self) -> "Grid":
@@ -105,19 +118,17 @@ class Grid:
             return self.unfolded(self.of_frame.spread(tensor)).movedim(1, 2)
         if self.layout in MAPS:
             tensor = tensor.movedim(MAPS[self.layout], 1)
-        elif self.layout == "tokens last":
-            tensor = tensor.reshape(*tensor.shape[:2], *self._stored)
         else:
-            tensor = tensor.movedim(self.of_images, 0)[:, self.skip :]
-            tensor = tensor.reshape(len(tensor), *self._stored, -1).movedim(-1, 1)
-        if self.frames_last:
-            tensor = tensor.movedim(-1, 2)
+            rows = self._rows(tensor)
+            end = self.skip + math.prod(self.size)
+            rows = rows[:, list(self.places)] if self.places else rows[:, self.skip : end]
+            tensor = rows.reshape(len(rows), *self._stored, -1).movedim(-1, 1)
         return tensor.transpose(-1, -2) if self.swapped else tensor
 
     def fold(self, maps: Tensor, like: Tensor) -> Tensor:
-        """Undo `spread`: lay ``maps`` out as ``like``, whose class and register tokens stay.
+        """Undo `spread`: lay ``maps`` out as ``like``, whose other tokens stay.
 
-        >>> tokens, grid = torch.rand(1, 5, 3), Grid("tokens", 2, 2, 1)
+        >>> tokens, grid = torch.rand(1, 6, 3), Grid("tokens", 2, 2, 1)
         >>> torch.equal(grid.fold(grid.spread(tokens), tokens), tokens)
         True
         """
@@ -126,13 +137,13 @@ class Grid:
         maps = maps.transpose(-1, -2) if self.swapped else maps
         if self.layout in MAPS:
             return maps.movedim(1, MAPS[self.layout])
-        if self.frames_last:
-            maps = maps.movedim(2, -1)
-        if self.layout == "tokens last":
-            return maps.flatten(2)
-        last = maps.movedim(1, -1)
-        extra = like.movedim(self.of_images, 0)[:, : self.skip]
-        return torch.cat([extra, last.flatten(1, -2)], dim=1).movedim(0, self.of_images)
+        index = torch.tensor(self.tokens, device=maps.device)
+        rows = self._rows(like).index_copy(1, index, maps.flatten(2).mT)
+        return rows.mT if self.layout == "tokens last" else rows.movedim(0, self.of_images)
+
+    def _rows(self, tensor: Tensor) -> Tensor:
+        """The tokens ``(N, tokens, C)`` of a tensor."""
+        return tensor.mT if self.layout == "tokens last" else tensor.movedim(self.of_images, 0)
 
     def repeated(self, tensor: Tensor, image: Tensor, count: int) -> Tensor:
         """Return what is of one ``image`` ``(1,)`` in a tensor, so many times."""
@@ -145,8 +156,7 @@ class Grid:
     @property
     def _stored(self) -> Size:
         """The size in the order of the tensor's own dimensions."""
-        size = self.exchanged().size if self.swapped else self.size
-        return (*size[1:], size[0]) if self.frames_last else size
+        return self.exchanged().size if self.swapped else self.size
 
 
 MAX_EXTRA_TOKENS = 8  # one class token, a distillation token, and the four to eight registers that are in use
@@ -188,14 +198,14 @@ def layout_of(module: nn.Module, shape: Size, size: Size) -> Layout | None:
     return None
 
 
-def find_grid(shape: Size, size: Size, seen: Collection[Size] = (), layout: Layout | None = None) -> Grid | None:
+def find_grid(shape: Size, size: Size, layout: Layout | None = None) -> Grid | None:
     """Tell how a tensor of ``shape`` covers an input of ``size``, or None if it has no spatial map.
 
-    This is the likeliest reading of the shape alone. Of tokens, the sizes ``seen`` elsewhere in the network say how
-    they lie; without any, the input's aspect ratio does, as for a map of unknown ``layout``.
+    This is the likeliest reading of the shape alone: the input's aspect ratio says how tokens, and maps of unknown
+    ``layout``, lie.
 
     >>> find_grid((1, 512, 7, 7), (224, 224))
-    Grid(layout='NCHW', height=7, width=7, skip=0, frames=None, swapped=False, folded='', frames_last=False)
+    Grid(layout='NCHW', height=7, width=7, skip=0, frames=None, swapped=False, folded='')
     >>> find_grid((1, 7, 7, 768), (224, 224)).layout
     'NHWC'
     >>> find_grid((1, 197, 768), (224, 224)).skip
@@ -204,7 +214,7 @@ def find_grid(shape: Size, size: Size, seen: Collection[Size] = (), layout: Layo
     (2, 7, 7)
     """
     if len(shape) == 3:
-        return seen_grid(shape[1], size, seen) or _token_grid(shape[1], size)
+        return _token_grid(shape[1], size)
     if len(shape) != len(size) + 2:
         return None
     first, last = shape[2:], shape[1:-1]
@@ -242,36 +252,6 @@ def read_map(shape: Size, size: Size, layout: Layout | None) -> LayoutReading:
     return LayoutReading(tuple(dict.fromkeys(grids)), open=bool(grids), believed=layout is not None)
 
 
-def read_tokens(shape: Size, size: Size, seen: Collection[tuple[int, Size]], *, channels_last: bool) -> LayoutReading:
-    """The readings of a shape ``(N, tokens, C)`` or ``(N, C, tokens)``.
-
-    Tokens with as many channels as a map of their number, from which they were made, are certain. Open are shapes that
-    may also be channels before positions, unless a module is known to have its channels last, and tokens of which no
-    map is known.
-
-    >>> read_tokens((1, 49, 64), (224, 224), [(64, (7, 7))], channels_last=False).open
-    False
-    >>> [grid.layout for grid in read_tokens((1, 64, 49), (224, 224), [(64, (7, 7))], channels_last=False).grids]
-    ['tokens', 'tokens last']
-    """
-    _, first, last = shape
-    sizes = [each for _, each in seen]
-    of_map = seen_grid(first, size, sizes)
-    tokens = of_map or _token_grid(first, size)
-    by_tokens = LayoutReading((tokens,) if tokens else (), open=of_map is None and tokens is not None)
-    if channels_last:
-        return by_tokens
-    made_of = seen_grid(first, size, [each for channels, each in seen if channels == last])
-    flattened = [each for channels, each in seen if channels == first and math.prod(each) == last]
-    turned = seen_grid(last, size, flattened or sizes, most=0) or _token_grid(last, size, most=0)
-    if made_of is not None and not flattened:
-        return LayoutReading((made_of,))
-    if turned is None or (tokens is None and not flattened):
-        return by_tokens
-    channels_first = Grid("tokens last", turned.height, turned.width, frames=turned.frames)
-    return LayoutReading((tokens, channels_first) if tokens else (channels_first,), open=True)
-
-
 def is_plain(shape: Size, size: Size) -> bool:
     """Whether a shape alone says that channels come first."""
     return has_aspect(shape[2:], size) and not has_aspect(shape[1:-1], size)
@@ -283,14 +263,56 @@ def has_aspect(of_map: Size, size: Size) -> bool:
     return abs(height - width * size[-2] / size[-1]) <= 1 + 0.1 * height
 
 
-def seen_grid(tokens: int, size: Size, seen: Collection[Size], most: int = MAX_EXTRA_TOKENS) -> Grid | None:
-    """The map that was seen with as many positions as there are tokens, up to a few that are extra."""
-    extra = [(tokens - math.prod(each), each) for each in seen if len(each) == len(size)]
-    fitting = [(skip, each) for skip, each in extra if 0 <= skip <= most and skip < tokens - 1]
-    if not fitting:
+def map_grid(positions: Positions, shape: Size, grids: Sequence[Grid]) -> Grid | None:
+    """The grid, among those in which a map may lie, along which its positions change.
+
+    >>> rows, columns = torch.rand(1, 3, 1, 1), torch.rand(1, 1, 2, 1)
+    >>> map_grid((rows, columns), (1, 3, 2, 8), [Grid("NCHW", 2, 8), Grid("NHWC", 3, 2)])
+    Grid(layout='NHWC', height=3, width=2, skip=0, frames=None, swapped=False, folded='')
+    """
+    along = [[dim for dim, length in enumerate(position.shape) if length > 1] for position in positions]
+    for grid in grids:
+        dims = [dim for dim in range(1 - bool(grid.folded), len(shape)) if dim != grid.of_channels % len(shape)]
+        dims[-2:] = reversed(dims[-2:]) if grid.swapped else dims[-2:]
+        if along == [[dim] if shape[dim] > 1 else [] for dim in dims]:
+            return grid
+    return None
+
+
+def token_grid(positions: Positions, shape: Size, count: int) -> Grid | None:
+    """How the tokens of ``count`` images lie; None unless there is one for each position of a grid.
+
+    >>> rows, columns = torch.tensor([0, 0.25, 0.75, 0.25, 0.75]), torch.tensor([0, 0.25, 0.25, 0.75, 0.75])
+    >>> grid = token_grid((rows.reshape(1, 5, 1), columns.reshape(1, 5, 1)), (1, 5, 8), 1)
+    >>> str(grid), grid.tokens
+    ('2 x 2', (1, 3, 2, 4))
+    """
+    if len(positions) == 3 and positions[0].shape[0] == positions[0].numel() > 1:  # frames are folded into the batch
+        grid = token_grid(positions[1:], shape, shape[0])
+        return None if grid is None else grid.folded_from(shape[0] // count)
+    along = [{dim for dim, length in enumerate(p.shape) if length > 1} for p in positions if p.numel() > 1]
+    layouts: dict[int, Layout] = {0: "tokens first", 1: "tokens", 2: "tokens last"}
+    of_tokens = [dim for dim in layouts if all(dim in dims for dims in along) and shape[dim == 0] == count]
+    lying = dict[int, Tensor]()
+    for dim in of_tokens:
+        others = [other for other in range(3) if other != dim]
+        lying[dim] = torch.stack([averaged(p, others).flatten().expand(shape[dim]) for p in positions], 1).cpu()
+    if not lying or len(positions) < 2:
         return None
-    skip, found = min(reversed(fitting), key=lambda pair: pair[0])
-    return Grid("tokens", found[-2], found[-1], skip, found[0] if len(found) == 3 else None)
+    dim = max(lying, key=lambda dim: float((lying[dim].amax(0) - lying[dim].amin(0)).sum()))  # and not within a patch
+    tokens = (lying[dim] > 0).all(1).nonzero()[:, 0]
+    lengths, cells = list[int](), torch.zeros(len(tokens), dtype=torch.long)
+    for axis in lying[dim][tokens].round(decimals=5).unbind(1):
+        values, ranks = torch.unique(axis, return_inverse=True)
+        lengths.append(len(values))
+        cells = cells * len(values) + ranks
+    if len(tokens) < 2 or len(tokens) != math.prod(lengths) or int(cells.bincount().amax()) > 1:
+        return None
+    places = tuple(tokens[cells.argsort()].tolist())
+    skip, frames = places[0], lengths[0] if len(lengths) == 3 else None
+    in_a_row = places == tuple(range(skip, skip + len(places)))
+    grid = Grid(layouts[dim], lengths[-2], lengths[-1], skip if in_a_row else 0, frames)
+    return grid if in_a_row else replace(grid, places=places)
 
 
 def _grid_of(layout: Layout, of_map: Size) -> Grid | None:
@@ -323,70 +345,6 @@ def frames_in_batch(shape: Size, size: Size, count: int = 1) -> int | None:
     return size[0] if of_frames else None
 
 
-CLEAR = 0.1  # of a map's length: how far the answer has to move; where a reading is wrong, it moves by some 0.03
-
-
-def corners(dims: int) -> list[tuple[bool, ...]]:
-    """The near corner, and for each dimension the corner that is far in this one alone: which halves are the far ones.
-
-    >>> corners(2)
-    [(False, False), (True, False), (False, True)]
-    """
-    return [(False,) * dims, *(tuple(i == j for j in range(dims)) for i in range(dims))]
-
-
-def altered(x: Tensor, corner: tuple[bool, ...]) -> Tensor:
-    """Return the input ``(N, C, H, W)`` with noise added in one corner, half as long as the input in each dimension."""
-    lengths = [(length, max(1, length // 2), far) for length, far in zip(x.shape[2:], corner, strict=True)]
-    part = (..., *(slice(length - half, length) if far else slice(half) for length, half, far in lengths))
-    spread = x.detach().double().std(correction=0)
-    noise = normal(x[part].shape, seeded(len(corner))).double().to(x.device)
-    found = x.clone()
-    found[part] += (noise * torch.where(spread > 0, spread, 1)).to(x.dtype)
-    return found
-
-
-def decide(grids: Sequence[Grid], changes: Sequence[Tensor]) -> Grid | None:
-    """Return the grid along which the change moves with the altered corner, or None if it is not clear.
-
-    How many tokens there are does not tell their height and width: of tokens, other heights and widths are tried too.
-
-    Args:
-        grids: the readings to decide between.
-        changes: the change of the tensor for each of the `corners`, in their order.
-    """
-    others = []
-    for grid in grids:
-        if grid.layout not in MAPS and grid.frames is None:
-            cells = grid.height * grid.width
-            heights = [h for h in range(2, cells // 2 + 1) if cells % h == 0 and h != grid.height]
-            others += [replace(grid, height=h, width=cells // h) for h in heights]
-    clarity = {grid: _clarity(grid, changes) for grid in (*others, *grids)}
-    best = max(clarity, key=lambda grid: clarity[grid])
-    rivals = [clarity[g] for g in (grids if best in grids else clarity) if g != best]
-    return best if clarity[best] > CLEAR and all(clarity[best] > 2 * rival for rival in rivals) else None
-
-
-def _clarity(grid: Grid, changes: Sequence[Tensor]) -> float:
-    """How far the change moves along the dimension that the corner moves along, and not along others."""
-    near, *far = [_centre(grid.spread(change.double()).square().sum((0, 1))) for change in changes]
-    own = []
-    for i, (centre, length) in enumerate(zip(far, grid.size, strict=True)):
-        shifts = (centre - near).tolist()
-        if length > 1:
-            own.append(shifts[i] - max(map(abs, shifts[:i] + shifts[i + 1 :]), default=0.0))
-    return min(own, default=0.0)
-
-
-def _centre(change: Tensor) -> Tensor:
-    """The centre of a map, between 0 and 1 in each dimension."""
-    total = change.sum()
-    if not total > 0 or not torch.isfinite(total):
-        return torch.zeros(change.ndim, dtype=torch.float64)
-    sums = [change.sum([j for j in range(change.ndim) if j != i]).cpu() for i in range(change.ndim)]
-    return torch.stack([each @ torch.linspace(0, 1, len(each), dtype=torch.float64) for each in sums]) / total.cpu()
-
-
 @dataclass(frozen=True)
 class JointTokens:
     """Tokens of a photo in a sequence of ``length`` with those of a text: where they are, and how they lie.
@@ -405,17 +363,16 @@ class Grids:
     """What tensors of a network are laid out on: the input's size, and the number of images in a batch.
 
     Where shapes leave open how a map lies (tokens, and maps whose channels may be first as well as last), the network
-    is looked at: ``known`` gives the grid of a layer, or why it has none, ``sizes`` the sizes of all maps. ``layout``
-    says what a layer's class tells without that. Where there may be other tokens than those of the image (``strict``),
-    their number must be that of a map, but for a class token.
+    is looked at: ``known`` gives the grid of a layer, or why it has none, ``tokens`` that of so many tokens. ``layout``
+    says what a layer's class tells without that.
     """
 
     size: Size
     count: int = 1
-    sizes: Callable[[], Collection[Size]] = tuple
     known: Callable[[str], tuple[Grid | None, str]] | None = None
     layout: Callable[[str, Size], Layout | None] | None = None
-    strict: bool = False
+    tokens: Callable[[int], Grid | None] | None = None
+    sizes: Callable[[], Collection[Size]] = tuple
     of_text: tuple[int, Sequence[int], Sequence[Sequence[int]], Size | None] | None = None
     """`JointTokens` of a language model; without a size, they lie as the photo does, behind extra ones."""
 
@@ -443,16 +400,24 @@ class Grids:
             if not is_map or read_map(shape, self.size, layout).open:
                 return self.known(layer)[0]
         if frames := frames_in_batch(shape, self.size, self.count):
-            seen = [size[1:] for size in self.sizes() if size[:1] == (frames,)]
-            readings = [find_grid((1, *shape[1:]), self.size[1:], seen, layout) for layout in ("NCHW", "NHWC")]
-            grid = next((grid for grid in readings if grid is not None and grid.size in seen), None)
-            return None if grid is None else grid.folded_from(frames)
-        if shape[:1] == (self.count,):
-            if len(shape) == 3 and self.strict:
-                return seen_grid(shape[1], self.size, self.sizes(), most=1)
-            return find_grid(shape, self.size, self.sizes() if len(shape) == 3 else (), layout)
-        grid = seen_grid(shape[0], self.size, self.sizes()) if len(shape) == 3 and shape[1] == self.count else None
+            return self._of_frames(shape, frames)
+        if len(shape) != 3 or self.tokens is None:
+            return find_grid(shape, self.size, layout) if shape[:1] == (self.count,) else None
+        if shape[0] == self.count:
+            return self.tokens(shape[1])
+        grid = self.tokens(shape[0]) if shape[1] == self.count else None
         return None if grid is None else replace(grid, layout="tokens first")
+
+    def _of_frames(self, shape: Size, frames: int) -> Grid | None:
+        """The grid of frames that are folded into the batch."""
+        if len(shape) == 3:
+            grid = None if self.tokens is None else self.tokens(shape[1])
+            return grid if grid is not None and grid.folded else None
+        layouts: tuple[Layout, Layout] = "NCHW", "NHWC"
+        readings = [find_grid((1, *shape[1:]), self.size[1:], layout) for layout in layouts]
+        seen = (grid for grid in readings if grid is not None and (frames, *grid.size) in self.sizes())
+        grid = next(seen, None)
+        return None if grid is None else grid.folded_from(frames)
 
 
 def to_spatial(tensor: Tensor, grids: Grids, layer: str) -> Tensor:

@@ -34,7 +34,7 @@ def photo_tokens(method: str, maps: Sequence[torch.Tensor], evidence: Evidence) 
     if len(shapes) != 1 or tokens[0] != tokens[1] or grid is None or any(len(m) != len(evidence.inputs) for m in maps):
         found = "none" if not shapes else "of shapes " + ", ".join(str(shape) for shape in sorted(shapes)[:4])
         raise MethodError(f"{method} must have attention among all tokens, got {found}; use it for vision transformers")
-    return list(range(grid.skip, tokens[1])), grid.size
+    return list(grid.tokens), grid.size
 
 
 def weighted(weights: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor:
@@ -69,16 +69,20 @@ class RolloutMethod(AttentionMethod):
         joint = _identity(maps[0].weights.mean(1)).expand(len(evidence.inputs), -1, -1)
         for matrix in self.matrices(evidence):
             joint = matrix @ joint
-        row = _of_rows(joint, maps[-1], evidence, class_token=tokens[0] > 0 or joint.shape[1] == 1)
+        row = _of_rows(joint, maps[-1], evidence, tokens)
         return row[:, tokens].reshape(-1, *size)
 
 
-def _of_rows(matrix: torch.Tensor, last: AttentionMap, evidence: Evidence, *, class_token: bool) -> torch.Tensor:
-    """What all tokens are to those that the score is read from ``(N, tokens)``: the class token, or the mean of all."""
-    joint = evidence.grids.joint
-    if joint is None:
-        return matrix[:, 0] if class_token else matrix.mean(1)
-    if last.gradient is None:
+def _of_rows(matrix: torch.Tensor, last: AttentionMap, evidence: Evidence, tokens: Sequence[int]) -> torch.Tensor:
+    """What all tokens are to those that the score is read from ``(N, tokens)``.
+
+    These are the class token, where others than the photo's ``tokens`` come before all of these, and all tokens, where
+    there are no others. Elsewhere, the gradient tells.
+    """
+    joint, others = evidence.grids.joint, matrix.shape[1] - len(tokens)
+    if joint is None and (matrix.shape[1] == 1 or min(tokens) == others):
+        return matrix.mean(1) if others == 0 else matrix[:, 0]
+    if joint is not None and last.gradient is None:
         places = torch.tensor([list(row) for row in joint.read], device=matrix.device)[..., None]
         return matrix.gather(1, places.expand(len(matrix), -1, matrix.shape[2])).mean(1)
     read = _rows_read(last)
@@ -350,7 +354,7 @@ class CheferBimodal(AttentionMethod):
         row = (_followed(maps, photo, other)[other, photo] * read).sum(1) / read.sum(-2).clamp(min=1)
         grid = evidence.grids.grid((len(evidence.inputs), photo, 1))
         assert grid is not None
-        return row[:, grid.skip :].reshape(-1, *grid.size)
+        return row[:, list(grid.tokens)].reshape(-1, *grid.size)
 
     def _sizes(self, maps: Sequence[AttentionMap], evidence: Evidence) -> tuple[int, int]:
         """How many tokens the photo has, and how many the other side."""

@@ -1,4 +1,4 @@
-"""How maps lie in tensors: found out by altering the input where neither shape nor class tells, or refused."""
+"""How maps lie in tensors: followed from the pixels on where neither shape nor class tells, or refused."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_flatten_after_a_convolution_keeps_its_map() -> None:
 @pytest.mark.parametrize("normalised", [False, True], ids=["channels first", "channels last"])
 @pytest.mark.parametrize("of_map", [(8, 2), (2, 8), (4, 4)], ids=str)
 def test_the_number_of_tokens_is_not_their_height_and_width(of_map: tuple[int, int], normalised: bool) -> None:
-    """Of a map that a function makes, no module shows the size; it is found out, or the layer is refused."""
+    """Of a map that a function makes, no module shows the size; it is found out."""
 
     class Pooled(nn.Module):
         def __init__(self) -> None:
@@ -146,17 +146,9 @@ def test_the_number_of_tokens_is_not_their_height_and_width(of_map: tuple[int, i
             y = self.norm(y.transpose(1, 2)) if normalised else y
             return self.head(y.flatten(1))
 
-    found = 0
-    for seed in range(6):
-        torch.manual_seed(seed)
-        model, x = Pooled().eval(), torch.rand(2, 3, 32, 32)
-        try:
-            a = explain.attribute(model, x, SIGNED, target=1, layer="norm" if normalised else "flat")
-        except LayerError:
-            continue  # what is not clear is refused
-        assert a.values.shape == (2, *of_map)
-        found += 1
-    assert found >= 2
+    model, x = Pooled().eval(), torch.rand(2, 3, 32, 32)
+    a = explain.attribute(model, x, SIGNED, target=1, layer="norm" if normalised else "flat")
+    assert a.values.shape == (2, *of_map)
 
 
 def test_tokens_without_a_map_are_those_that_are_clear_elsewhere() -> None:
@@ -229,7 +221,7 @@ def test_a_layout_that_no_corner_shows_is_refused_in_one_line() -> None:
     assert "8 x 2 in the layout NCHW" in own.doubt
 
 
-def test_a_network_that_fails_on_altered_inputs_leaves_a_layout_open() -> None:
+def test_a_network_that_takes_one_photo_alone_is_followed_on_it() -> None:
     x = torch.randn(1, 3, 32, 32)
 
     class Picky(LaidOut):
@@ -239,8 +231,8 @@ def test_a_network_that_fails_on_altered_inputs_leaves_a_layout_open() -> None:
             return super().forward(given)
 
     model = Picky(lambda t: t.permute(0, 2, 3, 1)).eval()
-    with pytest.raises(LayerError, match="layout"):
-        explain.attribute(model, x, SIGNED, target=1, layer="own")
+    found = explain.attribute(model, x, SIGNED, target=1, layer="own").values
+    torch.testing.assert_close(found, plain_gradcam(model, x, 1, lambda t: t.permute(FIRST)))
 
 
 def test_the_network_is_probed_only_where_a_layout_is_open_and_once() -> None:

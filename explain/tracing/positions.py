@@ -1,0 +1,285 @@
+"""Where in the photo the values of tensors lie: followed from the pixels on, from call to call.
+
+The shape of a tensor does not tell which of its tokens are the photo's patches: there may be others before, behind and
+among them, the patches may be in any order, and a sequence of something else may be as long. What a network does with
+the pixels tells it.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+from explain._utils.signals import came_by_signal
+from explain.hooks.tracer import Tracer
+from explain.tracing.batch_layout import compact, fits
+from explain.tracing.calls import Call, places
+from explain.tracing.table import operation_name
+
+Positions: TypeAlias = tuple[Tensor, ...]
+"""For each dimension of the photo, where along it the values of a tensor lie: from 0 to 1, the centre of a pixel or
+patch, and 0 for values that lie nowhere. Each has the dimensions of the tensor, of size 1 where it does not change."""
+
+
+class Lost(Enum):
+    """Why it is not said where the values of a tensor lie."""
+
+    NOWHERE = "they do not come from the photo, or belong to something else, as queries do"
+    EVERYWHERE = "they are made of the whole photo"
+    UNKNOWN = "they were made in a way that is not seen or not known"
+
+
+NOWHERE, EVERYWHERE, UNKNOWN = Lost
+State: TypeAlias = Positions | Lost
+
+_MOVES = frozenset([
+    "unfold", "im2col", "pad", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "native_channel_shuffle",
+    "gather", "take_along_dim", "masked_scatter", "diagonal", "as_strided", "broadcast_to", "split_with_sizes",
+    "hsplit", "vsplit", "dsplit", "unsafe_chunk", "unsafe_split", "setitem",
+])  # fmt: skip
+"""What moves or selects values, besides the operations that the table says it of."""
+_PERMUTES = frozenset(["permute", "transpose", "movedim", "moveaxis", "swapaxes", "swapdims", "mT", "T"])
+"""What does the same to dimensions of any size."""
+_RESAMPLES = ("conv", "max_pool", "avg_pool", "adaptive_max_pool", "adaptive_avg_pool", "interpolate", "upsample")
+_FUSED = ("attention", "encoder_layer")
+_PRODUCTS = frozenset(["matmul", "rmatmul", "mm", "bmm", "mv", "baddbmm", "linear", "addmm"])
+MOST = 2**25  # values of a tensor whose positions are written out to be moved
+
+
+class PositionTracer(Tracer):
+    """Follows where in a photo ``x`` ``(N, C, H, W)`` the values of tensors lie, for as long as its block lasts.
+
+    What moves values moves their positions. What combines values has the mean of their positions: a convolution that of
+    the window that it sees, a linear layer that of its inputs. Rows of an attention lie where their queries do.
+    Everything else leaves positions as they are. ``constants`` are tensors that do not come from the photo, such as
+    parameters.
+
+    >>> x, token = torch.rand(1, 3, 4, 4), torch.zeros(1, 1, 6)
+    >>> with PositionTracer(x, [token]) as tracer:
+    ...     patches = torch.conv2d(x, torch.rand(6, 3, 2, 2), stride=2).flatten(2).transpose(1, 2)
+    ...     tokens = torch.cat([patches, token], 1)
+    >>> [position.flatten().tolist() for position in tracer.of(tokens)]
+    [[0.25, 0.25, 0.75, 0.75, 0.0], [0.25, 0.75, 0.25, 0.75, 0.0]]
+    """
+
+    def __init__(self, x: Tensor, constants: Iterable[Tensor] = ()) -> None:
+        self._states: Any = WeakIdKeyDictionary()
+        for constant in constants:
+            self._states[constant] = NOWHERE
+        self._states[x] = tuple(_pixels(x, dim) for dim in range(2, x.ndim))
+        self.sequences: dict[tuple[int, ...], list[Positions]] = {}
+        """The positions of tensors ``(N, T, C)``, by their shape."""
+
+    def of(self, tensor: Tensor) -> State:
+        """Where the values of a tensor lie."""
+        return self._states.get(tensor, UNKNOWN)  # type: ignore[no-any-return]
+
+    def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        name = operation_name(func)
+        result = func(*args, **kwargs)
+        if name == "get":
+            name = str(getattr(func.__self__, "__name__", ""))
+        call = Call(func, name, args, kwargs)
+        result_is = call.flat[0] if name == "setitem" else result
+        several = list(result_is) if isinstance(result_is, (tuple, list)) else [result_is]
+        tensors = [each for each in several if isinstance(each, Tensor)]
+        if tensors:
+            for tensor, state in zip(tensors, self._states_of(call, tensors), strict=True):
+                self._note(tensor, state)
+        return result
+
+    def _note(self, tensor: Tensor, state: State) -> None:
+        self._states[tensor] = state
+        if isinstance(state, tuple) and tensor.ndim == 3:
+            alike = self.sequences.setdefault(tuple(tensor.shape), [])
+            if not any(all(map(torch.equal, state, other)) for other in alike):
+                alike.append(state)
+
+    def _states_of(self, call: Call, results: Sequence[Tensor]) -> Sequence[State]:
+        """Where the results of a call lie."""
+        if all(self.of(tensor) is NOWHERE for tensor in call.tensors):
+            return [NOWHERE] * len(results)
+        try:
+            if _moves(call, results):
+                return self._moved(call, results)
+            return [self._made(call, result) for result in results]
+        except Exception as error:  # functions may be called in ways that nobody knows
+            if came_by_signal(error):
+                raise
+            return [UNKNOWN] * len(results)
+
+    def _moved(self, call: Call, results: Sequence[Tensor]) -> Sequence[State]:
+        """The positions of values that are moved as the call moves values."""
+        joined = call.info.has("joins")
+        sources = places(call, lambda tensor: True) if joined else [0]
+        if call.name in ("setitem", "masked_scatter") and isinstance(call.flat[-1], Tensor):
+            sources = [0, len(call.flat) - 1]
+        states = {i: self.of(call.flat[i]) for i in sources}
+        if any(state is UNKNOWN or call.flat[i].numel() > MOST for i, state in states.items()):
+            return [UNKNOWN] * len(results)
+        if call.name == "pad":  # with what lies nowhere, whatever its value
+            call = Call(call.function, call.name, call.args[:3], {**call.kwargs, "value": 0})
+        run = call.out_of_place() if call.in_place else call
+        assert run is not None
+        known = [state for state in states.values() if isinstance(state, tuple)]
+        if not known:
+            return [EVERYWHERE if EVERYWHERE in states.values() else NOWHERE] * len(results)
+        found: list[list[Tensor]] = [[] for _ in results]
+        for axis in range(len(known[0])):
+            written = {i: _written_out(state, axis, call.flat[i], call.name) for i, state in states.items()}
+            if call.info.has("reshapes"):
+                moved: Any = written[0].reshape(results[0].shape)
+            else:
+                moved = run.made(written)
+            for its, tensor in zip(found, [moved] if isinstance(moved, Tensor) else moved, strict=True):
+                its.append(compact(tensor))
+        return [tuple(its) if any(bool(each.any()) for each in its) else NOWHERE for its in found]
+
+    def _made(self, call: Call, result: Tensor) -> State:
+        """The positions of what is computed from values."""
+        states = [self.of(tensor) for tensor in call.tensors]
+        name = call.name
+        if name == "einsum":
+            return _first(self._multiplied(call, states), result)
+        if name in _PRODUCTS:
+            added = call.info.has("adds to first")
+            first, second = states[added], states[added + 1]
+            if first in (UNKNOWN, EVERYWHERE):
+                return first
+            rows, columns = _mean(first, [-1]), NOWHERE if name == "linear" else _mean(second, [-2])
+            found = _first([rows, columns], result)
+            of_constants = NOWHERE in (first, second)
+            return NOWHERE if found is EVERYWHERE and not of_constants else found  # of what the first's rows belong to
+        if any(part in name for part in _FUSED):
+            return _first([_mean(states[0], [-1])], result)
+        if call.info.has("reduces"):
+            dims = call.kwargs.get("dim", call.args[1] if len(call.args) > 1 else None)
+            return EVERYWHERE if dims is None else _first([_reduced(states[0], dims, result)], result)
+        if name.startswith(_RESAMPLES):
+            return _resampled(call, states[0], result)
+        return _first(states, result)
+
+    def _multiplied(self, call: Call, states: Sequence[State]) -> list[State]:
+        """The positions of what `torch.einsum` gives, by each of its factors."""
+        letters, _, kept = call.flat[0].replace(" ", "").partition("->")
+        if not kept or "." in letters:
+            return [UNKNOWN]
+        found: list[State] = []
+        for term, state in zip(letters.split(","), states, strict=True):
+            state = _mean(state, [i for i, letter in enumerate(term) if letter not in kept])
+            if isinstance(state, Lost):
+                found.append(NOWHERE if state is EVERYWHERE else state)
+                continue
+            sizes = [dict(zip(term, position.shape, strict=True)) for position in state]
+            order = sorted(range(len(term)), key=lambda i: kept.find(term[i]))
+            turned = [position.permute(order) for position in state]
+            shapes = [[its.get(letter, 1) for letter in kept] for its in sizes]
+            found.append(tuple(each.reshape(shape) for each, shape in zip(turned, shapes, strict=True)))
+        return found
+
+
+def _pixels(x: Tensor, dim: int) -> Tensor:
+    """Where the pixels of a photo lie along one of its dimensions."""
+    count = x.shape[dim]
+    centres = (torch.arange(count, device=x.device) + 0.5) / count
+    return centres.reshape([-1 if i == dim else 1 for i in range(x.ndim)])
+
+
+def _moves(call: Call, results: Sequence[Tensor]) -> bool:
+    if call.info.has("reshapes"):
+        return bool(results[0].shape != call.flat[0].shape)
+    return call.name in _MOVES or call.name in _PERMUTES or call.info.has("moves") or call.info.has("joins")
+
+
+def _written_out(state: State, axis: int, tensor: Tensor, name: str) -> Tensor:
+    """The position of each value of a tensor along an axis, if an operation must see the dimensions in their size."""
+    position = state[axis] if isinstance(state, tuple) else torch.zeros([1] * tensor.ndim, device=tensor.device)
+    return position if name in _PERMUTES else position.expand(tensor.shape)
+
+
+def _first(states: Iterable[State], result: Tensor) -> State:
+    """The first positions that fit a result; if there are none, why."""
+    reasons = {NOWHERE}
+    for state in states:
+        if isinstance(state, tuple) and (fitting := _spread(state, result)) is not None:
+            return fitting
+        reasons.add(UNKNOWN if isinstance(state, tuple) else state)
+    return next(reason for reason in (UNKNOWN, EVERYWHERE, NOWHERE) if reason in reasons)
+
+
+def _spread(state: Positions, result: Tensor) -> Positions | None:
+    """The positions in as many dimensions as a result has; None if they do not fit it."""
+    found = []
+    for position in state:
+        leading = result.ndim - position.ndim
+        if leading < 0:
+            return None
+        found.append(position.reshape([1] * leading + [*position.shape]))
+    return tuple(found) if all(fits(each, result.shape) for each in found) else None
+
+
+def averaged(position: Tensor, dims: Iterable[int]) -> Tensor:
+    """The mean position along some dimensions, of values that lie somewhere.
+
+    >>> averaged(torch.tensor([[0.25, 0.0], [0.5, 1.0]]), [1])
+    tensor([[0.2500],
+            [0.7500]])
+    """
+    along = [dim for dim in dims if position.shape[dim] > 1]
+    if not along:
+        return position
+    return _quotient(position.double().sum(along, keepdim=True), (position > 0).sum(along, keepdim=True))
+
+
+def _mean(state: State, dims: Sequence[int]) -> State:
+    """The mean positions along some dimensions; everywhere, if one is left for all values."""
+    if isinstance(state, Lost):
+        return state
+    found = tuple(averaged(position, dims) for position in state)
+    return found if any(position.numel() > 1 for position in found) else EVERYWHERE
+
+
+def _reduced(state: State, dims: int | Sequence[int], result: Tensor) -> State:
+    along = [dims] if isinstance(dims, int) else list(dims)
+    mean = _mean(state, along)
+    if isinstance(mean, Lost) or mean[0].ndim == result.ndim:
+        return mean
+    return tuple(position.squeeze(along) for position in mean)
+
+
+def _resampled(call: Call, state: State, result: Tensor) -> State:
+    """The positions of what a convolution, pooling or interpolation makes of a map, by the windows that it sees."""
+    mean = _mean(state, [1])
+    if isinstance(mean, Lost):
+        return mean
+    run = _by_ones(call) if call.name.startswith("conv") else partial(_with_first, call)
+    found = []
+    for position in mean:
+        values = position.double().expand(len(position), 1, *call.flat[0].shape[2:])
+        sums, counts = run(values), run((values > 0).double())
+        found.append(_quotient(sums, counts))
+    return _first([tuple(found)], result)
+
+
+def _with_first(call: Call, values: Tensor) -> Tensor:
+    """The first result of a call with another first argument."""
+    made = call.made({0: values})
+    found: Tensor = made if isinstance(made, Tensor) else made[0]
+    return found
+
+
+def _by_ones(call: Call) -> Callable[[Tensor], Tensor]:
+    """A convolution with the windows of another, of one channel, whose weights are all 1."""
+    options = {name: value for name, value in call.named.items() if name not in ("input", "weight", "bias", "groups")}
+    weight: Tensor = call.named["weight"]
+    ones = torch.ones(1, 1, *weight.shape[2:], device=weight.device, dtype=torch.float64)
+    return lambda values: call.function(values, ones, None, **options)
+
+
+def _quotient(sums: Tensor, counts: Tensor) -> Tensor:
+    """A mean in single precision, in which rounding errors do not tell equal positions apart."""
+    return compact((sums / torch.where(counts == 0, 1, counts)).float())
