@@ -21,6 +21,7 @@ from explain.attribution.diagnostics import warn_of_coverage, warn_of_half_preci
 from explain.attribution.result import Attribution, Channels, fused
 from explain.data.inputs import InputLayout, Inputs, InputsLike, Path, dotted
 from explain.engine import Evidence
+from explain.engine.ends import reading
 from explain.engine.execution import gather
 from explain.engine.needs import NeedAtLayer, applied, needs_at
 from explain.engine.plan import Plan
@@ -36,7 +37,6 @@ from explain.methods import Method, Source, list_methods
 from explain.methods.base import Fusion, MethodLike, can_be_stitched, get_method, options, uses_layer
 from explain.targets import Target, as_target, outputs, packed, texts
 from explain.targets.resolve import TargetLike, as_targets
-from explain.tracing.ends import reading
 
 
 class CommonOptions(TypedDict, total=False):

@@ -18,6 +18,7 @@ from explain._utils.errors import HookError, LayerError, keywords
 from explain._utils.html import picture_html
 from explain._utils.nested import first_tensor, replace_first
 from explain.data.inputs import InputsLike, as_inputs
+from explain.engine.ends import OutputReader, reading
 from explain.engine.execution import gather
 from explain.engine.needs import Evidence, NeedAtLayer
 from explain.engine.perturbations import Perturbation, PerturbedRows, Scores
@@ -32,7 +33,6 @@ from explain.layers.frames import with_layout
 from explain.layers.layouts import Grid, frames_in_batch
 from explain.targets import labels, resolve
 from explain.targets.base import find_logits
-from explain.tracing.ends import OutputReader, reading
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

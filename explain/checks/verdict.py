@@ -18,6 +18,7 @@ from explain.attribution.api import Settings, attribute, plan
 from explain.attribution.result import Attribution
 from explain.checks.sanity import LEVEL, Check, CheckResult, DependsOnClass, Faithful, default_checks
 from explain.data.inputs import Inputs
+from explain.engine.ends import reading
 from explain.engine.execution import gather
 from explain.engine.needs import needs_at
 from explain.engine.perturbations import Scores, Unperturbed
@@ -35,7 +36,6 @@ from explain.metrics.masked_scores import MaskedScores
 from explain.metrics.variants import EvaluatedMethod, ModelContext, ReattributionMetric, Results, reattribute
 from explain.targets import ClassTarget, Target
 from explain.targets.texts import with_texts
-from explain.tracing.ends import reading
 
 WORDS = {True: "map: check passed", False: "map: check failed"}
 

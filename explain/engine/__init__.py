@@ -5,6 +5,7 @@
     plan            which passes gather what is needed; prints itself
     validation      what is refused before anything runs
     settings        precision, batch sizes, progress
+    ends            how an output comes about: whether a softmax or sigmoid made it, and where in it the scores are
     forward         one forward pass: what was recorded, what the targets picked, how scores become probabilities; what
                     perturbed rows are made of, and checks that their scores do not depend on each other
     collectors      one answer for each kind of evidence: what is watched, differentiated and computed; and transformer

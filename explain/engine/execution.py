@@ -28,6 +28,7 @@ from explain._utils import nested
 from explain._utils.errors import LayerError, MethodError, note
 from explain.data.inputs import Inputs, InputsLike, Path, as_inputs
 from explain.engine import collectors, incremental, needs, perturbations, reruns, validation
+from explain.engine.ends import reading
 from explain.engine.forward import Forward, RerunContext, ResolvedTarget, check_other_inputs
 from explain.engine.needs import Backward, Concept, Evidence, EvidenceLookup, NeedAtLayer, RowOrigin, at_least_float32
 from explain.engine.plan import Plan
@@ -43,7 +44,6 @@ from explain.relevance.deeplift import propagate_differences
 from explain.relevance.gradient_rules import ZeroLeaves, apply_rule
 from explain.relevance.propagation import RelevanceFlow, consumers, pass_channels, stop_other_paths
 from explain.targets import Target, layouts, per_image
-from explain.tracing.ends import reading
 from explain.tracing.operations import OperationRecorder, Operations
 from explain.tracing.steps import Step, StepRecorder
 

@@ -17,6 +17,7 @@ from explain._utils.errors import ExplainError, LayerError, ModelError, TargetEr
 from explain._utils.signals import came_by_signal
 from explain.data.inputs import Inputs, Path, dotted
 from explain.engine import perturbations, plan
+from explain.engine.ends import outputs_of
 from explain.engine.incremental import IncrementalInference, Tape
 from explain.engine.needs import Backward, Evidence, EvidenceLookup, NeedAtLayer, applied, at_least_float32
 from explain.engine.settings import (
@@ -40,7 +41,6 @@ from explain.targets import ClassTarget, Target, TopClass, detections, layouts
 from explain.targets.base import find_logits
 from explain.targets.outputs import Activation, Outputs
 from explain.targets.resolve import Objective
-from explain.tracing.ends import outputs_of
 from explain.tracing.operations import Operations
 from explain.tracing.steps import Step
 

@@ -20,6 +20,7 @@ from explain.baselines.base import range_of
 from explain.baselines.replacements import Black, get_baseline
 from explain.data.images import Box, ImageLike, Preprocess, as_input, load_image, locate, locate_tiles, source_of
 from explain.data.inputs import InputLayout, Inputs, InputsLike, check_layout
+from explain.engine.ends import reading
 from explain.engine.validation import check_inputs
 from explain.explanation import photos as several
 from explain.explanation.explanation import Explanation, Explanations, PhotoConcepts
@@ -33,7 +34,6 @@ from explain.targets.detections import Detected, Place
 from explain.targets.labels import Category, class_label
 from explain.targets.outputs import Activation, Outputs, Prediction, check_activation
 from explain.targets.resolve import TargetLike, as_targets, check_categories, one_per_image
-from explain.tracing.ends import reading
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from explain.attribution.result import Attribution
 from explain.data.files import as_cell
 from explain.data.inputs import Inputs, InputsLike
 from explain.engine import execution, perturbations, validation
+from explain.engine.ends import reading
 from explain.engine.needs import needs_at
 from explain.engine.plan import Plan
 from explain.hooks import interventions, preserve, unwrap
@@ -31,7 +32,6 @@ from explain.metrics.variants import EvaluatedMethod, ModelContext, Reattributio
 from explain.targets import ClassTarget, Target, as_target
 from explain.targets.resolve import TargetLike
 from explain.targets.texts import with_texts
-from explain.tracing.ends import reading
 
 ARROWS = {"more": "↑", "less": "↓"}
 

@@ -21,6 +21,7 @@ from explain._utils.errors import MetricError, muted, raised
 from explain.attribution.api import Options, attribute
 from explain.attribution.result import Attribution
 from explain.data.inputs import Inputs
+from explain.engine.ends import outputs_of
 from explain.hooks import HookGroup, copied
 from explain.hooks.interventions import active_interventions, intervene
 from explain.hooks.preserve import calculating, untouched
@@ -31,7 +32,6 @@ from explain.metrics.base import Metric, MetricInput, MetricResult
 from explain.metrics.maps import Maps, MapsLike
 from explain.targets import ClassTarget, Target
 from explain.targets.outputs import Activation, Outputs
-from explain.tracing.ends import outputs_of
 
 POWER_ITERATIONS = 15
 """Of spectral normalisation after new weights: as many as torch makes when it is registered."""

@@ -10,9 +10,9 @@ from explain._utils.errors import LabelsError, ModelError, either, note, warn
 from explain.data.images import Preprocess
 from explain.data.inputs import InputsLike
 from explain.engine import validation
+from explain.engine.ends import outputs_of
 from explain.targets.labels import class_label
 from explain.targets.outputs import Activation, Outputs, outputs_like
-from explain.tracing.ends import outputs_of
 
 
 @dataclass(frozen=True, eq=False)
