@@ -34,10 +34,8 @@ with the features that use them.
 """
 
 import importlib
-import sys
 from typing import TYPE_CHECKING, Any
 
-from explain._utils.spelling import replacement
 from explain._utils.version import __version__
 
 _HOME = {
@@ -83,24 +81,7 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module(home), name)
     if name in _ROOMS:
         return importlib.import_module(f"explain.{name}")
-    from explain._utils.errors import getattr_of
-
-    return getattr_of(__name__)(name)
-
-
-class _RemovedModules:
-    """The last finder of modules: refuses those that are gone, with what replaces them."""
-
-    @staticmethod
-    def find_spec(name: str, path: Any = None, target: Any = None) -> None:
-        message = replacement(name)
-        if message is not None:
-            from explain._utils.errors import RemovedModuleError
-
-            raise RemovedModuleError(message)
-
-
-sys.meta_path.append(_RemovedModules)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -22,7 +22,6 @@ from typing import Any, ParamSpec, TypeVar
 from explain._utils.signals import shared, temporarily
 from explain._utils.spelling import close_to as close_to
 from explain._utils.spelling import did_you_mean as did_you_mean
-from explain._utils.spelling import replacement
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -60,30 +59,15 @@ class ArgumentError(ExplainError, TypeError):
     """A function was called with an argument that it does not have."""
 
 
-class RemovedError(ExplainError, AttributeError):
-    """A name that the package no longer has; the message says what replaces it."""
+def imported_later(module: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """A module's ``__getattr__`` for names that are imported when they are used; ``homes`` says from where."""
 
+    def load(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(homes[name]), name)
 
-class RemovedModuleError(ExplainError, ImportError):
-    """A module that the package no longer has; the message says what replaces it."""
-
-
-def getattr_of(module: str, later: Mapping[str, str] | None = None) -> Callable[[str], Any]:
-    """A module's ``__getattr__``, which says what replaces the names that are gone.
-
-    ``later`` says in which modules those names are that are not imported with the module itself.
-    """
-    homes = later or {}
-
-    def missing(name: str) -> Any:
-        if name in homes:
-            return getattr(importlib.import_module(homes[name]), name)
-        message = replacement(f"{module}.{name}")
-        if message is not None:
-            raise RemovedError(message)
-        raise AttributeError(f"module {module!r} has no attribute {name!r}")
-
-    return missing
+    return load
 
 
 class ImageError(ExplainError):

@@ -1,39 +1,14 @@
 """What somebody may have meant who misspelt a name."""
 
 import difflib
-import json
 import re
 from collections.abc import Iterable
-from functools import cache
-from pathlib import Path
-
-OPTIONS = {
-    "runs": "samples", "until": "tolerance", "seconds": "max_seconds", "fill": "baseline",
-    "baselines": "baseline", "reading": "score",
-}  # fmt: skip
-"""Options of functions, methods and metrics, where these have the new one."""
-
-
-def replacement(name: str) -> str | None:
-    """Return the message for a module or name of the package that is gone; None for others.
-
-    >>> replacement("explain.fills")
-    'explain.fills is gone; use explain.baselines'
-    """
-    new = moved_names().get(name.removeprefix("explain.")) if name.startswith("explain.") else None
-    return new and f"{name} is gone; use {new}"
-
-
-@cache
-def moved_names() -> dict[str, str]:
-    """What replaces the modules and names below ``explain.`` that are gone."""
-    return json.loads(Path(__file__).with_name("moved.json").read_text("utf-8"))  # type: ignore[no-any-return]
 
 
 def did_you_mean(name: str, known: Iterable[str], count: int = 3) -> str:
     """Return a clause that suggests the closest of ``known`` names for a misspelt one, or lists the first few.
 
-    Capitals, dashes, dots, spaces and underlines make no difference. An option that is gone gets its new name.
+    Capitals, dashes, dots, spaces and underlines make no difference.
 
     >>> did_you_mean("gradcan", ["gradcam", "saliency"])
     "did you mean 'gradcam'?"
@@ -43,8 +18,6 @@ def did_you_mean(name: str, known: Iterable[str], count: int = 3) -> str:
     'known: gradcam, saliency'
     """
     names = list(dict.fromkeys(known))
-    if OPTIONS.get(name) in names:
-        return f"use {OPTIONS[name]!r}"
     close = close_to(name, names, count)
     if close:
         return f"did you mean {' or '.join(repr(match) for match in close)}?"

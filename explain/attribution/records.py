@@ -30,7 +30,6 @@ from PIL import Image
 
 from explain import baselines, methods, targets
 from explain._utils.errors import ExplainError, RecordError, shown
-from explain._utils.spelling import OPTIONS
 from explain._utils.version import __version__
 from explain.attribution import pictures, result
 from explain.data.images import MAX_PIXELS, Box
@@ -331,34 +330,20 @@ def identity(values: np.ndarray[Any, Any]) -> dict[str, Any]:
     return {"shape": list(values.shape), "sha256": digest(values.tobytes())}
 
 
-def upgraded(record: Any, name: str = "record") -> dict[str, Any]:
-    """Convert a record of an older version to this one, and check it.
+def checked(record: Any, name: str = "record") -> dict[str, Any]:
+    """Return a record after checking its format.
 
     Raises:
-        RecordError: it is not a record, lacks a field, or was written by a later version of this package.
+        RecordError: it is not a record, lacks a field, or was written by another version of this package.
     """
     if not isinstance(record, Mapping):
         raise RecordError(f"{name} must hold a JSON object, got {type(record).__name__}; give a record that was saved")
     version = record.get("format")
-    if not isinstance(version, int) or not 2 <= version <= FORMAT:
+    if version != FORMAT:
         remedy = "update this package" if isinstance(version, int) and version > FORMAT else "explain the photo again"
-        raise RecordError(f"{name} must have format 2 to {FORMAT}, got {shown(version)}; {remedy}")
+        raise RecordError(f"{name} must have format {FORMAT}, got {shown(version)}; {remedy}")
     check_unpacked(record, name)
-    return dict(record) if version == FORMAT else {**_renamed(record), "format": FORMAT}
-
-
-_NEW_CLASSES = {"Photo": "OtherPhoto", "Given": "GivenRegions"}
-
-
-def _renamed(value: Any) -> Any:
-    """A value in a record of format 2 with the classes and options of format 3."""
-    if isinstance(value, list):
-        return [_renamed(each) for each in value]
-    if not isinstance(value, Mapping):
-        return value
-    found = {OPTIONS.get(key, key): _renamed(each) for key, each in value.items()}
-    kind = found.get("class")
-    return {**found, "class": _NEW_CLASSES.get(kind, kind)} if isinstance(kind, str) else found
+    return dict(record)
 
 
 def check_fields(record: Mapping[str, Any], rules: Mapping[str, Any], name: str) -> None:

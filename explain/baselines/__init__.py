@@ -15,13 +15,7 @@ class with a ``replacement``; ``covering`` computes it once for each photo, and 
 torch.Size([3, 3, 8, 8])
 """
 
-from typing import TYPE_CHECKING
-
-from explain._utils.errors import getattr_of
 from explain.baselines.neighbours import Neighbours
 from explain.baselines.replacements import Black, Blur, Defocus, Mean, Noise, OtherPhoto, Zero
 
 __all__ = ["Black", "Blur", "Defocus", "Mean", "Neighbours", "Noise", "OtherPhoto", "Zero"]
-
-if not TYPE_CHECKING:
-    __getattr__ = getattr_of(__name__)

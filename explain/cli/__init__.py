@@ -28,12 +28,6 @@ from explain.cli.output import DONE, FAILED, INTERRUPTED, USAGE, Output, OutputC
 
 __all__ = ["main"]
 
-OLD_FLAGS = {
-    "--list-methods": "methods", "--list-models": "models", "--list-layers": "layers [IMAGE]",
-    "--inspect": "inspect IMAGE", "--concepts": "concepts IMAGE --count K",
-}  # fmt: skip
-"""Options of plain ``explain`` that are commands now; named in messages until 1.0."""
-
 
 def chosen(words: Sequence[str], answer: Output) -> tuple[Command, argparse.Namespace]:
     """Return the command that was typed, and its options.
@@ -57,8 +51,6 @@ def chosen(words: Sequence[str], answer: Output) -> tuple[Command, argparse.Name
     for flag in (each.split("=")[0] for each in words[: words.index("--") if "--" in words else None]):
         if flag in EXPLAIN.flags and flag not in command.flags:
             raise UsageError(f"{flag} would have no effect with {command.prog}; leave it out")
-        if flag in OLD_FLAGS and flag not in command.flags:
-            raise UsageError(f"option {flag!r} is a command now; use explain {OLD_FLAGS[flag]}")
     names = "\n".join(f"  explain {each.name:<10} {each.about}" for each in COMMANDS.values())
     listed = f"commands, each with --help of its own:\n{names}\n\n" if command is EXPLAIN else ""
     file, defaults = configured(command)

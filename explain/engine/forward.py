@@ -267,7 +267,7 @@ class RerunContext:
         x, needed = self.inputs.x, sum(size for _, size in self.footprint.outputs) * len(self.inputs)
         if x.device.type != "cpu" or x.ndim < 3 or len(self.inputs.paths) > 1 or needed > MEMORY or self.one_at_a_time:
             return None
-        if self.inputs.layout == "NTCHW":  # what the model is given is laid out anew
+        if self.inputs.layout == "NTCHW":  # what the model is given is laid out again
             return None
         self.known[:] = self.known or [IncrementalInference(self.model, x)]
         return self.known[0]

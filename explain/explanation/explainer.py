@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from explain._utils.errors import ArgumentError, ImageError, PhotoError, keywords, naming, shown
-from explain._utils.version import check_distribution
 from explain.attribution import records
 from explain.attribution.api import GROUPS, PhotoOptions, attribute
 from explain.attribution.concepts import find_concepts
@@ -190,7 +189,6 @@ class Explainer:
         activation: Activation | None = None, unit: str | None = None, style: StyleLike | None = None,
         interventions: Sequence[Intervention] = (), layout: InputLayout | None = None,
     ) -> None:  # fmt: skip
-        check_distribution()
         check_activation(activation)
         if not isinstance(unit, str | None):
             raise ArgumentError(f"unit must be a text such as 'years', got {shown(unit)}; leave it out")

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from explain._utils.errors import ExplainError, ImageError, MethodError, RecordError, keywords, raised, shown, warn
+from explain._utils.errors import ExplainError, ImageError, RecordError, keywords, raised, shown, warn
 from explain.attribution import pictures, records, result
 from explain.attribution.records import decode, described, is_number, is_size, method_of, unknown
 from explain.data.files import restored
@@ -24,7 +24,7 @@ from explain.explanation.explainer import Explainer
 from explain.explanation.explanation import Explanation
 from explain.hooks.interventions import Intervention
 from explain.layers.layouts import enlarge
-from explain.methods.base import Fusion, MethodLike, Style, get_method
+from explain.methods.base import Fusion, MethodLike, Style
 from explain.methods.evidence import PROOFS, EvidenceSets
 from explain.models.custom import is_file_or_code
 from explain.targets.outputs import Activation
@@ -38,8 +38,7 @@ class Saved:
     """An attribution that was saved: ``record``, as `Explanation.record` returned it, and the values.
 
     ``values`` is the raw attribution of the one image, float32: ``(h, w)`` at the layer's resolution, or ``(C, H, W)``.
-    ``attribution`` is the same as a batch of one, with its ``heatmap``. A record of an older version is brought up to
-    date.
+    ``attribution`` is the same as a batch of one, with its ``heatmap``.
     """
 
     path: Path
@@ -63,9 +62,6 @@ class Saved:
         about, options = record.get("values", {}), dict(record["options"])
         sets = EvidenceSets.stored(self.values, options["reasons"], about["sets"]) if "sets" in about else None
         style: Style = about.get("style") or "heat"
-        if not about.get("style"):  # an older record
-            with suppress(MethodError):
-                style = get_method(self.method).style
         for name, value in options.items():
             with suppress(RecordError):  # the caller's own, or no longer known: as the record has it
                 options[name] = decode(value)
@@ -181,8 +177,6 @@ class Saved:
             got = f"they are refused: {error}" if isinstance(error, ExplainError) else raised(error)
             raise RecordError(f"{self._name} must hold arguments of an Explainer, but {got}; give explainer=") from None
         expected = self.record.get("preprocess")
-        if "size" not in arguments and described(made.preprocess) != expected:
-            made = Explainer(**arguments, size=self.record["input_size"][0])  # older records do not have the size
         if described(made.preprocess) != expected:
             got = f"{described(made.preprocess)} of {arguments['model']}"
             raise RecordError(f"{self._name} must have the preprocessing {expected}, got {got}; give an explainer")
@@ -318,7 +312,7 @@ def load(file: str | os.PathLike[str]) -> Saved | SavedConcepts:
     if isinstance(found, dict) and found.get("kind") == "concepts":
         arrays = (path.with_suffix(".npy"), path.with_name(f"{path.stem}-vectors.npy"))
         return SavedConcepts.read(path, found, *(torch.from_numpy(_read_values(file)) for file in arrays))
-    record = records.upgraded(found, name)
+    record = records.checked(found, name)
     records.check_fields(record, _FIELDS, name)
     about = record.get("values")
     values = _read_values(path.with_suffix(f".{(about or {}).get('format') or 'npy'}"))

@@ -35,7 +35,7 @@ Models and graphs:
 
 from typing import TYPE_CHECKING
 
-from explain._utils.errors import getattr_of
+from explain._utils.errors import imported_later
 from explain.hooks.capturing import FeatureExtractor, capture
 from explain.hooks.graph import graph
 from explain.hooks.group import HookGroup
@@ -58,4 +58,4 @@ __all__ = [
 if not TYPE_CHECKING:
     # They run models for targets, which rooms do that import this one.
     _LATER = dict.fromkeys(["trace", "lens"], "explain.attribution.effects")
-    __getattr__ = getattr_of(__name__, {"ActivationStore": "explain.runs.activations", **_LATER})
+    __getattr__ = imported_later(__name__, {"ActivationStore": "explain.runs.activations", **_LATER})

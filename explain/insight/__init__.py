@@ -15,11 +15,6 @@
 there as functions too, of `RunPhotos`, a run and its explainer.
 """
 
-import sys
-from types import ModuleType
-from typing import Any
-
-from explain._utils.errors import RemovedError
 from explain.insight.ablation import corrected, removed
 from explain.insight.channels import channels
 from explain.insight.concepts import concept_direction, shared_concepts
@@ -30,13 +25,3 @@ from explain.insight.result import Insight
 __all__ = [
     "Insight", "RunPhotos", "channels", "concept_direction", "corrected", "removed", "repair", "shared_concepts",
 ]  # fmt: skip
-
-
-class _Room(ModuleType):
-    """Says what replaces ``explain.insight(run)``, which was a function."""
-
-    def __call__(self, *_: Any, **__: Any) -> None:
-        raise RemovedError("explain.insight is a module; use run.insight()")
-
-
-sys.modules[__name__].__class__ = _Room

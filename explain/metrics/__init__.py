@@ -18,10 +18,6 @@ A metric is one class under ``@register``, which makes it a frozen dataclass: a 
 or `ReattributionMetric`.
 """
 
-from typing import TYPE_CHECKING
-
-from explain._utils.errors import getattr_of
-
 # isort: off
 from explain.metrics.axioms import ADCC, Complexity, EffectiveComplexity, InputInvariance, Sparseness
 from explain.metrics.base import (
@@ -55,6 +51,3 @@ __all__ = [
     "Selectivity", "Sensitivity", "SensitivityN", "Sparseness", "Sufficiency", "TopKIntersection", "evaluate",
     "get_metric", "list_metrics", "register",
 ]  # fmt: skip
-
-if not TYPE_CHECKING:
-    __getattr__ = getattr_of(__name__)

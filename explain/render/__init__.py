@@ -6,13 +6,7 @@ captions   texts, legends and check marks below a picture
 sheets     contact sheets and tables of pictures, also as matplotlib figures
 """
 
-from typing import TYPE_CHECKING
-
-from explain._utils.errors import getattr_of
 from explain.render.overlays import film, overlay
 from explain.render.styles import Contour, Heat, Mask, Spotlight
 
 __all__ = ["Contour", "Heat", "Mask", "Spotlight", "film", "overlay"]
-
-if not TYPE_CHECKING:
-    __getattr__ = getattr_of(__name__)

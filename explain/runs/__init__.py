@@ -19,7 +19,7 @@ A source is one class that lists entries and reads them.
 
 from typing import TYPE_CHECKING
 
-from explain._utils.errors import getattr_of
+from explain._utils.errors import imported_later
 from explain.runs.sources import Content, Entry, Source
 
 __all__ = ["Content", "Entry", "Source", "run_on_ray"]
@@ -27,4 +27,4 @@ __all__ = ["Content", "Entry", "Source", "run_on_ray"]
 if TYPE_CHECKING:
     from explain.runs.cluster import run_on_ray
 else:
-    __getattr__ = getattr_of(__name__, {"run_on_ray": "explain.runs.cluster"})  # which needs all else
+    __getattr__ = imported_later(__name__, {"run_on_ray": "explain.runs.cluster"})  # which needs all else

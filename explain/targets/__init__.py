@@ -31,9 +31,6 @@ here in channel 3 at row 2 and column 1; a function of the features can be anyth
 torch.Size([1])
 """
 
-from typing import TYPE_CHECKING
-
-from explain._utils.errors import getattr_of
 from explain.targets.base import Target
 from explain.targets.classes import BinaryLogit, ClassTarget, Similarity, TopClass
 from explain.targets.detections import Detections
@@ -45,6 +42,3 @@ __all__ = [
     "Answer", "BinaryLogit", "ClassTarget", "Detections", "Difference", "ScoreTarget", "Segmentation", "Similarity",
     "Target", "Text", "TopClass", "as_target",
 ]  # fmt: skip
-
-if not TYPE_CHECKING:
-    __getattr__ = getattr_of(__name__)

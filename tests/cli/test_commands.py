@@ -22,12 +22,8 @@ def _in_a_folder_with_a_photo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     Image.linear_gradient("L").resize((20, 16)).save("a.png")
 
 
-def test_old_options_name_their_commands(typed: Typed) -> None:
+def test_the_version_is_an_option_and_a_command(typed: Typed) -> None:
     assert typed("--version") == typed("version") == (0, [f"explain {explain.__version__}"], [])
-    for flag in ("--list-methods", "--list-models", "--list-layers", "--inspect", "--concepts"):
-        code, out, (told,) = typed("a.png", flag)
-        assert (code, out) == (2, [])
-        assert f"use explain {flag.removeprefix('--list-').removeprefix('--')}" in told
 
 
 def test_methods_that_are_named_are_listed_with_their_options(typed: Typed) -> None:

@@ -282,11 +282,6 @@ def test_photos_whose_smallest_evidence_is_off_the_object_are_listed(tmp_path: P
     assert "Evidence off the object" in str(found)
 
 
-def test_the_module_says_what_replaces_the_function_of_its_name(run: explain.Run) -> None:
-    with pytest.raises(explain.ExplainError, match=r"use run\.insight"):
-        explain.insight(run)
-
-
 def test_another_model_than_that_of_the_run_is_refused(run: explain.Run) -> None:
     with pytest.raises(RunError, match="explainer must"):
         RunPhotos(run, explainer(settled(TinyNet(), seed=1).eval()))
