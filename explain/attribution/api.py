@@ -36,6 +36,7 @@ from explain.layers.stitched import Stitched
 from explain.methods import Method, Source, list_methods
 from explain.methods.base import Fusion, MethodLike, can_be_stitched, get_method, options, uses_layer
 from explain.targets import Target, as_target, outputs, packed, texts
+from explain.targets.classes import BinaryLogit, ClassTarget, TopClass
 from explain.targets.resolve import TargetLike, as_targets
 
 
@@ -207,11 +208,13 @@ class Request:
             count = len(self.inputs)
             return self.targets[0].settled(output, count).pick(output, count)[0]
 
+        of_class = isinstance(self.targets[0], (ClassTarget, TopClass, BinaryLogit))
+
         @cache
         def chosen(stages: bool) -> list[str]:
             if stages:
-                return stage_layers(self.model, self.inputs, score, refresh=refresh)
-            return [default_layer(self.model, self.inputs, score, refresh=refresh)]
+                return stage_layers(self.model, self.inputs, score, of_class=of_class, refresh=refresh)
+            return [default_layer(self.model, self.inputs, score, of_class=of_class, refresh=refresh)]
 
         def of(method: Method) -> list[str]:
             if not can_be_stitched(method, self.model):

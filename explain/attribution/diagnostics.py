@@ -6,21 +6,23 @@ from typing import Any
 import torch
 
 from explain._utils.errors import either, image_name, warn
+from explain._utils.rounding import all_cancel
 from explain.attribution.result import Attribution
 from explain.engine import Activations, Attributions, Evidence, InputGradients, LayerGradients
 from explain.engine.needs import RelevanceCoverage, RuleCoverage
 from explain.methods import DeepLIFT, DeepLIFTSHAP, Method
+from explain.methods.base import spatial_dims
 from explain.relevance.gradient_rules import Coverage
 
 _SATURATED = "the model gives probabilities, this one almost 0 or 1; let it give the scores before the softmax"
 
 
-def why_empty(evidence: Sequence[Evidence], image: int, *, negative_score: bool = False) -> str:
+def why_empty(evidence: Sequence[Evidence], image: int, *, negative_score: bool = False, adds_up: bool = False) -> str:
     """Say why a method that saw this evidence found nothing in one image, and what to do.
 
     We check in turn whether the layer is active at all, whether the score depends on it, and whether that is because
     the model's output is a saturated softmax. ``negative_score`` says that the method divided by a negative score,
-    which reverses all signs.
+    which reverses all signs, and ``adds_up`` that it adds up what may cancel.
     """
     first = evidence[0]
     named = [item.layer for item in evidence if item.layer]
@@ -30,6 +32,9 @@ def why_empty(evidence: Sequence[Evidence], image: int, *, negative_score: bool 
     if all(_is_zero(item, image, LayerGradients, InputGradients) for item in evidence):
         unchanged = f"the score does not change with {layer} (the gradient is zero); choose another layer or target"
         return _SATURATED if _is_saturated(first, image) else unchanged
+    if named and adds_up and (what := _cancelled(evidence, image)):
+        left = f"{what} of {layer} add up to rounding errors, as next to a normalisation or before a softmax"
+        return f"{left}; choose another layer, or layercam"
     if named and not first.inputs[image].any():
         return "the input is zero everywhere; give a photo"
     if negative_score:
@@ -46,6 +51,23 @@ def _is_zero(evidence: Evidence, image: int, *kinds: type) -> bool:
     """Whether evidence of these kinds is there and zero for an image."""
     found: list[Any] = [value for need, value in evidence.found.items() if isinstance(need, kinds)]
     return bool(found) and not any(value[image].any() for value in found)
+
+
+def _cancelled(evidence: Sequence[Evidence], image: int) -> str:
+    """What adds up to rounding errors at a layer of an image: in every channel over places, or at every place."""
+    for item in evidence:
+        maps = item.activations[image : image + 1]
+        places = spatial_dims(maps)
+        for need, of_batch in item.found.items():
+            if isinstance(need, LayerGradients):
+                gradients = of_batch[image : image + 1]
+                if all_cancel(gradients, places):
+                    return "the gradients"
+                if all_cancel(gradients * maps, places) or all_cancel(gradients * maps, 1):
+                    return "the products of maps and gradients"
+                if all_cancel(maps, places):
+                    return "the maps"
+    return ""
 
 
 def _is_saturated(evidence: Evidence, image: int) -> bool:
@@ -136,7 +158,7 @@ def warn_of_result(method: Method, attribution: Attribution, evidence: Sequence[
         elif "softmax" in taken and bool(taken["softmax"][image] != 0):  # relevance ended there
             reason = "its rules hold a softmax constant that the score comes through; use attnlrp"
         else:
-            reason = why_empty(evidence, image, negative_score=negative_score)
+            reason = why_empty(evidence, image, negative_score=negative_score, adds_up=method.adds_up)
         reasons.setdefault(reason, []).append(image_name(image))
     for reason, images in reasons.items():
         warn(f"{name} is zero everywhere for image {', '.join(images)}: {reason}")

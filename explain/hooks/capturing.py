@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 import torch
 from torch import nn
-from torch.autograd.graph import get_gradient_edge
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from explain._utils import nested
 from explain._utils.errors import HookError, LayerError, NotRecordedError, note
@@ -137,6 +137,11 @@ class Capture:
         """
         self._must_be_whole()
         return [*self._sources[record], *self._requested_with.get(record, ()), *self._graph_start.starts]
+
+    def nodes_of(self, record: Record) -> list[Node]:
+        """The Nodes of the graph that the gradient in a record's first tensor comes from."""
+        edges = (s if isinstance(s, GradientEdge) else get_gradient_edge(s) for s in self._sources.get(record, ()))
+        return [edge.node for edge in edges]
 
     def joined(self, record: Record, gradients: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
         """Return the gradient in a record's first tensor, from those with respect to its `sources_of`."""

@@ -5,6 +5,7 @@ object itself has it, so the object is not replaced here where that can be avoid
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import torch
@@ -14,8 +15,10 @@ from torch.autograd.graph import Node, get_gradient_edge
 from explain._utils.errors import HookError
 
 
-def graph(start: torch.Tensor | Node | None) -> Iterator[Node]:
+def graph(start: torch.Tensor | Node | None, *, until: Callable[[Node], bool] = lambda node: False) -> Iterator[Node]:
     """Yield every autograd Node of the graph of a tensor, or of a Node, once, nearest first.
+
+    What lies behind a Node for which ``until`` is true is left out.
 
     >>> x = torch.ones(2, requires_grad=True)
     >>> [node.name() for node in graph(x.relu().sum())]
@@ -26,10 +29,27 @@ def graph(start: torch.Tensor | Node | None) -> Iterator[Node]:
     while waiting:
         node = waiting.pop()
         yield node
-        for parent, _ in node.next_functions:
+        for parent, _ in () if until(node) else node.next_functions:
             if parent is not None and parent not in seen:
                 seen.add(parent)
                 waiting.append(parent)
+
+
+@contextmanager
+def without_values() -> Iterator[None]:
+    """Let autograd record Nodes, but keep no values for a backward pass, which cannot run then.
+
+    So a graph takes hardly any memory: it shows what depends on what.
+    """
+
+    def drop(tensor: torch.Tensor) -> None:
+        return None
+
+    def refuse(packed: None) -> torch.Tensor:
+        raise RuntimeError("a backward pass must have the values of the forward pass, but none were kept")
+
+    with torch.autograd.graph.saved_tensors_hooks(drop, refuse):
+        yield
 
 
 class Reach:

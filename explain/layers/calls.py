@@ -18,7 +18,7 @@ from explain._utils.errors import ExplainError, keywords
 from explain._utils.signals import came_by_signal
 from explain.data.inputs import Inputs, InputsLike
 from explain.hooks import HookGroup
-from explain.hooks.graph import Reach
+from explain.hooks.graph import Reach, without_values
 from explain.hooks.layer_names import LayerPlace, Where, name_of, place_of, select_places
 from explain.hooks.preserve import untouched
 from explain.hooks.unwrap import hookable, leaves, modules_of, submodule, unwrapped
@@ -51,7 +51,7 @@ class ModuleCall:
     last: bool = True
     """Whether it is the module's last."""
     depends: bool = True
-    """Whether the output depends on what is explained; always, where the model takes nothing else."""
+    """Whether the output depends on what is explained."""
     doubt: str = ""
     """How the output may be read, if neither its shape nor the network shows which grid it has."""
 
@@ -124,7 +124,9 @@ class ModuleCallRecorder:
         self.calls: list[ModuleCall] = []
         self.open: dict[CallKey, LayoutReading] = {}
         """The calls whose output may be read in several ways."""
-        self._size, self._source, self._count = size, source, count
+        self.unreached: dict[CallKey, tuple[float, float]] = {}
+        """The calls that no gradient leads from to ``source``, and what shows whether they change with it."""
+        self._size, self._count = size, count
         self._previous: Tensor | None = None
         self._seen: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         self._layouts: dict[Size, Layout] = {}
@@ -147,6 +149,8 @@ class ModuleCallRecorder:
             self.open[key] = reading
         grid = None if reading.open else reading.likeliest  # until it is known
         depends = self._reach is None or self._reach.of(tensor.grad_fn)
+        if not depends:
+            self.unreached[key] = _figures(tensor.detach())
         about = type(module).__name__, shape, grid, passes_on, again
         self.calls.append(ModuleCall(key[0], *about, key[1], depends=depends))
         self._previous = tensor
@@ -243,8 +247,8 @@ class ForwardSummary:
     """Whether the output has a row of numbers for the image, as a classifier's has."""
     answers: frozenset[int] = frozenset()
     """The number of channels of outputs that are as large as the input: a map of classes, for example."""
-    heads: int = 1
-    """How many outputs have a row of numbers for the image."""
+    outputs: int = 1
+    """How many tensors the output has."""
     ran: tuple[str, ...] = ()
     """The modules without parts that ran."""
     alone: bool = True
@@ -340,29 +344,45 @@ def summarize(model: nn.Module, inputs: Inputs, *, whole: bool = False) -> Forwa
 
 def _summarize_once(model: nn.Module, inputs: Inputs) -> ForwardSummary:
     inputs = inputs.detached()
-    traced = bool(inputs.others)
-    if traced:
-        inputs = inputs.replaced(inputs.x.clone().requires_grad_())
-    recorder = ModuleCallRecorder(tuple(inputs.x.shape[2:]), inputs.x if traced else None, len(inputs))
-    output, ran = run_noting_calls(model, inputs, recorder.take, grad=traced)
-    if traced:  # note what changes with the explained input although no gradient leads there
-        plain = inputs.detached()
-        before, after = (_read(model, plain.replaced(x), _figures) for x in (plain.x, 0.5 * plain.x.flip(-1) + 0.1))
-        changed = {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)}
-        recorder.calls = [replace(call, depends=call.depends or call.key in changed) for call in recorder.calls]
-    numbers = {call.name: call.number for call in recorder.calls}
-    calls = tuple(replace(call, last=call.number == numbers[call.name]) for call in recorder.calls)
+    recorder, output, ran = _recorded(model, inputs)
+    calls = recorder.calls
     chosen = dict[Any, Any]()
     if recorder.open:
-        chosen[PLACES] = _located(model, inputs.detached(), recorder.calls)
-        calls = tuple(_laid_out(call, recorder.open.get(call.key), chosen[PLACES]) for call in calls)
+        chosen[PLACES] = _located(model, inputs, calls)
+        calls = [_laid_out(call, recorder.open.get(call.key), chosen[PLACES]) for call in calls]
+    with_map = (call for call in calls if call.grid is not None or call.doubt)
+    if inputs.others or len({call.depends for call in with_map}) > 1:  # see what changes though no gradient leads there
+        altered, _, _ = _recorded(model, inputs.replaced(0.5 * inputs.x.flip(-1) + 0.1))
+        same = {key for key, figures in recorder.unreached.items() if altered.unreached.get(key) == figures}
+        calls = [replace(call, depends=call.key not in same) for call in calls]
+    numbers = {call.name: call.number for call in calls}
+    calls = [replace(call, last=call.number == numbers[call.name]) for call in calls]
     found, count = tensors_in(output), len(inputs)
     maps = [t for t in found if t.ndim > 3 and tuple(t.shape[2:]) == tuple(inputs.x.shape[2:])]
     if (read := read_class_maps(output, count)) is not None:  # also smaller than the input
         maps.append(read.maps)
     answers = frozenset(each.shape[1] for each in maps)
     rows = [t for t in found if t.numel() and (t.ndim <= 2 or t.numel() == len(t)) and t.shape[:1] in ((), (count,))]
-    return ForwardSummary(calls, bool(rows), answers, len(rows), tuple(ran), chosen=chosen)
+    return ForwardSummary(tuple(calls), bool(rows), answers, len(found), tuple(ran), chosen=chosen)
+
+
+def _recorded(model: nn.Module, inputs: Inputs) -> tuple[ModuleCallRecorder, Any, list[str]]:
+    """Run a network; return its calls, its output, and what ran.
+
+    The graph shows which calls depend on what is explained; of a network that cannot be recorded, all may.
+    """
+    size, count = tuple(inputs.x.shape[2:]), len(inputs)
+    if inputs.x.is_floating_point():
+        source = inputs.x.clone().requires_grad_()
+        recorder = ModuleCallRecorder(size, source, count)
+        try:
+            with without_values():
+                return recorder, *run_noting_calls(model, inputs.replaced(source), recorder.take, grad=True)
+        except Exception as error:  # it overwrites views, or differentiates something itself
+            if isinstance(error, ExplainError) or came_by_signal(error):
+                raise
+    recorder = ModuleCallRecorder(size, None, count)
+    return recorder, *run_noting_calls(model, inputs, recorder.take)
 
 
 def _read(model: nn.Module, inputs: Inputs, read: Callable[[CallKey, Tensor], T]) -> dict[CallKey, T]:
@@ -376,7 +396,7 @@ def _read(model: nn.Module, inputs: Inputs, read: Callable[[CallKey, Tensor], T]
     return found
 
 
-def _figures(key: CallKey, tensor: Tensor) -> tuple[float, float]:
+def _figures(tensor: Tensor) -> tuple[float, float]:
     """Two figures of a tensor, which change when it does."""
     values = tensor.double().flatten()
     weights = torch.linspace(1, 2, len(values), dtype=torch.float64, device=values.device)

@@ -1,21 +1,29 @@
 """Which layer to explain by default."""
 
 import math
+import operator
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 
 from explain._utils import nested
 from explain._utils.errors import LayerError
+from explain._utils.rounding import all_cancel
 from explain.data.inputs import Inputs, InputsLike, as_inputs
 from explain.hooks import HookGroup, capturing, preserve
+from explain.hooks.graph import graph
 from explain.layers.calls import ForwardSummary, ModuleCall, grids_of, split_call, summary_of, tensors_in
 from explain.layers.frames import with_layout
 from explain.layers.layouts import MAPS, Size, has_aspect, to_spatial
 from explain.layers.stitched import Stitched
+from explain.targets.base import find_tensor
 
 T = TypeVar("T")
 Score: TypeAlias = Callable[[Any], Tensor]
@@ -25,15 +33,25 @@ CANDIDATES = 24  # whose gradients one pass computes
 MOST = 6 * CANDIDATES
 FEW = 5  # numbers: existence and class of a box, or its corners
 _POOLING = re.compile("Pool(?!Former)|Upsample")
+_WEIGHTED = re.compile("(Slow)?Conv|Mkldnn|Cudnn|Linear|((Add|B|Baddb)m|M)m|Mv|Scaled|Generated")
+"""Nodes of operations with weights, or that mix channels or places in another way."""
+_PRODUCT = re.compile("Mul|Div|Bmm|Mm|GridSampler|Generated")
+"""Nodes of products; the registered operations are among them for deformable convolutions, which move a map."""
 _ATTENTION = re.compile("(?!.*(?:Block|Layer))(?:.*[Aa]tt(?:ention|n)|[A-Z]*SA$|XCA$)")
 
 
-def default_layer(model: nn.Module, x: InputsLike, score: Score | None = None, *, refresh: bool = False) -> str:
+def default_layer(
+    model: nn.Module, x: InputsLike, score: Score | None = None, *, of_class: bool = False, refresh: bool = False
+) -> str:
     """Name the layer to explain: the last feature map before pooling, or the tokens before the last attention.
 
-    It is found by running the model on one image, and summary_of as long as the model has the same modules and inputs
-    of the same size. A network that gives boxes or maps instead of a row of scores has heads for many answers: there,
-    and elsewhere with ``refresh``, what ``score`` depends on is computed each time.
+    It depends on what is explained, lies before the answer, has several channels, which a gate has not, and reaches the
+    score with a gradient that does not cancel over its places, as that of an attention's logits does.
+
+    It is found by running the model on one image, and kept as long as the model has the same modules and inputs of the
+    same size. A network that gives boxes or maps, or several tensors, instead of a row of scores has heads for many
+    answers: there, and elsewhere with ``refresh``, what ``score`` depends on is computed each time, except that all
+    classes (``of_class``) of a network that gives their scores share a layer.
 
     Raises:
         LayerError: no layer gives a spatial map.
@@ -47,13 +65,19 @@ def default_layer(model: nn.Module, x: InputsLike, score: Score | None = None, *
     summary = summary_of(model, inputs)
     if score is not None and not summary.gives_scores:
         return _map_behind_answers(model, inputs, summary, score)
-    if score is not None and (refresh or summary.heads > 1):
+    if score is not None and (refresh or (summary.outputs > 1 and not of_class)):
         return _choose(model, inputs, summary, score)[0]
     return _once(summary, "default", lambda: _choose(model, inputs.first() if summary.alone else inputs, summary))
 
 
 def stage_layers(
-    model: nn.Module, x: InputsLike, score: Score | None = None, *, count: int = 4, refresh: bool = False
+    model: nn.Module,
+    x: InputsLike,
+    score: Score | None = None,
+    *,
+    count: int = 4,
+    of_class: bool = False,
+    refresh: bool = False,
 ) -> list[str]:
     """Name the last layer that counts at each of the ``count`` coarsest resolutions, the finest first.
 
@@ -67,12 +91,13 @@ def stage_layers(
         found = stage_layers(model.model, model.first(inputs), model.energy(inputs), count=count, refresh=refresh)
         return [f"model.{layer}" for layer in found]
     summary = summary_of(model, inputs)
-    if score is not None and (refresh or summary.heads > 1 or not summary.gives_scores):
+    of_target = not summary.gives_scores or (summary.outputs > 1 and not of_class)
+    if score is not None and (refresh or of_target):
         found = _stages(model, inputs, summary, count, score)[0]
     else:
         first = inputs.first() if summary.alone else inputs
         found = _once(summary, count, lambda: _stages(model, first, summary, count))
-    return [*found] or [default_layer(model, inputs, score, refresh=refresh)]
+    return [*found] or [default_layer(model, inputs, score, of_class=of_class, refresh=refresh)]
 
 
 def _once(summary: ForwardSummary, key: str | int, find: Callable[[], tuple[T, bool]]) -> T:
@@ -87,18 +112,22 @@ def _stages(
     model: nn.Module, inputs: Inputs, summary: ForwardSummary, count: int, score: Score | None = None
 ) -> tuple[list[str], bool]:
     """The layers of stages, and whether they would be the same for another image."""
-    by_size: dict[Size, list[str]] = {}
+    by_size: dict[Size, list[list[ModuleCall]]] = {}
     for group in reversed(_groups(summary)):
         grid = group[-1].grid
         if grid is not None and not _is_pooling(group):
-            by_size.setdefault(grid.size, []).append(_outermost(group))
+            by_size.setdefault(grid.size, []).append(group)
     coarsest = sorted(by_size, key=lambda size: size[-2] * size[-1])[:count]
-    candidates = [by_size[size][: CANDIDATES // len(coarsest)] for size in coarsest]
-    reached = _positions_reached(model, inputs, [name for names in candidates for name in names], score)
-    counting = [names for names in candidates if any(any(reached.get(name, ())) for name in names)]
-    left_out = [name for names in candidates if names not in counting for name in names]
-    found = [next(name for name in names if any(reached.get(name, ()))) for names in reversed(counting)]
-    return found, not any(name in reached for name in left_out)
+    candidates = []
+    for size in coarsest:
+        groups = sorted(by_size[size], key=_is_gate)
+        candidates.append([_outermost(group) for group in groups[: CANDIDATES // len(coarsest)]])
+    influences = _influences(model, inputs, [name for names in candidates for name in names], score)
+    layers = [_first_that_shows(names, influences) for names in reversed(candidates)]
+    reached = [layer for layer in layers if layer is not None]
+    showing = [layer for layer in reached if influences[layer].shows]
+    left_out = [name for names in candidates if not set(names) & set(reached) for name in names]
+    return showing or reached, not any(name in influences for name in left_out)
 
 
 def _groups(summary: ForwardSummary) -> list[list[ModuleCall]]:
@@ -123,48 +152,59 @@ def _is_pooling(group: list[ModuleCall]) -> bool:
     return any(_POOLING.search(call.kind) for call in group)
 
 
+def _is_gate(group: list[ModuleCall]) -> bool:
+    """Whether a map has one channel, which says how much of other maps passes, and not what is there."""
+    call = group[-1]
+    return call.grid is not None and call.shape[call.grid.of_channels] == 1
+
+
 def _choose(model: nn.Module, inputs: Inputs, summary: ForwardSummary, score: Score | None = None) -> tuple[str, bool]:
     """The last feature map that the scores depend on; for tokens, the last ones that are followed by an attention.
 
     Also returns whether it would be the same for another image: a gradient that is zero everywhere says nothing.
     """
     groups, size = _groups(summary), tuple(inputs.x.shape[2:])
-    maps = _indices_of_maps(groups, size)
-    # What is pooled from tokens may have as many channels as there might be tokens.
-    grids = [(i, group[-1].grid) for i, group in enumerate(groups) if not _is_pooling(group)]
-    tokens = [i for i, grid in grids if grid is not None and grid.layout in ("tokens", "tokens first")]
+    maps, tokens = _indices_of_maps(groups, size), _indices_of_tokens(groups)
     latest = sorted([*maps[-1:], *_before_attention(groups, tokens)[-1:]], reverse=True)
     if not latest:
         raise _no_map(model, len(summary.calls))
     pooled = [i for i, group in enumerate(groups) if _is_map(group) and i not in maps]
     order = [latest[0], *_before_attention(groups, tokens)[-1:], *sorted(maps + tokens, reverse=True), *pooled[::-1]]
+    order = sorted(order, key=lambda i: _is_gate(groups[i]))
     names = list(dict.fromkeys(_outermost(groups[i]) for i in order))
-    reached = _positions_reached(model, inputs, names, score)
-    found = [name for name in names if any(reached.get(name, ()))]
-    return (found or names)[0], bool(found)
+    influences: dict[str, _Influence] = {}
+    for start in range(0, min(len(names), MOST), CANDIDATES):
+        influences |= _influences(model, inputs, names[start:], score)
+        if any(influence.shows for influence in influences.values()):
+            break
+    layer = _first_that_shows(names, influences)
+    return layer or names[0], layer is not None
 
 
 def _map_behind_answers(model: nn.Module, inputs: Inputs, summary: ForwardSummary, score: Score) -> str:
-    """The last map that says something about one of many answers. The answers themselves do not count: neither the map
-    of classes that the network gives, nor a map of which the score reads one position. Nor does a head that slides over
-    the maps of several resolutions, of which each call is about one. They are taken only where the score depends on
-    nothing else. A score that reads few numbers, as that of a box does, sees little of a fine map: of several
-    resolutions, the coarsest is taken.
+    """The last map, or tokens, that say something about one of many answers. The answers themselves do not count:
+    neither the map of classes that the network gives, nor a map of which the score reads one position. Nor does a head
+    that slides over the maps of several resolutions, of which each call is about one. They are taken only where the
+    score depends on nothing else. A score that reads few numbers, as that of a box does, sees little of a fine map: of
+    several resolutions, the coarsest is taken.
     """
     groups, size = _groups(summary), tuple(inputs.x.shape[2:])
     shapes: dict[str, set[Size]] = {}
     for call in summary.calls:
         shapes.setdefault(call.name, set()).add(call.shape)
-    covering = _indices_of_maps(groups, size)[::-1]
+    tokens = _before_attention(groups, _indices_of_tokens(groups))
+    # Tokens made from a map; the queries of a detector may have a number that could be that of a grid.
+    of_maps = [i for i in tokens if (grid := groups[i][-1].grid) and grid.size in summary.sizes]
+    covering = sorted(_indices_of_maps(groups, size) + of_maps, reverse=True)
     resized = [i for i in reversed(range(len(groups))) if _is_map(groups[i]) and not _is_pooling(groups[i])]
     indices = list(dict.fromkeys(covering + resized))
     slides = {i for i in indices if any(len(shapes[call.name]) > 1 for call in groups[i])}
     answers = {i for i in indices if groups[i][-1].shape[1] in summary.answers}
-    ordered = sorted(indices, key=lambda i: i in slides | answers)
+    ordered = sorted(indices, key=lambda i: i in slides | answers or _is_gate(groups[i]))
     names = {_outermost(groups[i]): math.prod(grid.size) for i in ordered if (grid := groups[i][-1].grid)}
     if not names:
         raise _no_map(model, len(summary.calls))
-    images, of_cell = dict.fromkeys(names, 0), False
+    of_cell = False
 
     def noted(output: Any) -> Tensor:
         nonlocal of_cell
@@ -172,12 +212,15 @@ def _map_behind_answers(model: nn.Module, inputs: Inputs, summary: ForwardSummar
         of_cell = _numbers_read(found, output) <= FEW * len(inputs)
         return found
 
+    images = dict.fromkeys(names, (0, 0))
+    """For how many images each layer shows something; and for how many more than one of its positions counts."""
     for start in range(0, min(len(names), MOST), CANDIDATES):
-        reached = _positions_reached(model, inputs, [*names][start:], noted)
-        images |= {name: sum(count > 1 for count in counts) for name, counts in reached.items()}
-        if len(inputs) in images.values():
+        for name, influence in _influences(model, inputs, [*names][start:], noted).items():
+            several = sum(count > 1 for count in influence.positions)
+            images[name] = several if influence.shows else 0, several
+        if any(shown == len(inputs) for shown, _ in images.values()):
             break
-    return max(names, key=lambda name: (images[name], -names[name] if of_cell else 0))  # the first of equals
+    return max(names, key=lambda name: (*images[name], -names[name] if of_cell else 0))  # the first of equals
 
 
 def _numbers_read(score: Tensor, output: Any) -> int:
@@ -202,6 +245,12 @@ def _indices_of_maps(groups: list[list[ModuleCall]], size: Size) -> list[int]:
     return [i for i in maps if not _is_pooling(groups[i])] or maps
 
 
+def _indices_of_tokens(groups: list[list[ModuleCall]]) -> list[int]:
+    # What is pooled from tokens may have as many channels as there might be tokens.
+    grids = [(i, group[-1].grid) for i, group in enumerate(groups) if not _is_pooling(group)]
+    return [i for i, grid in grids if grid is not None and grid.layout in ("tokens", "tokens first")]
+
+
 def _is_map(group: list[ModuleCall]) -> bool:
     grid = group[-1].grid
     return grid is not None and grid.layout in MAPS
@@ -216,34 +265,123 @@ def _before_attention(groups: list[list[ModuleCall]], tokens: list[int]) -> list
     return [i for i in tokens if i < attention[-1] and i not in attention] if attention else tokens
 
 
-def _positions_reached(
-    model: nn.Module, inputs: Inputs, layers: Sequence[str], score: Score | None = None
-) -> dict[str, list[int]]:
-    """For each of some layers, at how many positions of its map each image's score changes with it.
+@dataclass(frozen=True)
+class _Influence:
+    """How a layer reaches the score of each image."""
 
-    Without a score, the model's best one is used. Layers that no gradient reaches are left out.
+    positions: list[int]
+    """At how many positions of its map the score of each image changes with it."""
+    cancels: bool
+    """Whether its gradient adds up to nothing over the positions, but for rounding errors."""
+    is_answer: bool
+    """Whether no operation with weights lies between it and the score."""
+    is_factor: bool
+    """Whether it only says how another map, from which it is computed, is weighed."""
+
+    @property
+    def shows(self) -> bool:
+        """Whether it shows what the score comes from."""
+        return not (self.cancels or self.is_answer or self.is_factor)
+
+
+def _first_that_shows(layers: Iterable[str], influences: Mapping[str, _Influence]) -> str | None:
+    """The first layer that shows something, or else the first one that reaches the score."""
+    reached = [layer for layer in layers if layer in influences and any(influences[layer].positions)]
+    return next((layer for layer in reached if influences[layer].shows), next(iter(reached), None))
+
+
+def _influences(
+    model: nn.Module, inputs: Inputs, layers: Sequence[str], score: Score | None = None
+) -> dict[str, _Influence]:
+    """How the first of some layers reach the score; those that no gradient comes back to are left out.
+
+    Without a score, the model's best one is used.
     """
     names = dict.fromkeys(split_call(layer, model)[0] for layer in layers[:CANDIDATES])
 
-    def run(cut: bool) -> capturing.Capture:
+    def run(cut: bool) -> tuple[capturing.Capture, Tensor | None, Any]:
         with preserve.untouched(model, grad=not cut), HookGroup(model) as group:
             capture = capturing.Capture(group, names, gradients=True, cut=cut)
             output = inputs.detached().call(model)
-            # A row of numbers, if the network gives one.
-            tensors = sorted(tensors_in(output), key=lambda tensor: tensor.ndim != 2) if score is None else []
-            scores = [tensors[0].float().amax()] if tensors else [] if score is None else [score(output).sum()]
-            for each in scores:
-                capture.backward(each, roughly=True)
-        return capture
+            total = _best_score(output, len(inputs)) if score is None else score(output).sum()
+            if total is not None:
+                capture.backward(total, roughly=True)
+        return capture, total, output
 
-    capture = capturing.cut_where_allowed(run)
-    capture = run(False) if capture.misses else capture
-    grids, found = grids_of(model, inputs), {}
+    capture, total, output = capturing.cut_where_allowed(run)
+    capture, total, output = run(False) if capture.misses else (capture, total, output)
+    grids = grids_of(model, inputs)
+    gradients: dict[str, Tensor] = {}
+    nodes: dict[str, set[Node]] = {}
     for layer in layers[:CANDIDATES]:
         record = capture.of(layer)
         if record is not None and record.gradient is not None:
-            found[layer] = (to_spatial(record.gradient, grids, layer) != 0).any(1).flatten(1).sum(1).tolist()
-    return found
+            gradients[layer] = to_spatial(record.gradient, grids, layer)
+            nodes[layer] = set(capture.nodes_of(record))
+    answers = set() if score is None else _unweighted(total, output)
+    factors = _factors(total, set().union(*nodes.values()))
+    influences = {}
+    for layer, gradient in gradients.items():
+        places = tuple(range(2, gradient.ndim))
+        positions = (gradient != 0).any(1).flatten(1).sum(1)
+        rounding = all_cancel(gradient, places) & (positions > 0)
+        influences[layer] = _Influence(
+            positions.tolist(),
+            cancels=bool(rounding.any() and (rounding | (positions == 0)).all()),
+            is_answer=not answers.isdisjoint(nodes[layer]),
+            is_factor=factors.issuperset(nodes[layer]),
+        )
+    return influences
+
+
+def _best_score(output: Any, count: int) -> Tensor | None:
+    """The best score of a class, if a network gives any, or else the largest number of its first tensor."""
+    logits = find_tensor(output, count, (2,))
+    scores = sorted(tensors_in(output), key=lambda tensor: tensor.ndim != 2) if logits is None else [logits]
+    return scores[0].float().amax() if scores else None
+
+
+def _unweighted(score: Tensor | None, output: Any) -> set[Node]:
+    """The Nodes from which no way to a score leads through an operation with weights.
+
+    A row of scores is where they end: there is no map that would be the answer.
+    """
+    rows = {tensor.grad_fn for tensor in tensors_in(output) if tensor.ndim <= 2}
+
+    def ends(node: Node) -> bool:
+        return node in rows or _has_weights(node)
+
+    near = {*graph(score, until=ends)}
+    sources = {parent for node in near if ends(node) for parent, _ in node.next_functions}
+    return near.difference(*(graph(source) for source in sources))
+
+
+def _has_weights(node: Node) -> bool:
+    return _WEIGHTED.match(node.name()) is not None
+
+
+def _factors(score: Tensor | None, layers: AbstractSet[Node]) -> set[Node]:
+    """The layers that reach a score only as a factor of a map from which they are computed.
+
+    These are gates, attention over places, and the offsets of deformable convolutions. Of layers
+    that are multiplied side by side, none is such a factor.
+    """
+
+    def ends(node: Node) -> bool:
+        return node in layers or _has_weights(node)
+
+    factors = set[Node]()
+    for product in graph(score):
+        parents = {parent for parent, _ in product.next_functions if parent is not None}
+        if len(parents) < 2 or not _PRODUCT.match(product.name()):
+            continue
+        for factor in parents:
+            others = parents - {factor}
+            weighed = layers & {node for other in others for node in graph(other, until=ends)}
+            if weighed and not weighed.isdisjoint(graph(factor)):
+                elsewhere = {*graph(score, until=partial(operator.is_, product))}
+                factors |= layers - elsewhere.union(*(graph(other) for other in others))
+    return factors
 
 
 def _outermost(group: list[ModuleCall]) -> str:

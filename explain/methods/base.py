@@ -154,6 +154,8 @@ class Method(Options):
     """Whether it takes one explained input only, and cannot tell what several of them do together."""
     by_score: ClassVar[bool] = False
     """Whether it divides by the score, so that a negative one reverses all signs."""
+    adds_up: ClassVar[bool] = False
+    """Whether it adds up maps or gradients that may cancel, so that nothing but rounding errors is left."""
     layer_optional: ClassVar[bool] = False
     """Whether it explains the input, or a layer where one is named: ``in_layer`` is then the method for the layer."""
     fusion: ClassVar[Fusion | None] = None

@@ -13,6 +13,7 @@ import torch
 
 from explain._utils.errors import MethodError
 from explain._utils.random_numbers import seeded, uniform
+from explain._utils.rounding import Dims, all_cancel, rounding_error
 from explain.engine import Activations, Evidence, LayerGradients, Need
 from explain.engine.needs import ClassWeights, LayerCurvature
 from explain.methods.base import MAPS, PATTERNS, Method, Style, map_of, register, spatial_dims
@@ -30,6 +31,15 @@ def weighted(weights: torch.Tensor, evidence: Evidence, *, relu: bool) -> torch.
 def ratio(above: torch.Tensor, below: torch.Tensor) -> torch.Tensor:
     """A quotient that is zero where the denominator is; no epsilon, which would swamp small gradients."""
     return torch.where(below == 0, torch.zeros_like(above), above / torch.where(below == 0, 1, below))
+
+
+def unless_rounding(sums: torch.Tensor, terms: torch.Tensor, dim: Dims) -> torch.Tensor:
+    """Sums ``(N, ...)`` of terms over some dimensions; zero for an image of which all sums are rounding errors.
+
+    Else a map of rounding errors would be as bright as any other.
+    """
+    rounding = all_cancel(terms, dim)
+    return torch.where(rounding.reshape(-1, *[1] * (sums.ndim - 1)), 0, sums)
 
 
 class ClassActivationMap(Method):
@@ -101,8 +111,12 @@ class GradCAM(ClassActivationMap):
 
     relu: bool = True
 
+    adds_up = True
+
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        return weighted(evidence.gradients.mean(spatial_dims(evidence.gradients)), evidence, relu=self.relu)
+        g = evidence.gradients
+        places = spatial_dims(g)
+        return weighted(unless_rounding(g.mean(places), g, places), evidence, relu=self.relu)
 
 
 @register
@@ -146,7 +160,8 @@ class XGradCAM(ClassActivationMap):
 
     Weigh each feature map by the mean of its gradient over where it is active.
 
-    :math:`w_k = \sum_{ij} A^k_{ij} G^k_{ij} / \sum_{ij} A^k_{ij}`, and zero where the map adds up to zero.
+    :math:`w_k = \sum_{ij} A^k_{ij} G^k_{ij} / \sum_{ij} A^k_{ij}`, and zero where the map adds up to zero but for
+    rounding errors, as behind an instance normalisation.
 
     Args:
         relu: keep the positive part, as published.
@@ -165,10 +180,16 @@ class XGradCAM(ClassActivationMap):
 
     relu: bool = True
 
+    adds_up = True
+
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         a = evidence.activations
-        weights = ratio((a * evidence.gradients).sum(spatial_dims(a)), a.sum(spatial_dims(a)))
-        return weighted(weights, evidence, relu=self.relu)
+        places = spatial_dims(a)
+        products = a * evidence.gradients
+        gradients = unless_rounding(products.sum(places), products, places)
+        totals = a.sum(places)
+        totals = totals.masked_fill(totals.abs() <= rounding_error(a, places), 0)
+        return weighted(ratio(gradients, totals), evidence, relu=self.relu)
 
 
 @register
@@ -197,8 +218,11 @@ class HiResCAM(ClassActivationMap):
 
     relu: bool = False
 
+    adds_up = True
+
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         cam = torch.einsum("nk...,nk...->n...", evidence.gradients, evidence.activations)
+        cam = unless_rounding(cam, evidence.gradients * evidence.activations, 1)
         return cam.clamp(min=0) if self.relu else cam
 
 
@@ -274,6 +298,7 @@ class ShapleyCAM(ClassActivationMap):
     residual_softmax: bool = True
 
     only_for = "networks with second derivatives (no fused attention behind the layer)"
+    adds_up = True
 
     @property
     def needs(self) -> frozenset[Need[Any]]:
@@ -283,7 +308,8 @@ class ShapleyCAM(ClassActivationMap):
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         objective = ResidualSoftmax() if self.residual_softmax else None
         slope = evidence[LayerGradients(objective)] - 0.5 * evidence[LayerCurvature(objective)]
-        return weighted(slope.mean(spatial_dims(slope)), evidence, relu=True)
+        places = spatial_dims(slope)
+        return weighted(unless_rounding(slope.mean(places), slope, places), evidence, relu=True)
 
 
 @register
@@ -358,6 +384,10 @@ class FinerCAM(ClassActivationMap):
     @property
     def style(self) -> Style:
         return self.cam.style
+
+    @property
+    def adds_up(self) -> bool:  # type: ignore[override]  # as of its cam
+        return self.cam.adds_up
 
     @property
     def contrast(self) -> LayerGradients:

@@ -168,6 +168,10 @@ class GuidedGradCAM(GradientMethod):
     style = "color"
 
     @property
+    def adds_up(self) -> bool:  # type: ignore[override]  # as of its cam
+        return self.cam.adds_up
+
+    @property
     def needs(self) -> frozenset[Need[Any]]:
         return GuidedBackprop().needs | self.cam.needs
 

@@ -14,7 +14,7 @@ from explain.engine.needs import BlockTokens
 from explain.engine.perturbations import ScoreOf, Scores, Unperturbed, ZeroInput, interleaved
 from explain.layers.layouts import enlarge
 from explain.methods.base import PERTURBATION, Outcome, over_all, register
-from explain.methods.cam import ClassActivationMap, ratio, weighted
+from explain.methods.cam import ClassActivationMap, ratio, unless_rounding, weighted
 from explain.methods.estimates import PerturbationMethod, Score, whole_score
 from explain.methods.occlusion import enlarging
 from explain.methods.wrappers import noise, span
@@ -242,7 +242,9 @@ class AblationCAM(ClassActivationMap):
         score = evidence[Scores(Unperturbed(of_layer=True))][:, None]  # differences are taken in one precision
         without = score.repeat(1, a.shape[1]).to(a.dtype)
         without[_alive(a)] = evidence[Scores(ChannelAblation())].to(a.dtype)
-        return weighted(ratio(score - without, score.expand_as(without)), evidence, relu=self.relu)
+        score = score.expand_as(without)
+        drops = unless_rounding(score - without, torch.stack([score, -without], 2), 2)
+        return weighted(ratio(drops, score), evidence, relu=self.relu)
 
 
 def masks(maps: torch.Tensor, size: tuple[int, ...]) -> torch.Tensor:

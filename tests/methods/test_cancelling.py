@@ -1,0 +1,121 @@
+"""Class activation maps of which nothing but rounding errors would be left are zero, and say so."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import explain
+from explain import ExplainWarning
+from explain.methods import GradCAM, HiResCAM, XGradCAM
+from tests.conftest import settled
+
+CHANNELS = 16
+
+
+class Normalised(nn.Module):
+    """A map, a normalisation, and the means of what is positive or, ``linear``, of all."""
+
+    def __init__(self, norm: nn.Module, *, linear: bool = False) -> None:
+        super().__init__()
+        self.maps, self.norm, self.linear = nn.Conv2d(3, CHANNELS, 3, padding=1), norm, linear
+        self.head = nn.Linear(CHANNELS, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.after(self.maps(x))
+
+    def after(self, maps: torch.Tensor) -> torch.Tensor:
+        if isinstance(self.norm, nn.LayerNorm):  # over the channels
+            normalised = self.norm(maps.movedim(1, -1)).movedim(-1, 1)
+        else:
+            normalised = self.norm(maps)
+        return self.head((normalised if self.linear else normalised.relu()).mean((2, 3)))
+
+
+class Attended(nn.Module):
+    """The mean of a map with attention over its places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maps, self.logits, self.head = nn.Conv2d(3, CHANNELS, 3), nn.Conv2d(CHANNELS, 1, 1), nn.Linear(CHANNELS, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        maps = self.maps(x).relu()
+        return self.pooled(maps, self.logits(maps))
+
+    def pooled(self, maps: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        return self.head((maps.flatten(2) * logits.flatten(2).softmax(2)).sum(2))
+
+
+@pytest.mark.parametrize("side", [8, 64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("method", ["gradcam", "gradcam(relu=False)", "shapleycam", "finercam", "guidedgradcam"])
+def test_a_mean_gradient_of_rounding_errors_gives_an_empty_map(method: str, dtype: torch.dtype, side: int) -> None:
+    torch.manual_seed(side)
+    normalised, attended = settled(Normalised(nn.InstanceNorm2d(CHANNELS, affine=True))), settled(Attended())
+    x = torch.rand(2, 3, side, side, dtype=dtype)
+    for model, layer in ((normalised, "maps"), (attended, "logits")):
+        model.to(dtype).eval()
+        with pytest.warns(ExplainWarning, match=r"gradients of layer \w+ add up to rounding errors"):
+            values = explain.attribute(model, x, method, target=1, layer=layer).values
+        assert not values.any()
+
+
+def test_adding_a_constant_to_such_a_map_leaves_the_score_as_it_is() -> None:
+    """The mean gradient is the derivative by a constant that is added to a map: it is zero, as the test above says."""
+    model, x = settled(Normalised(nn.InstanceNorm2d(CHANNELS))).double().eval(), torch.rand(1, 3, 8, 8).double()
+    attended = settled(Attended()).double().eval()
+    with torch.no_grad():
+        maps, attended_maps = model.maps(x), attended.maps(x).relu()
+        logits = attended.logits(attended_maps)
+        assert torch.allclose(model.after(maps + 3), model.after(maps), atol=1e-12)
+        assert torch.allclose(attended.pooled(attended_maps, logits + 3), attended(x), atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_maps_that_add_up_to_nothing_have_no_weight_in_xgradcam(dtype: torch.dtype) -> None:
+    model = settled(Normalised(nn.InstanceNorm2d(CHANNELS))).to(dtype).eval()
+    x = torch.rand(2, 3, 32, 32, dtype=dtype)
+    with pytest.warns(ExplainWarning, match="maps of layer norm add up to rounding errors"):
+        values = explain.attribute(model, x, XGradCAM(relu=False), target=1, layer="norm").values
+    assert not values.any()
+
+
+def test_hirescam_before_a_normalisation_of_the_channels_is_empty() -> None:
+    """The score does not change with the scale of a place, so that its products of maps and gradients cancel."""
+    model, x = settled(Normalised(nn.LayerNorm(CHANNELS, eps=0))).double().eval(), torch.rand(2, 3, 8, 8).double()
+    with torch.no_grad():
+        maps = model.maps(x)
+        assert torch.allclose(model.after(maps * (1 + torch.rand(2, 1, 8, 8))), model.after(maps), atol=1e-12)
+    with pytest.warns(ExplainWarning, match="products of maps and gradients of layer maps add up to rounding errors"):
+        assert not explain.attribute(model, x, HiResCAM(), target=1, layer="maps").values.any()
+
+
+def test_ablations_that_change_the_score_by_rounding_errors_have_no_weight() -> None:
+    """The mean of what an instance normalisation gives is zero, whatever it is given."""
+    model = settled(Normalised(nn.InstanceNorm2d(CHANNELS), linear=True)).eval()
+    with torch.no_grad():
+        model.head.bias.fill_(1)
+    with pytest.warns(ExplainWarning, match="ablationcam is zero everywhere"):
+        assert not explain.attribute(model, torch.rand(2, 3, 8, 8), "ablationcam", target=1, layer="maps").values.any()
+
+
+def test_a_map_is_as_it_was_where_the_gradients_of_some_channels_cancel() -> None:
+    class Half(nn.Module):
+        """Normalises half of the channels (IBN-Net)."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.InstanceNorm2d(CHANNELS // 2)
+
+        def forward(self, maps: torch.Tensor) -> torch.Tensor:
+            one, other = maps.chunk(2, 1)
+            return torch.cat([self.norm(one), other], 1)
+
+    model, x = settled(Normalised(Half())).eval(), torch.rand(2, 3, 16, 16)
+    maps = model.maps(x)
+    (gradients,) = torch.autograd.grad(model.after(maps)[:, 1].sum(), maps)
+    expected = torch.einsum("nk,nkhw->nhw", gradients.mean((2, 3)), maps)
+    values = explain.attribute(model, x, GradCAM(relu=False), target=1, layer="maps").values
+    torch.testing.assert_close(values, expected.detach(), rtol=1e-5, atol=1e-7)
