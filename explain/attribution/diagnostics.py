@@ -9,7 +9,7 @@ from explain._utils.errors import either, image_name, warn
 from explain._utils.rounding import all_cancel
 from explain.attribution.result import Attribution
 from explain.engine import Activations, Attributions, Evidence, InputGradients, LayerGradients
-from explain.engine.needs import RelevanceCoverage, RuleCoverage
+from explain.engine.needs import RelevanceCoverage, RuleCoverage, Uninspected
 from explain.methods import DeepLIFT, DeepLIFTSHAP, Method
 from explain.methods.base import spatial_dims
 from explain.relevance.gradient_rules import Coverage
@@ -106,9 +106,9 @@ def warn_of_half_precision(methods: Mapping[str, Method], x: torch.Tensor) -> No
 
 def warn_of_coverage(method: Method, evidence: Evidence) -> Coverage | None:
     """Warn where rules found nothing to act on, or operations that they do not cover; return what they did."""
-    needs = [need for need in method.needs if isinstance(need, (RelevanceCoverage, RuleCoverage))]
+    needs = [need for need in method.needs if isinstance(need, (RelevanceCoverage, RuleCoverage, Uninspected))]
     found: dict[type, Coverage] = {type(need): evidence[need] for need in needs}
-    gradients, relevance = found.get(RuleCoverage), found.get(RelevanceCoverage)
+    gradients, relevance, others = (found.get(kind) for kind in (RuleCoverage, RelevanceCoverage, Uninspected))
     if gradients is not None and not gradients.covered:
         found_none = f"{method.name} found no rectifier (ReLU or a relative) between the input and the score"
         warn(f"{found_none}, so it equals the plain gradient; use saliency, or a network with rectifiers")
@@ -118,7 +118,10 @@ def warn_of_coverage(method: Method, evidence: Evidence) -> Coverage | None:
     if relevance is not None and relevance.missed:
         passed = "they pass relevance by the plain gradient, and may lose some: write them with simpler functions"
         warn(f"{method.name} has no rule for some operations ({_listed(relevance)}); {passed}")
-    return relevance or gradients
+    if others is not None and others.missed:
+        unseen = f"{method.name} cannot look into functions that were written as one operation ({_listed(others)})"
+        warn(f"{unseen}; what they add is in no map, but in delta: write them with torch's own functions")
+    return relevance or gradients or others
 
 
 def _listed(coverage: Coverage) -> str:

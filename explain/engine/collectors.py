@@ -27,6 +27,7 @@ from explain.hooks.graph import Reach, graph
 from explain.hooks.preserve import detached, recording, untouched
 from explain.layers.calls import grids_of, independent_calls, summary_of
 from explain.relevance.deeplift import RevealCancelTracer, joined
+from explain.relevance.gradient_rules import uninspected
 from explain.relevance.propagation import relevance_of
 from explain.targets import Target
 from explain.targets.detections import Detected
@@ -246,6 +247,7 @@ ANSWERS: dict[type[needs.Need[Any]], Callable[[Forward, ResolvedTarget, NeedAtLa
     needs.RevealCancel: _reveal_cancel,
     needs.RelevanceCoverage: lambda _, resolved, need, __: resolved.propagated[need.kind.backward].coverage,  # type: ignore[index]
     needs.BiasTerms: _bias_terms,
+    needs.Uninspected: lambda forward, resolved, *_: uninspected(resolved.total, forward.operations),
     needs.Attention: _attention,
     needs.InputAttention: _attention,
     needs.AttentionRelevance: _attention,

@@ -225,6 +225,8 @@ class _Passes:
             if backward.reference is not None:
                 stack.callback(self._compare(backward.reference, resolved, group).close)
             total, flat = forward.total(resolved, backward.objective), [s for found in wanted.values() for s in found]
+            if backward.propagates:  # rules run maps again, each in the widest type of what it is given
+                stack.enter_context(torch.autocast(total.device.type, enabled=False))
             _answer(wanted, forward, resolved, _gradients(total, flat, keep, self._create_graph))
 
     def _run_reference(self, reference: needs.Reference) -> Sequence[Step]:

@@ -280,8 +280,9 @@ class RerunContext:
 
     def same_scores(self, resolved: ResolvedTarget, one: Tensor, other: Tensor) -> bool:
         """Whether two scores of perturbed rows are the same but for rounding."""
-        scale = self.forward.scale(resolved)
-        return agree(one.to(resolved.score), other.to(resolved.score), self.inputs.x, self.settings, scale, 1e-2)
+        scale, half = self.forward.scale(resolved), self.footprint.half
+        one, other = one.to(resolved.score), other.to(resolved.score)
+        return agree(one, other, self.inputs.x, self.settings, scale, 1e-2, half=half)
 
     @layouts.reading_once()
     def are_known(self, images: Tensor, output: Any, targets: Sequence[ResolvedTarget]) -> bool:

@@ -197,6 +197,12 @@ class BiasTerms(Need[tuple[Tensor, ...]]):
     whole = looks_inside = reads_weights = differentiates = True  # type: ignore[assignment]
 
 
+class Uninspected(Need[Coverage]):
+    """Which operations between the input and the score nobody can look into, as ``missed``."""
+
+    whole = looks_inside = True
+
+
 class DetectionSimilarity(Need[Tensor]):
     """How much the best detection in each image is like the one that is explained: ``(N,)``, from 0 to 1."""
 

@@ -97,16 +97,21 @@ def mixed_precision_now(device: torch.device) -> torch.autocast:
     return torch.autocast(device.type, torch.get_autocast_dtype(device.type), enabled=enabled)
 
 
+_HALF = (torch.float16, torch.bfloat16)
+
+
 def agree(
-    one: Tensor, other: Tensor, inputs: Tensor, settings: RuntimeSettings, scale: float, coarse: float = 1e-5
-) -> bool:
+    one: Tensor, other: Tensor, inputs: Tensor, settings: RuntimeSettings, scale: float, coarse: float = 1e-5, *,
+    half: bool = False,
+) -> bool:  # fmt: skip
     """Whether scores are the same, up to the rounding that differs between batch sizes.
 
     ``scale`` is the magnitude of the numbers that rounding errors are made of, such as the largest class score; 0 where
-    scores are right to so many digits however small they are. ``coarse`` is what counts as nothing in half precision.
+    scores are right to so many digits however small they are. ``coarse`` is what counts as nothing in half precision;
+    ``half`` says that a part of the network computes in that.
     """
     rounding = torch.finfo(inputs.dtype).eps
-    if settings.precision != "full" or rounding > 1e-4:
+    if settings.precision != "full" or half or rounding > 1e-4:
         return torch.allclose(one, other, rtol=0.1, atol=coarse)
     relative, absolute = (1e-3, 1e-4) if rounding > 1e-10 else (1e-5, 1e-8)
     if not scale:
@@ -116,15 +121,20 @@ def agree(
 
 @dataclass
 class Footprint:
-    """The bytes that the modules of a network gave for each image, in the order in which they returned."""
+    """The bytes that the modules of a network gave for each image, in the order in which they returned.
+
+    ``half`` says whether one of them gave values in half precision, as under mixed precision inside the network.
+    """
 
     outputs: list[tuple[str, int]] = field(default_factory=list)
+    half: bool = False
 
     def watch(self, group: HookGroup, model: nn.Module, count: int) -> None:
         def measure(name: str, output: Any) -> None:
             tensor = first_tensor(output)
             if tensor is not None:
                 self.outputs.append((name, tensor.numel() * tensor.element_size() // count))
+                self.half = self.half or tensor.dtype in _HALF
 
         on_leaves(group, model, measure)
 

@@ -9,7 +9,15 @@ from explain._utils.errors import MethodError, did_you_mean, shown
 from explain.baselines.base import Baseline
 from explain.engine import Evidence, InputGradients, Need
 from explain.engine import needs as engine_needs
-from explain.engine.needs import BiasTerms, LayerRelevance, Multipliers, Relevance, RelevanceCoverage, RevealCancel
+from explain.engine.needs import (
+    BiasTerms,
+    LayerRelevance,
+    Multipliers,
+    Relevance,
+    RelevanceCoverage,
+    RevealCancel,
+    Uninspected,
+)
 from explain.layers.layouts import enlarge
 from explain.methods import cam, path
 from explain.methods.base import RELEVANCE, Method, check_range, over_all, register
@@ -26,7 +34,9 @@ class LRP(Method):
     ``coverage.taken`` what biases, stabilisers and softmaxes took; by how much the relevance and what was taken miss
     the score is ``delta``. Operations without a rule (recurrent layers, for one) hand on by the plain gradient; what
     they lose is in ``coverage.taken`` by their names, and those that lose more than a thousandth are named in a warning
-    and in ``coverage.missed``. Of a `torch.autograd.Function` written by hand, what it loses is in ``delta`` alone.
+    and in ``coverage.missed``. So are all operators that libraries register with torch, except those of torchvision,
+    which are linear where their positions and masks are held constant. Of a `torch.autograd.Function` written by hand,
+    what it loses is in ``delta`` alone.
 
     Rules at the input (``Flat``, ``Box``) give relevance to what the first linear map is given. It goes back to the
     pixels through what is done to the photo before (flips, crops, zooms, normalisation), and to padding as to biases.
@@ -273,7 +283,9 @@ class FullGrad(Method):
     channels. Biases that lie nowhere on the photo (those of the head) count for ``delta`` alone.
 
     Biases are counted wherever they are added: by modules, functions, or sums with parameters, buffers and what is made
-    of them. Numbers count for ``delta`` alone. Those inside ``MultiheadAttention`` and recurrent layers are not seen.
+    of them. Numbers count for ``delta`` alone. Those inside ``MultiheadAttention`` and recurrent layers are not seen;
+    nor are those of functions written by hand and of operators that libraries register, which are named in a warning
+    and in ``coverage.missed``.
 
     Args:
         rescale: bring each layer to [0, 1]; False leaves all in units of the score.
@@ -294,7 +306,7 @@ class FullGrad(Method):
     rescale: bool = True
 
     family = RELEVANCE
-    needs = frozenset({InputGradients(), BiasTerms()})
+    needs = frozenset({InputGradients(), BiasTerms(), Uninspected()})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         of_input = evidence.inputs * evidence[InputGradients()]

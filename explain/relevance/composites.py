@@ -19,10 +19,17 @@ from explain.hooks import HookGroup
 from explain.relevance import nonlinear_rules as nonlinear
 from explain.relevance.gradient_rules import Coverage
 from explain.relevance.linear_rules import AlphaBeta, Epsilon, Flat, Gamma, Gradient, ZBox, ZPlus
-from explain.relevance.propagation import LinearNode, RelevanceFlow, RelevanceRule, consumers, maps_in
+from explain.relevance.propagation import (
+    LinearNode,
+    RelevanceFlow,
+    RelevanceRule,
+    consumers,
+    maps_in,
+    send_nothing,
+)
 from explain.tracing.operations import Operations
 from explain.tracing.steps import Step
-from explain.tracing.table import KINDS, LINEAR
+from explain.tracing.table import KINDS, LINEAR, is_registered
 
 _MATERIAL = 1e-3
 """The share of what arrives from which on an operation without a rule is named for what it loses."""
@@ -55,7 +62,7 @@ class When:
 
 
 Rules = tuple[tuple[When, RelevanceRule], ...]
-_FACTORS = When(("product", "quotient", *LINEAR))
+_FACTORS = When(("product", "quotient", "sampling", *LINEAR))
 _OTHERS: Rules = (
     (When(("activation",)), nonlinear.ActivationPassThrough()),
     (When(("deviation", "batchnorm")), nonlinear.ConstantDeviation()),
@@ -186,7 +193,7 @@ class PropagationResult:
         for cause, size in flow.watched.items():
             if not flow.lost(cause, 1e3 * torch.finfo(size.dtype).eps):
                 del taken[cause]  # rounding errors: it conserves
-            elif flow.lost(cause, _MATERIAL):
+            elif cause not in self.missed and flow.lost(cause, _MATERIAL):
                 missed[cause] += self.covered["gradient", cause]
         return Coverage(dict(by_kind), dict(missed), by_rule, taken, self.composite.name)
 
@@ -204,18 +211,27 @@ def propagate(
     chosen = automatic_composite(behind) if composite is AUTOMATIC or composite == AUTOMATIC else composite
     found = PropagationResult(chosen, RelevanceFlow(group, count, sources), Counter(), Counter())
     reached: list[Step | LinearNode] = [*maps_in(behind, nodes, do_not_merge), *(s for s in behind if not s.is_map)]
+    calls: set[int] = set()
     for step in reached:
-        name, rule = step.kind, chosen.rule(step)
+        name, rule, is_first = step.kind, chosen.rule(step), True
         if isinstance(step, LinearNode):
             rule, flow = rule or Gradient(), found.flow.for_step(step.exit)
+            for entrance in step.constants:
+                flow.give(entrance, send_nothing)
         else:
             flow = found.flow.for_step(step)
             if step.kind == "other":
                 name, rule = step.function, nonlinear.NoRule()
-        found.covered["gradient" if rule is None else rule.name, name] += 1
+                is_first = id(step.entrances) not in calls  # of the results of one call
+                calls.add(id(step.entrances))
+        if is_first:
+            found.covered["gradient" if rule is None else rule.name, name] += 1
+        if is_first and is_registered(name):
+            found.missed[name] += 1
         if rule is not None:
             rule.attach(step, flow)
+    recorded = {step.node for step in steps}
     for operation in operations.of_graph(score):
-        if not operation.rectifies:
+        if not operation.rectifies and operation.node not in recorded:
             found.missed[operation.kind] += 1
     return found

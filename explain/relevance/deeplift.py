@@ -74,8 +74,9 @@ def propagate_differences(
 
 def _slope(x: Tensor, x0: Tensor, y: Tensor, y0: Tensor) -> Tensor:
     """(y - y0) / (x - x0); NaN where x and its reference are as good as equal."""
-    change = x - x0
-    near = change.abs() <= 1e-7 * torch.maximum(x.abs(), x0.abs())
+    change, rounding = x - x0, torch.finfo(x.dtype).eps
+    least = 1e-7 if rounding < 1e-6 else 8 * rounding  # in half precision, nothing is left of smaller changes
+    near = change.abs() <= least * torch.maximum(x.abs(), x0.abs())
     return torch.where(near, torch.nan, (y - y0) / torch.where(near, 1, change))
 
 

@@ -105,6 +105,12 @@ def apply_rule(rule: Rule, group: HookGroup, score: Tensor, operations: Operatio
     return Coverage(dict(covered), dict(missed))
 
 
+def uninspected(score: Tensor, operations: Operations) -> Coverage:
+    """The operations of a score's graph that nobody can look into, as ``missed``."""
+    kinds = Counter(operation.kind for operation in operations.of_graph(score) if not operation.rectifies)
+    return Coverage(missed=dict(kinds))
+
+
 class ZeroLeaves(Tracer):
     """Zero leaves at attention that the explained input does not reach, so that a backward pass can.
 

@@ -15,7 +15,14 @@ from torch import Tensor
 
 from explain._utils.errors import MethodError
 from explain.hooks.attention_parts import fused_scores
-from explain.relevance.propagation import Gradients, RelevanceFlow, RelevanceRule, relevance_of, send_always
+from explain.relevance.propagation import (
+    Gradients,
+    RelevanceFlow,
+    RelevanceRule,
+    relevance_of,
+    send_always,
+    send_nothing,
+)
 from explain.tracing.batch_layout import numbers_of
 from explain.tracing.steps import Step
 
@@ -41,19 +48,15 @@ class Uniform(RelevanceRule):
 
         def arrived(gradient: Tensor) -> Tensor | None:
             for i in scales & step.entrances.keys():
-                flow.give(step.entrances[i], _nothing)
+                flow.give(step.entrances[i], send_nothing)
             return gradient * factor if factor != 1 else None
 
         def stop(given: Gradients, _: Gradients) -> Gradients:
-            return tuple(_nothing(g) if i in scales else g for i, g in enumerate(given))
+            return tuple(send_nothing(g) if i in scales else g for i, g in enumerate(given))
 
         flow.arriving(step, arrived)
         if scales and not step.entrances:
             flow.group.node(step.node, stop)
-
-
-def _nothing(gradient: Tensor | None) -> Tensor | None:
-    return None if gradient is None else torch.zeros_like(gradient)
 
 
 class ActivationPassThrough(RelevanceRule):
@@ -106,7 +109,7 @@ class ConstantWeights(RelevanceRule):
                     flow.take("softmax", gradient * step.result.tensor)
                 return torch.zeros_like(gradient)
             for i in {0, 1, 3} & step.entrances.keys():
-                flow.give(step.entrances[i], _nothing)
+                flow.give(step.entrances[i], send_nothing)
             return None
 
         flow.arriving(step, arrived)
@@ -237,6 +240,9 @@ class NoRule(RelevanceRule):
             if gradient is not None:
                 flow.take(step.function, -relevance_of(gradient, step.values[place].tensor))
             return gradient
+
+        if not step.entrances:
+            return  # there is nothing to compare
 
         def arrived(gradient: Tensor) -> None:
             assert step.result is not None
@@ -375,7 +381,8 @@ class Balanced(RelevanceRule):
             sums = [flow.by_image(g * step.values[i].tensor) for i, g in enumerate((one, other))]
             whole, sizes = sums[0] + sums[1], sums[0].abs() + sums[1].abs()
             factors = (torch.where(s == 0, 0, s.sign() * whole / torch.where(sizes == 0, 1, sizes)) for s in sums)
-            return (*(g * spread(f, g) for g, f in zip((one, other), factors, strict=True)), *grad_inputs[2:])
+            scaled = ((g * spread(f, g)).to(g.dtype) for g, f in zip((one, other), factors, strict=True))
+            return (*scaled, *grad_inputs[2:])
 
         def spread(factors: Tensor, like: Tensor) -> Tensor:
             """A number for each image, in the shape that meets a tensor with values of all of them."""

@@ -55,6 +55,8 @@ class LinearNode:
         """The Node through which the gradient leaves the map."""
         return next(iter(self.entrances.values()), self.exit.node)
 
+    constants: Sequence[Entrance] = ()
+    """Where what is no signal enters: where a deformed convolution reads, and how much of it."""
     rectified: bool = False
     """Whether only rectifiers are given its result, so that a gradient arrives only where it is positive."""
     rectifier: Node | None = None
@@ -91,7 +93,7 @@ class RelevanceFlow:
             arrived, plain = grad_outputs[step.output], grad_inputs[0]
             if arrived is None or plain is None:
                 return grad_inputs
-            return (change(arrived, plain), *grad_inputs[1:])
+            return (change(arrived, plain).to(plain.dtype), *grad_inputs[1:])
 
         self.group.node(step.node, after)
 
@@ -103,7 +105,10 @@ class RelevanceFlow:
         """The same at a Node; None stops the gradient there."""
 
         def arrive(grads: Gradients) -> Gradients:
-            return tuple(change(g) if i == output and g is not None else g for i, g in enumerate(grads))
+            arrived = grads[output]
+            changed = None if arrived is None else change(arrived)
+            sent = None if changed is None or arrived is None else changed.to(arrived.dtype)
+            return *grads[:output], sent, *grads[output + 1 :]
 
         self.group.node_pre(node, arrive)
 
@@ -256,6 +261,11 @@ def relevance_of(gradient: Tensor, value: Tensor | float) -> Tensor:
     return (gradient.conj() * value).real if gradient.is_complex() else gradient * value
 
 
+def send_nothing(gradient: Tensor | None) -> Tensor | None:
+    """An answer of an entrance by which no relevance leaves."""
+    return None if gradient is None else torch.zeros_like(gradient)
+
+
 def send_always(sent: Tensor, gradient: Tensor | None) -> Tensor:
     """An answer of an entrance that ignores the gradient which arrives."""
     return sent
@@ -320,9 +330,12 @@ def maps_in(
         after = nodes[step.node]
         rectified = bool(after) and all(node.name().startswith("ReluBackward") for node in after)
         over = rectified and step.result.rectified and len(after) == 1 and step.node not in do_not_merge
-        at = first.values[0], step.result, first.entrances, step
         rectifier = after[0] if over else None
-        found.append(LinearNode(first.kind, first.module, linear, *at, rectified=rectified, rectifier=rectifier))
+        entrances = {place: entrance for place, entrance in first.entrances.items() if place not in first.scales}
+        constants = [first.entrances[place] for place in first.scales]
+        at = first.values[0], step.result, entrances, step
+        how = {"constants": constants, "rectified": rectified, "rectifier": rectifier}
+        found.append(LinearNode(first.kind, first.module, linear, *at, **how))
     found.reverse()
     behind = Reach((), {each.exit.node for each in found if each.kind != "batchnorm"})
     for each in found:

@@ -41,6 +41,8 @@ class BatchLayout:
         if self._count == 1 or not dependent:
             return
         given = call.flat[dependent[0]]
+        if call.info.kind == "sampling" and isinstance(result, tuple):
+            result = result[0]  # of boxes, and where in them it was read
         if call.info.has("joins"):
             self._note(result, self._joined(call, dependent))
         elif call.info.has("moves"):
@@ -62,6 +64,8 @@ class BatchLayout:
             return None if numbers is None else compact(numbers.expand(given.shape).reshape(result.shape))
         if call.name == "einsum":
             return self._multiplied(call, dependent[0])
+        if "rois" in call.info.arguments:  # each box says which image it is cut out of
+            return call.named["rois"][:, 0].detach().int().reshape(-1, 1, 1, 1)
         alike = next((call.flat[i] for i in dependent if call.flat[i].ndim == result.ndim), given)
         numbers = self.of(alike)
         if numbers is not None and call.info.has("reduces"):

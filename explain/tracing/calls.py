@@ -1,6 +1,7 @@
 """Calls of functions: their arguments by name, made again with others; and the linear maps among them: what is mapped,
 by which weights, and what is added."""
 
+import functools
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,10 +10,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._ops import OpOverload, OpOverloadPacket
 
+from explain._utils import nested
 from explain._utils.errors import MethodError
 from explain.hooks.preserve import detached
-from explain.tracing.table import OperationInfo, info
+from explain.tracing.table import OperationInfo, info, is_registered
 
 _AUGMENTED = ("add", "sub", "mul", "truediv", "pow", "mod", "floordiv", "and", "or", "xor", "lshift", "rshift")
 _BY_OPERATOR = frozenset(["__setitem__", *(f"__i{name}__" for name in _AUGMENTED)])
@@ -29,15 +32,16 @@ class Call:
     flat: list[Any] = field(init=False)
     tensors: list[Tensor] = field(init=False)
     in_place: bool = field(init=False)
-    """Whether it overwrites its first argument."""
+    """Whether it is a function of PyTorch's that overwrites its first argument."""
 
     def __post_init__(self) -> None:
         given = (*self.args, *self.kwargs.values())
         self.flat = [each for value in given for each in (value if _holds_tensors(value) else [value])]
         self.tensors = [value for value in self.flat if isinstance(value, Tensor)]
         name = str(getattr(self.function, "__name__", ""))
-        overwrites = (name.endswith("_") and not name.endswith("__")) or name in _BY_OPERATOR
-        self.in_place = isinstance(next(iter(self.flat), None), Tensor) and (overwrites or self._inplace)
+        overwrites = (name.endswith("_") and not name.endswith("__")) or name in _BY_OPERATOR or self._inplace
+        tensor_first = isinstance(next(iter(self.flat), None), Tensor)
+        self.in_place = tensor_first and overwrites and not is_registered(self.name)
 
     @property
     def _inplace(self) -> bool:
@@ -45,6 +49,21 @@ class Call:
         names: tuple[str, ...] = getattr(getattr(self.function, "__code__", None), "co_varnames", ())
         given = {**dict(zip(names, self.args, strict=False)), **self.kwargs} if "inplace" in names else {}
         return bool(given.get("inplace"))
+
+    @property
+    def overwritten(self) -> list[Tensor]:
+        """What it overwrites: of a library's operator, as its schema says."""
+        if not is_registered(self.name):
+            return self.flat[:1] if self.in_place else []
+        arguments = schema_of(self.function).arguments
+        values = {**dict(zip((each.name for each in arguments), self.args, strict=False)), **self.kwargs}
+        written = (values.get(each.name) for each in arguments if each.alias_info and each.alias_info.is_write)
+        return [tensor for value in written for _, tensor in nested.paths(value)]
+
+    def results(self, result: Any) -> list[Tensor]:
+        """The tensors that it returned, and those that it has overwritten, also where these are views of others."""
+        bases = [tensor._base for tensor in self.overwritten if tensor._base is not None]
+        return [*(tensor for _, tensor in nested.paths(result)), *self.overwritten, *bases]
 
     @property
     def info(self) -> OperationInfo:
@@ -81,6 +100,12 @@ class Call:
         plain = getattr(torch, {"truediv": "div"}.get(name, name), None) or getattr(F, name, None)
         plain = plain or getattr(torch._C._nn, name, None)
         return None if plain is None else Call(plain, self.name, self.args, self.kwargs)
+
+
+def schema_of(operator: OpOverload | OpOverloadPacket) -> Any:
+    """The schema of an operator, or of the first of several of one name."""
+    overload = operator if isinstance(operator, OpOverload) else getattr(operator, operator.overloads()[0])
+    return overload._schema
 
 
 def plain(call: Call) -> Call:
@@ -139,7 +164,12 @@ _WRITTEN = ("torch.functional", "torch.nn.functional")
 
 
 def is_watched(call: Call) -> bool:
-    """Whether a call is one of PyTorch's functions of tensors that may lose relevance, and can be made out of place."""
+    """Whether a call is a function that may lose relevance, and can be made out of place.
+
+    It is one of PyTorch's functions of tensors, or an operator that a library has registered.
+    """
+    if is_registered(call.name):
+        return True
     if call.info.traits & {"linear", "effect"} or "out" in call.kwargs or (call.in_place and not call.out_of_place()):
         return False
     written = getattr(call.function, "__module__", None) in _WRITTEN or call.name in _OPERATORS
@@ -152,7 +182,7 @@ Back = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class LinearMap:
-    """``size * run(x, weight, bias)``; ``place`` is that of x among the call's arguments.
+    """``size * function(x, weight, bias)``; ``place`` is that of x among the call's arguments.
 
     ``size`` is positive, one number for each channel, in the shape that meets the result; None is 1. The result's
     channels run along dimension ``channels``. ``back(gradient, x, weight)`` is the gradient in x, without a forward
@@ -162,7 +192,7 @@ class LinearMap:
     """
 
     place: int
-    run: Run
+    function: Run
     weight: Tensor
     bias: Tensor | None
     channels: int
@@ -193,9 +223,14 @@ class LinearMap:
         """What the whole map adds."""
         return self.bias if self.bias is None or self.size is None else self.bias * self.size
 
+    def run(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """What the function makes of other values than those of the call; in the widest of their types."""
+        return self.function(*in_one_type(x, weight, bias))
+
     def backward(self, gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor:
         """The gradient in x of the sum of ``gradient * run(x, weight)``."""
-        if self.back is not None and gradient.dtype == weight.dtype == x.dtype:
+        gradient, x, weight = in_one_type(gradient, x, weight)
+        if self.back is not None:
             return self.back(gradient, x, weight)
         create_graph = torch.is_grad_enabled()
         with torch.enable_grad():
@@ -205,8 +240,17 @@ class LinearMap:
     def __call__(self, x: Tensor) -> Tensor:
         if self.whole is not None:
             return self.whole(x)
-        found = self.run(x, self.weight, self.bias)
+        found = self.function(x, self.weight, self.bias)
         return found if self.size is None else found * self.size
+
+
+def in_one_type(*tensors: Any) -> Any:
+    """The tensors, or None, in the widest of their types: under mixed precision, weights and signals differ."""
+    dtypes = {tensor.dtype for tensor in tensors if tensor is not None}
+    if len(dtypes) == 1:
+        return tensors
+    widest = functools.reduce(torch.promote_types, dtypes)
+    return tuple(None if tensor is None else tensor.to(widest) for tensor in tensors)
 
 
 def linear_map(call: Call, places: Sequence[int]) -> LinearMap | None:
@@ -218,6 +262,8 @@ def linear_map(call: Call, places: Sequence[int]) -> LinearMap | None:
         return _batch_norm(call, place)
     if name.startswith("conv"):
         return _convolution(call, place)
+    if name == "torchvision::deform_conv2d":
+        return _deformed_convolution(call, place)
     if name == "linear" and place == 0:
         given = call.named
         weight, bias = detached(given["weight"]), detach(given.get("bias"))
@@ -262,6 +308,28 @@ def _convolution(call: Call, place: int) -> LinearMap | None:
     batched = given["input"].ndim == weight.ndim
     back = _convolution_back(rest, spatial, transposed=transposed) if batched else None
     return LinearMap(0, run, weight, shaped, -spatial - 1, back, signed, alike=groups == 1 and batched)
+
+
+def _deformed_convolution(call: Call, place: int) -> LinearMap | None:
+    """A convolution that reads its input at other places: constants here, and so is how much of it is read.
+
+    Which contributions are positive is said by the weights of its kernel, place by place.
+    """
+    given, function = call.named, call.function
+    weight, bias, offset, mask = (detached(given[name]) for name in ("weight", "bias", "offset", "mask"))
+    if place != 0:
+        return None
+
+    def run(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+        b = x.new_zeros(len(w)) if b is None else b.flatten()
+        changed = {"input": x, "weight": w, "offset": offset.to(x), "mask": mask.to(x), "bias": b}
+        found: Tensor = function(**{**given, **changed})
+        return found
+
+    def signed(factor: Tensor) -> Tensor:
+        return weight * factor.reshape(-1, 1, 1, 1)
+
+    return LinearMap(0, run, weight, bias.reshape(-1, 1, 1), -3, signed=signed)
 
 
 def _convolution_back(rest: Mapping[str, Any], spatial: int, *, transposed: bool) -> Back | None:

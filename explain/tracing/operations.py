@@ -27,7 +27,15 @@ from explain.hooks.graph import Reach, graph, is_of_hooks
 from explain.hooks.preserve import detached, is_transforming, without_proxy
 from explain.hooks.tracer import ModuleTracker, Tracer
 from explain.tracing.calls import Call, inside_transform, storage_of
-from explain.tracing.table import RECTIFIER_NODES, SCORE_NODES, info, operation_name
+from explain.tracing.table import (
+    RECTIFIER_NODES,
+    SCORE_NODES,
+    TABLE,
+    info,
+    is_registered,
+    operation_name,
+    operator_of_node,
+)
 
 
 class Dependence:
@@ -246,16 +254,27 @@ class Operations:
     constants: list[AddedConstant] = field(default_factory=list)
 
     def of_graph(self, score: Tensor) -> Iterator[Operation]:
-        """Yield the known operations of a score's graph: rectifiers, and functions that cannot be inspected."""
+        """Yield the known operations of a score's graph: rectifiers, and functions that cannot be inspected.
+
+        These are functions that somebody wrote by hand, operators that a library has registered and the table does not
+        know, and scripted code.
+        """
+        yielded = set()
         for node in graph(score):
             name = node.name().rstrip("0123456789")
-            if node in self.noted:
-                yield self.noted[node]
+            operator, noted = operator_of_node(name), self.noted.get(node)
+            if noted is not None:
+                if noted not in yielded:  # one with several results has left several Nodes
+                    yielded.add(noted)
+                    yield noted
             elif name in RECTIFIER_NODES:
                 yield Operation(RECTIFIER_NODES[name], node, rectifies=True)
+            elif operator is not None:
+                if operator not in TABLE:
+                    yield Operation(operator, node)
             elif isinstance(node, torch.autograd.function.BackwardCFunction):
-                # What hooks put into the graph, and operators that libraries register, are no functions of the model's.
-                if not is_of_hooks(node) and not name.startswith(("BackwardHookFunction", "GeneratedBackwardFor_")):
+                # What hooks put into the graph is no function of the model's.
+                if not is_of_hooks(node) and not name.startswith("BackwardHookFunction"):
                     yield Operation(name.removesuffix("Backward"), node)
             elif "DifferentiableGraph" in name:  # scripted code
                 yield Operation(name.removesuffix("Backward"), node)
@@ -294,6 +313,8 @@ class OperationRecorder(Tracer):
 
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = operation_name(func)
+        if is_registered(name) and name not in TABLE:
+            return self._note_operator(Call(func, name, args, kwargs))
         relevant = name in _OTHERS or bool(info(name).traits & _TRAITS)
         rectifiers = self._rectifiers if relevant else None  # also of what makes a mask
         if rectifiers is None and self._constants is None:
@@ -326,6 +347,16 @@ class OperationRecorder(Tracer):
         if self._constants is not None:
             self._constants.derive(Call(torch.clone, "copy", (result,), {}), first)
         return first
+
+    def _note_operator(self, call: Call) -> Any:
+        """Make a call of an operator that nothing is known of, and note it by the Nodes that it left."""
+        result = call.made()
+        nodes = [tensor.grad_fn for tensor in call.results(result) if tensor.grad_fn is not None]
+        if nodes:
+            self._noted |= dict.fromkeys(nodes, Operation(call.name, nodes[0], self._running()[0]))
+        if self._constants is not None:
+            self._constants.derive(call, call.results(result))
+        return result
 
 
 _OTHERS = frozenset(["clamp", "clamp_max", "maximum", "minimum"])

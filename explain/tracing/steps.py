@@ -19,9 +19,11 @@ from explain.hooks.preserve import detached, is_transforming
 from explain.hooks.tracer import ModuleTracker, Tracer
 from explain.tracing import batch_layout, calls, operations
 from explain.tracing.calls import Call, LinearMap
-from explain.tracing.table import LAYOUT_NODES, LINEAR, SCALE_NODES, info, operation_name
+from explain.tracing.table import LAYOUT_NODES, LINEAR, SCALE_NODES, info, is_registered, operation_name
 
-_ENTERED = {*LINEAR, "deviation", "product", "quotient", "attention"}
+_ENTERED = {*LINEAR, "deviation", "product", "quotient", "sampling", "attention"}
+_POSITIONS = {"offset": "position", "rois": "position", "grid": "position", "mask": "gate"}
+"""What the arguments of deformed convolutions and sampling are that are no signal."""
 _WITH_VALUES = {"rectifier", "activation", "product", "quotient", "matrixproduct", "softmax", "attention", "deviation",
                 "maximum"}  # fmt: skip
 
@@ -85,9 +87,10 @@ class Step:
     ``options`` are the arguments by name that a rule needs, ``shapes`` the constants among all arguments, and the
     shapes of the others. ``dependent`` are the places of the arguments that a gradient leads to, ``entrances`` how it
     leaves the step there. ``result`` is what it gave, ``linear`` the map where it is one, ``preceding`` the step whose
-    result a normalisation was given, ``scales`` the factors that are no signal, by their place: a "gate", a
-    "denominator", or the "weights" of a softmax. An activation has the ``values`` that it was given and gave; where it
-    overwrote them, the ``slope`` of the line from its ``offset`` at zero.
+    result a normalisation was given, ``scales`` the arguments that are no signal, by their place: a "gate", a
+    "denominator", the "weights" of a softmax, or a "position" where something is read. An activation has the
+    ``values`` that it was given and gave; where it overwrote them, the ``slope`` of the line from its ``offset`` at
+    zero.
     """
 
     kind: str
@@ -152,8 +155,8 @@ class StepRecorder(Tracer):
                 self._layout.see(Call(func, func.__self__.__name__, args, {}), [0], found)
             return found
         call = calls.plain(Call(func, name, args, kwargs))
-        if call.in_place:
-            self._keeper.overwriting(call.flat[0], name)
+        for tensor in call.overwritten:
+            self._keeper.overwriting(tensor, name)
         dependent = calls.places(call, self._dependence.of)
         if is_transforming() and call.info.kind is not None and any(map(self._dependence.of, call.tensors)):
             # Tensors are proxies of those that the gradient leads to.
@@ -177,6 +180,8 @@ class StepRecorder(Tracer):
 
     def _record_other(self, call: Call, dependent: Sequence[int]) -> Any:
         """Make a call that no rule knows; each of its results is a step, the first of which has the entrances."""
+        if is_registered(call.name) and call.overwritten:
+            return self._record_name(call, dependent)
         first, run = call.flat[0], call
         given = {i: call.flat[i] for i in dependent}
         if call.in_place:
@@ -189,8 +194,9 @@ class StepRecorder(Tracer):
         several = isinstance(made, (list, tuple))
         results = [t for t in (made if several else (made,)) if isinstance(t, Tensor)]
         if any(calls.storage_of(result) in own for result in results):
-            return call.made()  # what is written into a view has to be seen in what it is a view of
-        if sum(result.grad_fn is not None for result in results) > 1:
+            # What is written into a view has to be seen in what it is a view of.
+            return self._record_name(call, dependent) if is_registered(call.name) else call.made()
+        if len({result.grad_fn for result in results if result.grad_fn is not None}) > 1:
             # One may be made of another, as an LSTM's output of its state: apart, each gets its own relevance.
             made = type(made)(t.clone() if isinstance(t, Tensor) else t for t in made)
         values = {i: self._keeper.keep(tensor) for i, tensor in given.items()}
@@ -199,6 +205,14 @@ class StepRecorder(Tracer):
                 kept = {"entrances": entrances, "values": values, "result": self._keeper.keep(result)}
                 self._add("other", call.name, dependent, result, **kept)
         return self._written(first, made) if call.in_place else made
+
+    def _record_name(self, call: Call, dependent: Sequence[int]) -> Any:
+        """Make a call of an operator of which the name is all to note: it overwrites its input, or gives a view."""
+        result, entrances = self._made(call, dependent), dict[int, Entrance]()
+        for tensor in call.results(result):
+            if tensor.grad_fn is not None:
+                self._add("other", call.name, dependent, tensor, entrances=entrances)
+        return result
 
     def _add(self, kind: str, function: str, dependent: Sequence[int], gave: Tensor, **noted: Any) -> Step:
         """Add the step that gave a result, which has a Node."""
@@ -244,13 +258,15 @@ class StepRecorder(Tracer):
         if self._values and kind in _WITH_VALUES and not (kind == "matrixproduct" and len(dependent) < 2):
             return {"values": self._given(call), "options": call.named}
         if kind in LINEAR:
-            linear = calls.linear_map(call, dependent)
+            scales = _positions(call, dependent)
+            linear = calls.linear_map(call, [place for place in dependent if place not in scales])
             if linear is not None:
                 x, preceding = call.flat[linear.place], None
                 if kind == "batchnorm":  # what gave x, unless something has been done to it in place
                     step, version = self._made_by.get(x) or (None, 0)
                     preceding = step if step and step.node is x.grad_fn and version == x._version else None
-                return {"linear": linear, "values": {0: self._keeper.keep(x)}, "preceding": preceding}
+                kept = {0: self._keeper.keep(x)}
+                return {"linear": linear, "values": kept, "preceding": preceding, "scales": scales}
         if kind in ("deviation", "batchnorm"):
             options = {name: value for name, value in call.named.items() if name != "input"}
             return {"values": {0: self._keeper.keep(call.flat[0])}, "options": options}
@@ -262,6 +278,8 @@ class StepRecorder(Tracer):
             return {"values": {i: self._keeper.keep(call.flat[i]) for i in dependent if i < 3}, "options": options}
         if kind in ("product", "quotient", "matrixproduct"):
             return {"scales": _scales(kind, call, dependent)}
+        if kind in ("convolution", "sampling"):
+            return {"scales": _positions(call, dependent)}
         if kind in ("sum", "join", "choice"):
             named = {name: call.named[name] for name in ("dim", "alpha", "condition", "mask") if name in call.named}
             # All arguments that may be added: constants as they are, and the shapes of what a gradient leads to.
@@ -315,7 +333,9 @@ class StepRecorder(Tracer):
         if kind in LINEAR:  # no rule takes apart what adds something to a product of two signals
             if call.name in ("addmm", "baddbmm") and (call.name == "baddbmm" or tuple(dependent) != (1,)):
                 return False
-            if len(dependent) > 1 and call.named.get("bias") is not None:
+            if "mask" in call.info.arguments and bool((call.named["mask"] < 0).any()):
+                return False  # signs of weights would not be those of contributions
+            if len(dependent) - len(_positions(call, dependent)) > 1 and call.named.get("bias") is not None:
                 return False
         if not self._values and any(tensor.is_complex() for tensor in call.tensors):
             return False
@@ -351,6 +371,14 @@ def _scales(kind: str, call: Call, dependent: Sequence[int]) -> dict[int, str]:
         return {i: "denominator" for i in dependent if i == below}
     found = {i: scale for i in dependent if (scale := _scale(call.flat[i])) is not None}
     return found if len(found) < len(dependent) else {}
+
+
+def _positions(call: Call, dependent: Sequence[int]) -> dict[int, str]:
+    """The arguments that say where something is read, or how much of it; they are no signal either."""
+    if not any(name in _POSITIONS for name in call.info.arguments):
+        return {}
+    names = [*call.info.arguments[: len(call.args)], *call.kwargs]
+    return {i: _POSITIONS[names[i]] for i in dependent if names[i] in _POSITIONS}
 
 
 def _scale(tensor: Tensor) -> str | None:

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import torch
+from torch._ops import OpOverload, OpOverloadPacket
+
 Trait = Literal[
     "rectifies", "linear", "effect", "query", "adds", "adds to first", "biased", "fills", "fits second", "reshapes",
     "moves", "joins", "reduces", "monotone", "greater", "less", "casts", "negates", "masks",
@@ -95,18 +98,56 @@ def info(name: str) -> OperationInfo:
 
 
 def operation_name(func: Any) -> str:
-    """The name of the operation that a function does, however it is spelt.
+    """The name of the operation that a function does, however it is spelt; of a library's operator, with its namespace.
 
     >>> import torch, torch.nn.functional as F
     >>> operation_name(F.relu), operation_name(torch.Tensor.relu_), operation_name(torch.clip)
     ('relu', 'relu', 'clamp')
     >>> operation_name(torch.Tensor.__mul__), info("mul").kind
     ('mul', 'product')
+    >>> operation_name(torch.ops.aten.relu.default)
+    'relu'
     """
     name = _names.get(func)
     if name is None:
         own = str(getattr(func, "__name__", "")).split(".")[0].strip("_")  # exported code calls "add.Tensor"
-        name = ALIASES.get(own, own)
+        name = _registered_name(func) or ALIASES.get(own, own)
         if getattr(func, "__module__", None) != "__main__" and len(_names) < 4096:
             _names[func] = name
     return name
+
+
+def is_registered(name: str) -> bool:
+    """Whether an operation is an operator that a library has registered with PyTorch: ``library::operator``."""
+    return "::" in name
+
+
+def _registered_name(func: Any) -> str | None:
+    """What a library calls its operator; None for what is none, and for PyTorch's own."""
+    if isinstance(func, OpOverload):
+        name = func._schema.name
+    elif isinstance(func, OpOverloadPacket):
+        name = func._qualified_op_name
+    else:
+        return None
+    return None if name.startswith("aten::") else name
+
+
+def operator_of_node(node_name: str) -> str | None:
+    """The operator that left a Node, if a library has registered it with its derivative.
+
+    >>> operator_of_node("GeneratedBackwardFor_some_library_some_operator_defaultBackward")
+    'some_library_some_operator'
+    """
+    if node_name.startswith(_OF_PYTHON):
+        name = node_name.removeprefix(_OF_PYTHON).rpartition("_")[0]  # without "defaultBackward"
+        splits = (f"{name[:i]}::{name[i + 1 :]}" for i, letter in enumerate(name) if letter == "_")
+        return next((each for each in splits if torch._C._jit_get_schemas_for_operator(each)), name)
+    if _OF_CPP not in node_name:
+        return None
+    name = node_name.partition(_OF_CPP)[2].rpartition(">")[0].rpartition("::")[2].removesuffix("Function")
+    return next((row for row in TABLE if row.rpartition("::")[2].replace("_", "") == name.lower()), name)
+
+
+_OF_PYTHON, _OF_CPP = "GeneratedBackwardFor_", "CppNode<"
+"""How the Nodes are called of operators whose derivatives are registered in Python and in C++."""

@@ -584,6 +584,9 @@ def _relevance(ready: Ready, figures: Figures) -> None:
         scale = found.values.abs().flatten(1).sum(1) + taken
         if bool((found.delta.abs() > 1e-8 * scale).any()):
             raise Failure(f"lrp {method.composite}: misses the score by {float((found.delta.abs() / scale).max()):.1e}")
+        named = sum(count for name, count in found.coverage.missed.items() if "::" in name)
+        if not _hides(ready) and named != _operators(ready):
+            raise Failure(f"lrp {method.composite}: names {named} of {_operators(ready)} operators without a rule")
         own = ready.target[:1] if isinstance(ready.target, Tensor) else ready.target
         alone = ready.attribute(method, layer=None, x=ready.given(ready.x[:1], slice(0, 1)), target=own)
         if deviation(found.values[:1], alone.values) > 1e-6:
@@ -646,6 +649,13 @@ def _differences(ready: Ready, figures: Figures) -> None:
     if state(ready) != before:
         raise Failure(f"{method.name}: left something changed: {_changed(before, state(ready))}")
     figures.compared["differences, delta told" if _hides(ready) else "differences, added up"] += 1
+
+
+def _operators(ready: Ready) -> int:
+    """How many operators that a library has registered lie between the image and the scores."""
+    way, count = read_for_scores(ready.program) & sees(ready.program), len(ready.program.inputs)
+    styles = [step.style for i, step in enumerate(ready.program.steps) if count + i in way]
+    return sum(style.startswith("operator") for style in styles)
 
 
 def _hides(ready: Ready) -> bool:

@@ -26,9 +26,9 @@ Answer = namedtuple("Answer", ["logits", "features"])
 class Step:
     """One operation on earlier values: ``options`` are what its kind needs, ``again`` the step whose module it calls.
 
-    ``style`` says how it is written: as a "module", a "function", one of them in place ("module_", "function_",
-    "method_"), in place for its effect alone ("effect_", whose result is read from the tensor that went in), or inside
-    "no_grad".
+    ``style`` says how it is written: as a "module", a "function", an "operator" that a library has registered, one of
+    them in place ("module_", "function_", "method_", "operator_"), in place for its effect alone ("effect_", whose
+    result is read from the tensor that went in), or inside "no_grad".
     """
 
     op: str
@@ -67,7 +67,7 @@ ACTIVATIONS: dict[str, tuple[Callable[..., nn.Module], Callable[..., Tensor]]] =
 }  # fmt: skip
 TAKES_INPLACE = frozenset({"relu", "leaky_relu", "elu", "silu", "hardswish", "relu6"})
 METHODS = frozenset({"relu", "tanh", "sigmoid"})  # x.relu_() and so on
-IN_PLACE = frozenset({"module_", "function_", "method_", "effect_"})
+IN_PLACE = frozenset({"module_", "function_", "method_", "effect_", "operator_"})
 VIEWS = frozenset({"same", "slice", "chunk", "flatten", "identity", "detach", "permute"})
 POOLS = {"max": nn.MaxPool2d, "avg": nn.AvgPool2d, "adaptive_avg": nn.AdaptiveAvgPool2d,
          "adaptive_max": nn.AdaptiveMaxPool2d}  # fmt: skip
@@ -160,8 +160,20 @@ def _mul(step: Step, module: Any, x: Tensor, y: Tensor) -> Tensor:
     return x * y
 
 
+_library = torch.library.Library("explain_fuzz", "FRAGMENT")
+for _schema, _function in {
+    "scale(Tensor x, float factor) -> Tensor": lambda x, factor: x * factor,
+    "scale_(Tensor(a!) x, float factor) -> Tensor(a!)": lambda x, factor: x.mul_(factor),
+}.items():
+    _library.define(_schema)
+    _library.impl(_schema.partition("(")[0], _function, "CompositeImplicitAutograd")
+
+
 def _scale(step: Step, module: Any, x: Tensor) -> Tensor:
     factor, shift = step.options
+    if step.style.startswith("operator"):  # of a library, without a shift
+        operators = torch.ops.explain_fuzz
+        return operators.scale(x, factor) if step.style == "operator" else operators.scale_(x, factor)
     return x.mul_(factor).add_(shift) if step.style in IN_PLACE else x * factor + shift
 
 

@@ -174,9 +174,9 @@ class Sketch:
             options = (self.pick("relu", "scale"), start, stop, stride)
             return self.add(Step("half", (of,), options, self.pick("function_", "module")))
         if kind == "scale":
-            return self.add(
-                Step("scale", (of,), (self.pick(0.5, -1.0), self.pick(0.0, 0.25)), self.pick("function_", "module"))
-            )
+            factor, shift = self.pick(0.5, -1.0), self.pick(0.0, 0.25)
+            style = self.pick("function_", "module", "operator", "operator_")
+            return self.add(Step("scale", (of,), (factor, 0.0 if style.startswith("operator") else shift), style))
         if kind == "permute":
             return self.add(Step("permute", (of,), (self.pick(0, *[g for g in (2, 3) if channels % g == 0]),)))
         if kind == "resize":

@@ -1,0 +1,319 @@
+"""Operators that libraries register with torch: those of torchvision have rules, all others are named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import torchvision
+from torch import Tensor, nn
+from torchvision import ops
+
+import explain
+from explain import ExplainWarning
+from explain.methods import LRP, FullGrad
+from explain.relevance import COMPOSITES, Composite, Epsilon, When
+from explain.tracing.table import LINEAR, TABLE
+from tests.conftest import settled
+from tests.relevance.test_relevance import random
+
+# Convolutions that read elsewhere
+
+
+class Convolved(nn.Module):
+    """Two convolutions behind another, deformed by offsets of zero or plain."""
+
+    def __init__(self, kind: type[nn.Module], groups: int) -> None:
+        super().__init__()
+        self.first, self.norm, self.head = nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Linear(4, 3)
+        self.second: Any = kind(4, 4, 3, padding=1, groups=groups)
+        self.third: Any = kind(4, 4, 3, padding=1, dilation=2, stride=2, bias=False)
+        settled(self)
+
+    def through(self, layer: Any, h: Tensor) -> Tensor:
+        return layer(h)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(self.through(self.second, self.first(x).relu())).relu()
+        return self.head(self.through(self.third, h).relu().mean((2, 3)))
+
+
+class Deformed(Convolved):
+    def through(self, layer: Any, h: Tensor) -> Tensor:
+        how = {"stride": layer.stride, "padding": layer.padding, "dilation": layer.dilation}
+        places = F.conv2d(h[:, :1], h.new_zeros(1, 1, 3, 3), **how).shape[2:]
+        return layer(h, h.new_zeros(len(h), 18, *places))
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("method", [*map(LRP, COMPOSITES), FullGrad(), "guidedbackprop"], ids=str)
+@pytest.mark.filterwarnings("ignore:.*composite that needs the range")
+def test_offsets_of_zero_make_a_convolution(method: Any, groups: int) -> None:
+    x = random(1, 2, 3, 8, 7)
+    deformed, plain = (
+        explain.attribute(model.double().eval(), x, method, target=1)
+        for model in (Deformed(ops.DeformConv2d, groups), Convolved(nn.Conv2d, groups))
+    )
+    assert torch.allclose(deformed.values, plain.values, rtol=1e-9, atol=1e-12 * float(plain.values.abs().max()))
+    assert deformed.coverage.missed == {}
+    assert deformed.coverage.by_rule == plain.coverage.by_rule
+
+
+class Moved(nn.Module):
+    """A deformed convolution whose offsets and mask are computed from what it is given, or a product in its place."""
+
+    def __init__(self, groups: int, of_offsets: int, *, mask: bool) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 4, 3, padding=1)
+        self.offset, self.amount = nn.Conv2d(4, 18 * of_offsets, 1), nn.Conv2d(4, 9 * of_offsets, 1)
+        self.moved, self.head = ops.DeformConv2d(4, 6, 3, padding=1, groups=groups), nn.Linear(6, 3)
+        self.masked, self.matrix = mask, torch.empty(0)
+        settled(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x).relu()
+        if not self.matrix.numel():
+            h = self.moved(h, self.offset(h), self.amount(h).sigmoid() if self.masked else None)
+        else:
+            bias = self.moved.bias[:, None, None].expand(6, *h.shape[2:]).flatten()
+            h = F.linear(h.flatten(1), self.matrix, bias).reshape(len(h), 6, *h.shape[2:])
+        return self.head(h.relu().mean((2, 3)))
+
+    def as_product(self, x: Tensor) -> Tensor:
+        """The matrix of the deformed convolution for one photo: its columns are what it makes of each unit."""
+        with torch.no_grad():
+            h = self.first(x).relu()
+            offset, mask = self.offset(h), self.amount(h).sigmoid() if self.masked else None
+            units = torch.eye(h.numel(), dtype=h.dtype).reshape(-1, *h.shape[1:])
+            weight, padding = self.moved.weight, self.moved.padding
+            columns = [ops.deform_conv2d(u[None], offset, weight, None, padding=padding, mask=mask) for u in units]
+            return torch.cat(columns).flatten(1).T.contiguous()
+
+
+absolute = Composite("absolute", ((When(LINEAR), Epsilon(1e-2, absolute=True)), *COMPOSITES["Epsilon"].rules))
+
+
+@pytest.mark.parametrize("composite", ["Gradient", absolute], ids=["Gradient", "Epsilon"])
+@pytest.mark.parametrize(("groups", "of_offsets", "mask"), [(1, 1, False), (2, 1, True), (1, 2, True), (2, 2, False)])
+@pytest.mark.filterwarnings("ignore:.*to the epsilon of its rules")
+def test_where_a_deformed_convolution_reads_is_constant(
+    composite: str | Composite, groups: int, of_offsets: int, mask: bool
+) -> None:
+    """It is a linear map: the matrix that its offsets and mask make of it."""
+    model, x = Moved(groups, of_offsets, mask=mask).double(), random(1, 1, 3, 5, 4)
+    found = explain.attribute(model, x, LRP(composite), target=1)
+    score = model(x)
+    model.matrix = model.as_product(x)
+    assert torch.allclose(model(x), score)
+    expected = explain.attribute(model, x, LRP(composite), target=1)
+    assert torch.allclose(found.values, expected.values, rtol=1e-9, atol=1e-12)
+    assert found.values.any()
+    assert found.coverage.missed == {}
+
+
+def test_a_mask_that_takes_away_has_no_rule() -> None:
+    """The signs of weights are not those of contributions then."""
+
+    class Negative(Moved):
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.first(x).relu()
+            return self.head(self.moved(h, self.offset(h), self.amount(h)).relu().mean((2, 3)))
+
+    model, x = Negative(1, 1, mask=True).double(), random(1, 2, 3, 5, 4)
+    with pytest.warns(ExplainWarning, match="torchvision::deform_conv2d"):
+        a = explain.attribute(model, x, LRP("EpsilonPlus"), target=1)
+    assert a.coverage.missed == {"torchvision::deform_conv2d": 1}
+    assert a.delta.abs().max() <= 1e-10
+
+
+# What reads a map at places
+
+
+class Boxed(nn.Module):
+    """Maps cut out by boxes, of which one photo has three and the other one; the boxes may move with the photo."""
+
+    boxes = torch.tensor([[0, 0.3, 0.2, 4, 4], [1, 1, 1.2, 6, 6], [0, 2, 2, 7, 7], [0, 0, 0, 3.5, 6.2]]).double()
+
+    def __init__(self, operator: Callable[..., Tensor], *, moving: bool) -> None:
+        super().__init__()
+        self.operator, self.moving = operator, moving
+        self.first, self.move, self.head = nn.Conv2d(3, 4, 3, padding=1), nn.Linear(4, 4), nn.Linear(5, 3)
+        self.second = nn.Conv2d(1 if operator.__name__.startswith("ps") else 4, 5, 1)
+        settled(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, numbers = self.first(x).relu(), self.boxes[:, 0].long()
+        places = self.boxes[:, 1:] + (self.move(h.mean((2, 3)))[numbers] if self.moving else 0)
+        cut = self.operator(h, torch.cat([self.boxes[:, :1], places], 1), (2, 2))
+        rows = self.second(cut).relu().mean((2, 3))
+        return self.head(torch.stack([rows[numbers == i].sum(0) for i in range(len(x))]))
+
+
+@pytest.mark.parametrize("composite", ["Epsilon", "EpsilonPlusFlat", "AttnLRP"])
+@pytest.mark.parametrize(
+    ("operator", "moving"),
+    [
+        (ops.roi_align, True),
+        *((each, False) for each in (ops.roi_align, ops.roi_pool, ops.ps_roi_align, ops.ps_roi_pool)),
+    ],
+)
+def test_boxes_are_constant_and_lose_nothing(operator: Callable[..., Tensor], moving: bool, composite: str) -> None:
+    """Relevance and what was taken of it add up to each photo's score."""
+    model, x = Boxed(operator, moving=moving).double(), random(2, 2, 3, 8, 8)
+    a = explain.attribute(model, x, LRP(composite), target=1)
+    whole = a.values.flatten(1).sum(1) + sum(a.coverage.taken.values())
+    assert torch.allclose(whole, model(x)[:, 1], rtol=1e-9, atol=1e-11)
+    assert a.values.flatten(1).any(1).all()
+    assert a.coverage.missed == {}
+
+
+def test_the_grid_of_a_spatial_transformer_is_constant() -> None:
+    """The same photo has the same relevance where its grid is detached."""
+
+    class Turned(nn.Module):
+        def __init__(self, *, detached: bool) -> None:
+            super().__init__()
+            self.first, self.move, self.head, self.detached = (
+                nn.Conv2d(3, 4, 3),
+                nn.Linear(4, 6),
+                nn.Linear(4, 3),
+                detached,
+            )
+            settled(self)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.first(x).relu()
+            theta = self.move(h.mean((2, 3))).reshape(-1, 2, 3) / 4 + torch.eye(2, 3)
+            grid = F.affine_grid(theta.detach() if self.detached else theta, [*h.shape], align_corners=False)
+            return self.head(F.grid_sample(h, grid, align_corners=False).mean((2, 3)))
+
+    x = random(2, 2, 3, 8, 8)
+    found, expected = (
+        explain.attribute(Turned(detached=detached).double(), x, LRP("Epsilon"), target=1) for detached in (False, True)
+    )
+    assert torch.allclose(found.values, expected.values, rtol=1e-9, atol=1e-12)
+    assert found.coverage.missed == {}
+
+
+# Operators that nothing is known of
+
+
+@torch.library.custom_op("explain_tests::shifted", mutates_args=())
+def shifted(x: Tensor) -> Tensor:
+    return x * 2 + 0.3
+
+
+@torch.library.custom_op("explain_tests::several", mutates_args=())
+def several(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x.sin(), x * 3
+
+
+@torch.library.custom_op("explain_tests::attended", mutates_args=())
+def attended(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return (query @ key.mT).softmax(-1) @ value
+
+
+def attended_backward(context: Any, gradient: Tensor) -> tuple[Tensor, ...]:
+    given = [tensor.detach().requires_grad_() for tensor in context.saved_tensors]
+    query, key, value = given
+    with torch.enable_grad():
+        return torch.autograd.grad((query @ key.mT).softmax(-1) @ value, given, gradient)
+
+
+def keep(ctx: Any, inputs: tuple[Tensor, ...], output: Any) -> None:  # torch gives these names
+    ctx.save_for_backward(*inputs)
+
+
+shifted.register_autograd(lambda context, gradient: gradient * 2)
+several.register_autograd(lambda context, g, h: g * context.saved_tensors[0].cos() + h * 3, setup_context=keep)
+attended.register_autograd(attended_backward, setup_context=keep)
+library = torch.library.Library("explain_tests", "FRAGMENT")
+for schema, function in {
+    "relu(Tensor x) -> Tensor": lambda x: torch.where(x > 0.1, x, 0.2 * x).clamp(min=-0.1),
+    "pair(Tensor x) -> (Tensor, Tensor)": lambda x: (x.sin(), x.exp()),
+    "grow_(Tensor(a!) x) -> Tensor(a!)": lambda x: x.mul_(2).add_(0.5),
+    "grow_all(Tensor(a!) x) -> ()": lambda x: (x.mul_(2).add_(0.5), None)[1],
+    "rows(Tensor(a) x) -> Tensor(a)": lambda x: x.flatten(2),
+}.items():
+    library.define(schema)
+    library.impl(schema.partition("(")[0], function, "CompositeImplicitAutograd")
+registered = torch.ops.explain_tests
+
+
+def grown_without_result(x: Tensor) -> Tensor:
+    registered.grow_all(x)
+    return x
+
+
+def grown_in_part(x: Tensor) -> Tensor:
+    registered.grow_(x[:, :2])
+    return x
+
+
+OPERATORS: dict[str, tuple[str, int, Callable[[Tensor], Tensor]]] = {
+    "a custom operator": ("shifted", 1, shifted),
+    "an overload": ("shifted", 1, registered.shifted.default),
+    "called twice": ("shifted", 2, lambda h: shifted(shifted(h))),
+    "several results": ("several", 1, lambda h: sum(several(h))),
+    "one of several results": ("several", 1, lambda h: several(h)[1]),
+    "attention": ("attended", 1, lambda h: attended(h, h.flip(1), h)),
+    "named as a function of torch": ("relu", 1, registered.relu),
+    "several results of functions": ("pair", 1, lambda h: sum(registered.pair(h))),
+    "in place": ("grow_", 1, lambda h: registered.grow_(h * 1)),
+    "in place, without a result": ("grow_all", 1, lambda h: grown_without_result(h * 1)),
+    "in place, a part": ("grow_", 1, lambda h: grown_in_part(h * 1)),
+    "a view": ("rows", 1, lambda h: registered.rows(h).reshape(h.shape)),
+}
+
+
+class Operated(nn.Module):
+    def __init__(self, operator: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.operator = operator
+        self.first, self.second, self.head = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3), nn.Linear(4, 3)
+        settled(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.second(self.operator(self.first(x).relu())).relu().mean((2, 3)))
+
+
+@pytest.mark.parametrize("form", OPERATORS)
+def test_an_operator_without_a_rule_is_named_by_every_method_that_needs_one(form: str) -> None:
+    name, count, operator = OPERATORS[form]
+    model, x = Operated(operator).double(), random(3, 2, 3, 8, 8)
+    asked = ["lrp", "attnlrp", "fullgrad", "guidedbackprop", "deconvnet"]
+    with pytest.warns(ExplainWarning) as warned:
+        together = explain.attribute(model, x, asked, target=1)
+    for method in asked:
+        said = [str(each.message) for each in warned if str(each.message).startswith(f"{method} ")]
+        assert sum(f"{count} x explain_tests::{name}" in each for each in said) == 1
+        with pytest.warns(ExplainWarning, match=f"{count} x explain_tests::{name}"):
+            alone = explain.attribute(model, x, method, target=1)
+        for found in (together[method], alone):
+            assert found.coverage.missed == {f"explain_tests::{name}": count}
+            assert torch.allclose(found.score, model(x)[:, 1])
+
+
+@pytest.mark.parametrize("form", [name for name in OPERATORS if "in place" not in name])
+@pytest.mark.filterwarnings("ignore:.*has no rule for some operations")
+def test_what_an_operator_without_a_rule_loses_is_accounted_for(form: str) -> None:
+    model, x = Operated(OPERATORS[form][2]).double(), random(3, 2, 3, 8, 8)
+    a = explain.attribute(model, x, LRP("Gradient"), target=1)
+    given = model.first(x).relu().detach().requires_grad_()
+    result = model.operator(given)
+    rest = model.head(model.second(result).relu().mean((2, 3)))
+    of_result, of_given = torch.autograd.grad(rest[:, 1].sum(), [result, given])
+    lost = (of_result * result - of_given * given).flatten(1).sum(1)
+    taken = a.coverage.taken.get(f"explain_tests::{OPERATORS[form][0]}", torch.zeros(2).double())
+    assert torch.allclose(taken, lost.detach(), rtol=1e-9, atol=1e-12)
+
+
+def test_torchvision_has_the_operators_that_the_table_lists() -> None:
+    assert torchvision.extension._has_ops()
+    names = [name for name in TABLE if "::" in name]
+    assert len(names) == 5
+    for name in names:
+        assert torch._C._jit_get_schemas_for_operator(name)
