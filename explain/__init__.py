@@ -51,6 +51,7 @@ _HOME = {
     "evaluate": "explain.metrics",
     "explain": "explain.explanation.explainer",
     "find_concepts": "explain.attribution.concepts",
+    "lens": "explain.attribution.effects",
     "list_layers": "explain.layers",
     "list_methods": "explain.methods",
     "list_metrics": "explain.metrics",
@@ -58,6 +59,7 @@ _HOME = {
     "open_run": "explain.runs.result",
     "plan": "explain.attribution.api",
     "run": "explain.runs.runner",
+    "trace": "explain.attribution.effects",
 }
 _ROOMS = {
     "_utils", "app", "attribution", "baselines", "checks", "cli", "data", "distributed", "engine", "explanation",
@@ -70,8 +72,8 @@ __all__ = [
     "Explainer", "Explanation", "FolderError", "HookError", "ImageError", "Inputs", "LabelsError", "LayerError",
     "MethodError", "MetricError", "ModelError", "NotRecordedError", "OutputError", "PhotoError", "PhotosError",
     "RecordError", "Run", "RunError", "TargetError", "UnusedLayerError", "__version__", "applicable_methods",
-    "attribute", "cite", "evaluate", "explain", "find_concepts", "list_layers", "list_methods", "list_metrics", "load",
-    "open_run", "plan", "run",
+    "attribute", "cite", "evaluate", "explain", "find_concepts", "lens", "list_layers", "list_methods", "list_metrics",
+    "load", "open_run", "plan", "run", "trace",
 ]  # fmt: skip
 
 
@@ -99,6 +101,7 @@ if TYPE_CHECKING:
     # isort: on
     from explain.attribution.api import applicable_methods, attribute, cite, plan
     from explain.attribution.concepts import Concepts, find_concepts
+    from explain.attribution.effects import lens, trace
     from explain.attribution.result import Attribution
     from explain.data.inputs import Inputs
     from explain.explanation.explainer import Explainer, explain

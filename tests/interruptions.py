@@ -148,7 +148,7 @@ def calls_of_interventions() -> list[Call]:
         return explain.attribute(model, x, "saliency", target=1, interventions=several).values
 
     def trace() -> torch.Tensor:
-        return hooks.trace(model, x, other, "heads", target=1, batch_size=1).by_layer["attn:heads"]
+        return explain.trace(model, x, other, "heads", target=1, batch_size=1).by_layer["attn:heads"]
 
     works = {"intervene": intervene, "attribute under interventions": explained, "trace": trace}
     return [_timed(name, model, run) for name, run in works.items()]

@@ -19,7 +19,8 @@ from tables import Table, line
 from timing import interleaved, ratio
 from torch import nn
 
-from explain.hooks import Ablate, Intervention, Steer, intervene, trace
+from explain import trace
+from explain.hooks import Ablate, Intervention, Steer, intervene
 
 GOALS = {
     "an ablated channel, by a plain hook": 1.02,

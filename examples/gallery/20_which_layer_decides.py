@@ -16,7 +16,8 @@ from pathlib import Path
 from PIL import Image
 
 import explain
-from explain.hooks import Ablate, Patch, intervene, trace
+from explain import trace
+from explain.hooks import Ablate, Patch, intervene
 from explain.render.sheets import Tile, table
 
 assets = Path(sys.argv[0]).resolve().parents[2] / "assets"

@@ -21,7 +21,8 @@ import torch
 from PIL import Image
 
 import explain
-from explain.hooks import Ablate, capture, intervene, lens, trace
+from explain import lens, trace
+from explain.hooks import Ablate, capture, intervene
 
 assets = Path(sys.argv[0]).resolve().parents[2] / "assets"
 

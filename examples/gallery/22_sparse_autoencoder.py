@@ -9,21 +9,22 @@ network, and explains and ablates its latents like channels.
 """
 
 # %%
-# The data are parts of five pictures. ``ActivationStore`` runs the network on them and
-# writes what ``layer3`` gives to a folder. It would go on after an interruption, and it
-# is read through a memory map: a data set need not fit into memory.
+# The data are parts of five pictures. A capture gives what ``layer3`` gives for each
+# batch of them, and a memory map of NumPy keeps it in a file: the activations of a data
+# set need not fit into memory.
 
 import random
 import sys
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import nn
 
 import explain
 from explain.data.images import load_image
-from explain.hooks import Ablate, ActivationStore, Replace, capture, intervene
+from explain.hooks import Ablate, Replace, capture, intervene
 from explain.render.sheets import Tile, table
 
 assets = Path(sys.argv[0]).resolve().parents[2] / "assets"
@@ -43,9 +44,17 @@ for name in files:
         parts.append(photo.crop((left, top, left + side, top + side)))
 inputs = torch.cat([explainer.as_input(part) for part in parts])
 
-store = ActivationStore(tempfile.mkdtemp(), model, ["layer3"])
-store.collect(inputs, batch_size=50)
-print(store["layer3"].shape, store["layer3"].dtype)
+file = Path(tempfile.mkdtemp()) / "layer3.npy"
+activations = None
+for start in range(0, len(inputs), 50):
+    with torch.no_grad(), capture(model, "layer3") as captured:
+        model(inputs[start : start + 50])
+    batch = captured.activations["layer3"].half().numpy()
+    if activations is None:
+        shape = (len(inputs), *batch.shape[1:])
+        activations = np.lib.format.open_memmap(file, "w+", np.float16, shape)
+    activations[start : start + 50] = batch
+print(activations.shape, activations.dtype)
 
 # %%
 # The autoencoder
@@ -79,7 +88,7 @@ class Autoencoder(nn.Module):
         return self.decoder(self.latents(self.encoder(x - self.mean))) + self.mean
 
 
-data = torch.from_numpy(store["layer3"].astype("float32"))
+data = torch.from_numpy(activations.astype("float32"))
 vectors = data.movedim(1, -1).flatten(0, -2)
 
 torch.manual_seed(0)

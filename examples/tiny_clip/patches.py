@@ -2,7 +2,7 @@
 
     python examples/tiny_clip/patches.py tiny-imagenet-200/ [--photos 300]
 
-"tokens" reads what the last block gives for each patch, as `explain.hooks.lens` does. "values" reads what the last
+"tokens" reads what the last block gives for each patch, as `explain.lens` does. "values" reads what the last
 attention takes from each patch, without what goes around it, as MaskCLIP does (Zhou, Loy and Dai, ECCV 2022). Only
 photos count that the model names right, and whose box has a tenth to six tenths of the photo. Printed are the share of
 pairs of a patch in the box and one outside in which that in the box has more (0.5 is chance), and how often the largest

@@ -2,9 +2,6 @@
 
     group          `HookGroup`: every kind of hook, for as long as a block lasts
     interventions  `intervene`, `Patch`, `Ablate`, `Steer`, `Project`, `Replace`: what a layer gives instead
-    trace, lens    the effect of every patch, and the scores that each block would give (in attribution/)
-    ActivationStore
-                   activations over a data set, on disk (in runs/)
     capturing, graph_start
                    `capture`: activations and gradients of layers, call by call, and where the graph begins for them;
                    `FeatureExtractor`: a model cut off after the last layer of interest
@@ -33,9 +30,6 @@ Models and graphs:
                    heads, while they are computed
 """
 
-from typing import TYPE_CHECKING
-
-from explain._utils.errors import imported_later
 from explain.hooks.capturing import FeatureExtractor, capture
 from explain.hooks.graph import graph
 from explain.hooks.group import HookGroup
@@ -50,12 +44,6 @@ from explain.hooks.interventions import (
 from explain.hooks.preserve import copied
 
 __all__ = [
-    "Ablate", "ActivationStore", "FeatureExtractor", "HookGroup", "Intervention", "Patch", "Project", "Replace",
-    "Steer", "ablate", "capture", "copied", "graph", "inspect", "intervene", "lens", "patch", "steer", "timeline",
-    "trace",
+    "Ablate", "FeatureExtractor", "HookGroup", "Intervention", "Patch", "Project", "Replace",
+    "Steer", "ablate", "capture", "copied", "graph", "inspect", "intervene", "patch", "steer", "timeline",
 ]  # fmt: skip
-
-if not TYPE_CHECKING:
-    # They run models for targets, which rooms do that import this one.
-    _LATER = dict.fromkeys(["trace", "lens"], "explain.attribution.effects")
-    __getattr__ = imported_later(__name__, {"ActivationStore": "explain.runs.activations", **_LATER})

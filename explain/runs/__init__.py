@@ -9,7 +9,6 @@
     reading         reading it: rows, checked against their digests
     exporting       Parquet, CSV and JSON lines; a folder of Parquet files that several machines write, indexed as one
                     SQLite file
-    activations     `ActivationStore`: what layers give over a data set, on disk
     result          `Run`, and what can be made of it: overlays and pages of some photos; `open_run`
     runner          `run`; maps, metrics and labels of a batch
     cluster         `run_on_ray`: on the machines of a Ray cluster

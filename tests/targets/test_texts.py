@@ -178,7 +178,7 @@ def test_labels_are_zero_shot_classes(model: Any, x: Tensor) -> None:
     of_class = explain.attribute(scorer, x, "saliency", target=1)
     of_text = explain.attribute(model, x, "saliency", target=Text("some trucks there"))
     assert_close(of_class.values, of_text.values)
-    of_patches = explain.hooks.lens(scorer, x, tokens=True).tokens
+    of_patches = explain.lens(scorer, x, tokens=True).tokens
     assert of_patches.shape[-1] == 3
     del model.tokenizer
 
