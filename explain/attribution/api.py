@@ -36,7 +36,7 @@ from explain.layers.stitched import Stitched
 from explain.methods import Method, Source, list_methods
 from explain.methods.base import Fusion, MethodLike, can_be_stitched, get_method, options, uses_layer
 from explain.targets import Target, as_target, outputs, packed, texts
-from explain.targets.classes import BinaryLogit, ClassTarget, TopClass
+from explain.targets.classes import BinaryLogit, ClassTarget, TopClass, activation_for
 from explain.targets.resolve import TargetLike, as_targets
 
 
@@ -151,6 +151,9 @@ class Request:
                 got, remedy = ", ".join(map(dotted, inputs.paths)), "name one in explain.Inputs(..., explained=...)"
                 raise MethodError(f"method {name} must explain one input, got {got}; {remedy}")
         sized = [target.sized(tuple(inputs.x.shape[2:])) for target in targets]
+        said = activation_for(targets, settings.activation)
+        if said != settings.activation:
+            settings = replace(settings, activation=said)
         return cls(model, inputs, chosen, sized, settings, layers, tokens | of_answer)
 
     def attributions(self) -> list[dict[str, Attribution]]:

@@ -29,6 +29,7 @@ from explain.methods.base import Method, MethodLike, get_method, list_methods, o
 from explain.models import Classifier, FiveCrops, classifier, classifier_of, custom, huggingface, preprocessing
 from explain.render.styles import StyleLike, get_style
 from explain.targets import ClassTarget, Detections, Segmentation, Target, TopClass, as_target, layouts, texts
+from explain.targets.classes import activation_for
 from explain.targets.detections import Detected, Place
 from explain.targets.labels import Category, class_label
 from explain.targets.outputs import Activation, Outputs, Prediction, check_activation
@@ -208,7 +209,7 @@ class Explainer:
         self.name, self.weights = found.name, found.weights
         known: Any = {"model": self.model, "preprocess": self.preprocess, "categories": self.categories}
         self._classifier = replace(found, **known, activation=None)
-        self.activation: Activation | None = activation or found.activation
+        self.activation = self._said = activation or found.activation
         self.unit = unit or ""
         self._outputs: Outputs | None = None
         named = isinstance(model, str | None)
@@ -293,6 +294,10 @@ class Explainer:
         chosen_targets = as_targets(target, targets, top_k, self.categories)
         listed = one_per_image(target)
         of_each = None if listed is None else as_targets(targets=listed, categories=self.categories)
+        if self._outputs is None or self._outputs.kind == "numbers":
+            said = activation_for([*chosen_targets, *(of_each or ())], self._said)
+            if said != self._said:
+                self.activation, self._outputs = said, None
         chosen = methods if isinstance(methods, str) and methods in GROUPS else self._methods(methods)
         known = list(map(get_method, list_methods())) if isinstance(chosen, str) else chosen
         classes = {method.name: records.class_name(method) for method in known}

@@ -14,10 +14,13 @@ from explain._utils.signals import came_by_signal
 from explain.attribution.records import RecordedRequest, encode_target
 from explain.attribution.result import Attribution
 from explain.data.images import Box, ImageLike
+from explain.data.inputs import Inputs
 from explain.hooks.preserve import untouched
 from explain.layers.layouts import enlarge
 from explain.methods import Method
 from explain.targets import Target
+from explain.targets.base import find_scores
+from explain.tracing.ends import reading
 
 
 def joined(found: Attribution, boxes: Sequence[Box], size: tuple[int, int]) -> Attribution:
@@ -61,8 +64,9 @@ def best_of_mean(model: nn.Module, x: torch.Tensor, count: int) -> list[int]:
     Raises:
         TargetError: the model gives no class scores.
     """
-    with untouched(model), torch.no_grad():
-        logits = first_tensor(model(x))
+    inputs = Inputs((x,))
+    with untouched(model), torch.no_grad(), reading(model, inputs):
+        logits = find_scores(inputs.call(model), len(x))
     if logits is None or logits.ndim != 2:
         remedy = either("give target=, or use crop 'whole'", "give --target, or use --crop whole")
         raise TargetError(f"target must be given for crop 'five' and a model without class scores, got None; {remedy}")

@@ -397,6 +397,8 @@ class ClassScore(Target):
         logits = find_logits(output, count)
         if logits.shape[1] < 2:
             raise TargetError("model must have two classes for probabilities, got one; choose score='logit'")
+        if self.of == "probability" and self.outputs.kind == "numbers":
+            raise TargetError("model must give probabilities for metrics of one, got numbers; choose score='logit'")
         logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
         chosen = torch.tensor(self.classes, device=logits.device)[:, None]
         if self.of == "probability":

@@ -1,6 +1,6 @@
 """One score for a whole image: a class, a yes or no, a likeness."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from explain._utils.errors import TargetError, in_short
 from explain.targets import detections, layouts, regions
 from explain.targets.base import Labels, Picked, Target, check_class, check_count, find_logits, find_tensor, need_tensor
+from explain.targets.outputs import Activation
 
 EMBEDDINGS = ("embedding", "embeddings", "image_embeds", "pooler_output", "features", "out", "logits")
 
@@ -108,6 +109,12 @@ class BinaryLogit(Target):
             raise TargetError(f"target {self.name} must have a model with one logit per image, got {got}; give a class")
         yes = logits[:, 0]
         return (yes, torch.zeros_like(yes, dtype=torch.long)) if self.positive else (-yes, None)
+
+
+def activation_for(targets: Iterable[Target], activation: Activation | None) -> Activation | None:
+    """What the caller says of outputs: who asks for a yes or a no says that the one is a score of yes."""
+    asks = any(isinstance(target, BinaryLogit) for target in targets)
+    return "sigmoid" if activation is None and asks else activation
 
 
 @dataclass(frozen=True, eq=False)

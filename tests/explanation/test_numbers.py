@@ -17,6 +17,8 @@ from explain.cli import main
 from explain.methods import Occlusion, Sufficient
 from explain.models import CenterCrop
 from explain.report.item import Detail, item, summary
+from explain.targets import BinaryLogit
+from explain.targets.outputs import label_of_no
 from tests.conftest import ROOT
 
 PLAIN = CenterCrop(8, 1.0, (0.0,) * 3, (1.0,) * 3)
@@ -148,6 +150,27 @@ def test_of_several_numbers_each_can_be_explained() -> None:
 def test_a_score_of_yes_is_a_probability_where_the_caller_says_so() -> None:
     explanation = explain.Explainer(Age().eval(), ["old"], PLAIN, activation="sigmoid")(PHOTO, "saliency")
     assert explanation.predictions[0] == ("old", pytest.approx(float(by_hand(PLAIN(PHOTO)[None]).sigmoid())))
+
+
+@pytest.mark.parametrize("target", ["no", "yes", "not old"])
+def test_who_asks_for_yes_or_no_says_that_the_number_is_a_score_of_yes(target: str) -> None:
+    model, x = Age().eval(), PLAIN(PHOTO)[None]
+    model.head.bias.data -= by_hand(x).float() / 20  # near zero, where a sigmoid changes
+    labels = ["old"] if target == "not old" else None
+    explainer = explain.Explainer(model, labels, PLAIN)
+    assert len(explainer(PHOTO, "saliency").predictions) == 1  # until then
+    yes = float(model(x).detach().double().sigmoid())
+    predictions = dict(explainer(PHOTO, "saliency", target).predictions)
+    assert predictions["yes" if labels is None else "old"] == pytest.approx(yes, abs=1e-6)
+    assert predictions[label_of_no(labels)] == pytest.approx(1 - yes, abs=1e-6)
+    a = explain.attribute(model, x, Occlusion(8, 8, "zero", score="probability"), target=BinaryLogit())
+    covered = model(torch.zeros_like(x)).detach().double().sigmoid()
+    torch.testing.assert_close(a.values[0, 0, 0].double(), yes - covered[0, 0], rtol=0, atol=1e-6)
+
+
+def test_metrics_of_a_probability_are_refused_for_numbers() -> None:
+    with pytest.raises(explain.TargetError, match="score='logit'"):
+        explain.evaluate(Age(3).eval(), PLAIN(PHOTO)[None], "saliency", "deletion", activation="none")
 
 
 @pytest.mark.parametrize("unit", [3, ["years"]])
