@@ -15,12 +15,12 @@ from explain.attribution.records import RecordedRequest, encode_target
 from explain.attribution.result import Attribution
 from explain.data.images import Box, ImageLike
 from explain.data.inputs import Inputs
+from explain.engine.ends import reading
 from explain.hooks.preserve import untouched
 from explain.layers.layouts import enlarge
 from explain.methods import Method
 from explain.targets import Target
 from explain.targets.base import find_scores
-from explain.tracing.ends import reading
 
 
 def joined(found: Attribution, boxes: Sequence[Box], size: tuple[int, int]) -> Attribution:
