@@ -154,8 +154,7 @@ class Inputs:
     def copied(self) -> "Inputs":
         """Return copies: a model that works on its input in place must not reach the caller's tensors.
 
-        One image alone is laid out with its channels first. Where channels last meet that layout in a batch of one,
-        torch (2.15) differentiates batch and instance normalisations wrongly.
+        One image alone is laid out with its channels first, as most networks take it, however it was read.
         """
 
         def copied(path: Path, t: torch.Tensor) -> torch.Tensor:

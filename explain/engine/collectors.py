@@ -23,7 +23,7 @@ from explain.engine.settings import RuntimeSettings, agree
 from explain.hooks import HookGroup
 from explain.hooks.attention import attention, by_image
 from explain.hooks.capturing import Source, read_outputs
-from explain.hooks.graph import Reach, graph
+from explain.hooks.graph import Reach, differentiate, graph
 from explain.hooks.preserve import detached, recording, untouched
 from explain.layers.calls import grids_of, independent_calls, summary_of
 from explain.relevance.deeplift import RevealCancelTracer, joined
@@ -195,7 +195,7 @@ def _reveal_cancel(forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer
         with RevealCancelTracer(forward.model) as mode:
             output = inputs.rows(images.repeat(3), {path: mode.begin(base, *parts)}).call(forward.model)
         score = resolved.of_rows(images).pick(joined(output, 3 * len(x)), len(x))[0]
-        found = torch.autograd.grad(score.sum(), parts, allow_unused=True)
+        found = differentiate(score.sum(), parts)
     terms = [part.detach() * _of_input(g, forward, resolved) for part, g in zip(parts, found, strict=True)]
     if not agree(at_least_float32(score.detach()), resolved.score, x, RuntimeSettings(), forward.scale(resolved)):
         raise MethodError("rule of deeplift must be rescale for this network: reveal-cancel came to another score")
@@ -293,7 +293,7 @@ def _hessian_product(total: Tensor, forward: Forward, layer: str) -> Tensor | No
         return None
     layers, record = forward.layers, forward.record(layer)
     wanted, direction = layers.sources_of(record), record.activation
-    gradient = layers.joined(record, torch.autograd.grad(total, wanted, create_graph=True, allow_unused=True))
+    gradient = layers.joined(record, differentiate(total, wanted, create_graph=True))
     if gradient is None:
         return None
     if not gradient.requires_grad:
@@ -301,9 +301,8 @@ def _hessian_product(total: Tensor, forward: Forward, layer: str) -> Tensor | No
     if torch.is_grad_enabled():
         _check_third_derivatives(total, wanted)
     try:
-        products = torch.autograd.grad(
-            gradient, wanted, direction, retain_graph=True, create_graph=torch.is_grad_enabled(), allow_unused=True
-        )
+        again = torch.is_grad_enabled()
+        products = differentiate(gradient, wanted, direction, retain_graph=True, create_graph=again)
     except RuntimeError as error:
         if "derivative for" not in str(error):
             raise
@@ -427,7 +426,7 @@ def attention_gradients(model: nn.Module, inputs: Inputs, target: Any) -> list[T
         total = wanted.pick(output, len(inputs) * len(blocks))[0].sum()
     with HookGroup() as group:
         records = attention(total, group)
-        torch.autograd.grad(total, starts, allow_unused=True)
+        differentiate(total, starts)
     # A tower of texts has attention of its own, which no way to the blocks' inputs comes by.
     found = [record.gradient for record in records if record.gradient is not None][: len(blocks)]
     if len(found) != len(blocks):

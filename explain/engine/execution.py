@@ -36,6 +36,7 @@ from explain.engine.settings import Footprint, Precision, RuntimeSettings, autoc
 from explain.hooks import HookGroup
 from explain.hooks.attention import attention
 from explain.hooks.capturing import Capture, Source, cut_where_allowed, read_outputs
+from explain.hooks.graph import differentiate
 from explain.hooks.preserve import own_statistics, recording, run_compiled, untouched
 from explain.hooks.unwrap import has_hooks, scripted, sharded
 from explain.layers.calls import executed_modules, grids_of, split_call
@@ -295,7 +296,7 @@ def _answer(wanted: Wanted, forward: Forward, resolved: ResolvedTarget, gradient
 def _gradients(total: Tensor, wanted: Sequence[Source], keep: bool, create_graph: bool) -> Sequence[Tensor | None]:
     if not wanted or not total.requires_grad:
         return (None,) * len(wanted)
-    return torch.autograd.grad(total, wanted, retain_graph=keep, create_graph=create_graph, allow_unused=True)
+    return differentiate(total, wanted, retain_graph=keep, create_graph=create_graph)
 
 
 def _must_be_open(model: nn.Module, plan: Plan) -> None:

@@ -249,7 +249,7 @@ class RerunContext:
     def in_fastest_layout(self, images: Tensor, perturbed: Mapping[Path, Tensor], run: Callable[[Inputs], T]) -> T:
         """Run perturbed rows that belong to these images, channels last if the network takes them so."""
         first, layout = perturbed[self.inputs.path], torch.channels_last
-        several = len(first) > 1  # one alone is faster by little, and see `Inputs.copied`
+        several = len(first) > 1  # one alone is faster by little
         if self.channels_last and several and first.device.type == "cpu" and first.ndim == 4:
             turned = {path: t.contiguous(memory_format=layout) if t.ndim == 4 else t for path, t in perturbed.items()}
             try:

@@ -26,7 +26,7 @@ from explain._utils.signals import signal_safe
 from explain._utils.spelling import did_you_mean
 from explain.hooks import attention_parts, graph_start, preserve, unwrap
 from explain.hooks.call_hooks import FullBackwardHook, hook_calls
-from explain.hooks.graph import alias, copy_with_history, is_alias, mark
+from explain.hooks.graph import alias, copy_with_history, differentiate, is_alias, mark
 from explain.hooks.group import HookGroup
 from explain.hooks.layer_names import LayerPlace, Where, place_of, select_places
 
@@ -198,7 +198,7 @@ class Capture:
         wanted = [*also, *(source for sources in graph for source in sources)]
         if not wanted or not score.requires_grad:
             return (None,) * len(also)
-        return torch.autograd.grad(score, wanted, retain_graph=retain_graph, allow_unused=True)[: len(also)]
+        return differentiate(score, wanted, retain_graph=retain_graph)[: len(also)]
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -4,8 +4,9 @@ Other code may hold a tensor as well: in a list, as an attribute, as a second ou
 object itself has it, so the object is not replaced here where that can be avoided.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -50,6 +51,56 @@ def without_values() -> Iterator[None]:
 
     with torch.autograd.graph.saved_tensors_hooks(drop, refuse):
         yield
+
+
+Gradients: TypeAlias = tuple[torch.Tensor | None, ...]
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+"""The layout with the channels last, by the number of dimensions."""
+
+
+def differentiate(
+    score: torch.Tensor, sources: Sequence[Any], gradient: torch.Tensor | None = None, *,
+    retain_graph: bool | None = None, create_graph: bool = False,
+) -> tuple[torch.Tensor | None, ...]:  # fmt: skip
+    """`torch.autograd.grad`, also right for batch normalisations of one row; None where the score depends on no source.
+
+    On a CPU, PyTorch (2.13, 2.14) takes a gradient with the channels last for one with the channels first there, or the
+    other way round: of one row, two of its checks of the layout disagree. Instance normalisations are among them, since
+    they make one row of all images. So the gradient is laid out as the normalisation's input. With ``create_graph``,
+    this holds for later derivatives through the same graph too.
+
+    >>> x, norm = torch.ones(1, 2, 3, 3, requires_grad=True), torch.nn.BatchNorm2d(2).eval()
+    >>> tokens = torch.cat([torch.zeros(1, 1, 2), norm(x).flatten(2).transpose(1, 2)], 1)
+    >>> (found,) = differentiate(tokens[0, 5, 1], [x])
+    >>> found.nonzero().tolist()
+    [[0, 1, 1, 1]]
+    """
+    norms = [node for node in graph(score) if "BatchNorm" in node.name() and hasattr(node, "_raw_saved_input")]
+    handles = [norm.register_prehook(partial(_laid_out_as_input, norm._raw_saved_input)) for norm in norms]
+    try:
+        return torch.autograd.grad(
+            score, sources, gradient, retain_graph=retain_graph, create_graph=create_graph, allow_unused=True
+        )
+    finally:
+        for handle in handles if not create_graph else ():
+            handle.remove()
+
+
+def _laid_out_as_input(saved: Any, gradients: Gradients) -> Gradients | None:
+    """The gradients that arrive at a batch normalisation of one row: the first in the layout of its ``saved`` input."""
+    first = gradients[0]
+    layout = None if first is None or len(first) > 1 else _CHANNELS_LAST.get(first.ndim)
+    if first is None or layout is None:
+        return None
+    is_last = first.is_contiguous(memory_format=layout)
+    packed = getattr(saved, "unpack_hook", None) is not None  # by a checkpoint, which gives it out once
+    if packed or not hasattr(saved, "unpack"):  # which PyTorch 2.6 does not have
+        # A copy that both checks find to have the channels last is right for any input, but slower.
+        return (first.clone(memory_format=layout), *gradients[1:]) if packed or is_last else None
+    x = saved.unpack()
+    if x.is_contiguous(memory_format=layout) == is_last:
+        return None
+    return torch.empty_like(x).copy_(first), *gradients[1:]
 
 
 class Reach:

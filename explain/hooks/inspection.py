@@ -16,6 +16,7 @@ from explain._utils.errors import HookError, printable
 from explain._utils.html import table_html
 from explain._utils.nested import as_sources, first_tensor
 from explain.hooks import preserve, unwrap
+from explain.hooks.graph import differentiate
 from explain.hooks.group import HookGroup
 
 
@@ -201,7 +202,7 @@ def _differentiate(output: Any, score: Callable[[Any], torch.Tensor] | None, inp
     total = tensor.flatten(1).amax(1).sum() if score is None and tensor.ndim > 1 else tensor.sum()
     sources = [x for x in inputs if isinstance(x, torch.Tensor) and x.requires_grad]
     if total.requires_grad and sources:
-        torch.autograd.grad(total, sources, allow_unused=True)
+        differentiate(total, sources)
 
 
 def _cells(row: Row) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 
 from explain._utils import nested
 from explain._utils.errors import MethodError
+from explain.hooks.graph import differentiate
 from explain.hooks.preserve import detached
 from explain.tracing.table import OperationInfo, info, is_registered
 
@@ -235,7 +236,9 @@ class LinearMap:
         create_graph = torch.is_grad_enabled()
         with torch.enable_grad():
             x = x.clone() if x.requires_grad else x.detach().requires_grad_()
-            return torch.autograd.grad(self.run(x, weight, None), x, gradient, create_graph=create_graph)[0]
+            (found,) = differentiate(self.run(x, weight, None), [x], gradient, create_graph=create_graph)
+        assert found is not None
+        return found
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.whole is not None:

@@ -181,24 +181,6 @@ class Ready:
         return self.program.steps[place - len(self.program.inputs)]
 
     @cached_property
-    def torch_is_wrong(self) -> bool:
-        """Whether autograd alone gives another gradient of the images, as for some norms of one image (torch 2.15)."""
-        x, model = self.x.detach(), Network(self.program).eval()
-        expected = [_gradients(self, i, c)[0] for i, c in enumerate(self.classes)]
-        for rows in [slice(None), *(slice(i, i + 1) for i in range(len(x)))]:
-            given = x[rows].clone().requires_grad_()
-            output = model(given.clone(), *(other[rows].clone() for other in self.beside))
-            if self.asked == "callable":
-                total = score(output).sum()
-            else:
-                total = scores_in(output).gather(1, torch.tensor(self.classes[rows])[:, None]).sum()
-            found = torch.autograd.grad(total, given, allow_unused=True)[0] if total.requires_grad else None
-            for gradient, right in zip([] if found is None else found, expected[rows], strict=False):
-                if right is not None and deviation(gradient[None], right[None]) > 1e-8:
-                    return True
-        return False
-
-    @cached_property
     def asked(self) -> Target:
         """The target; where the best class is a tie, which the last digits decide, the first one."""
         scores = [
@@ -292,9 +274,6 @@ def check(case: Case, methods: Sequence[str] = tuple(METHODS), figures: Figures 
         try:
             prove(ready, noted)
         except Failure as failure:
-            if ready.torch_is_wrong:
-                noted.skipped["torch alone differentiates the network wrongly"] += 1
-                continue
             if figures is None:
                 raise
             noted.failures.append((str(failure), case))

@@ -215,6 +215,17 @@ def _resize(step: Step, module: Any, x: Tensor) -> Tensor:
     return F.interpolate(x, size=size, mode=mode, **extra)
 
 
+def _sequence(step: Step, module: Any, x: Tensor) -> Tensor:
+    """A map through tokens whose sequence comes first, as transformers take them; it comes back in their layout."""
+    return x.flatten(2).permute(2, 0, 1).contiguous().permute(1, 2, 0).reshape(x.shape)
+
+
+def _tokens(step: Step, module: Any, x: Tensor) -> Tensor:
+    """The mean of tokens, each with a weight by its place, behind a class token of zeros."""
+    tokens = torch.cat([x.new_zeros(len(x), 1, x.shape[1]), x.flatten(2).transpose(1, 2)], 1)
+    return (tokens * torch.arange(tokens.shape[1]).to(x).cos()[:, None]).mean(1)
+
+
 def _mean(step: Step, module: Any, x: Tensor) -> Tensor:
     return x.amax((2, 3)) if step.options[0] == "max" else x.mean((2, 3))
 
@@ -223,6 +234,7 @@ _DO: dict[str, Callable[..., Tensor]] = {
     **dict.fromkeys(("conv", "deconv", "linear"), lambda step, module, x: module(x)),
     "norm": _norm_call, "act": _act, "pool": _pool, "add": _add, "mul": _mul, "scale": _scale, "half": _half,
     "slice": _slice, "permute": _permute, "resize": _resize, "flatten": _flatten, "mean": _mean,
+    "sequence": _sequence, "tokens": _tokens,
     "cat": lambda step, module, *args: torch.cat(args, 1), "detach": lambda step, module, x: x.detach(),
     "chunk": lambda step, module, x: x.chunk(2, 1)[step.options[0]],
     "identity": lambda step, module, x: x if module is None else module(x),

@@ -154,12 +154,18 @@ def _resize(options: tuple[Any, ...], x: Tensor, rule: str) -> Tensor:
     return F.interpolate(x, size=size, mode=mode, **({} if mode == "nearest" else {"align_corners": False}))
 
 
+def _tokens(options: tuple[Any, ...], x: Tensor, rule: str) -> Tensor:
+    places = torch.arange(1, 1 + x[0, 0].numel()).to(x).cos().reshape(x.shape[2:])
+    return (x * places).sum((2, 3)) / (1 + x[0, 0].numel())
+
+
 _PURE: dict[str, Callable[..., Tensor]] = {
     "pool": _pool, "add": lambda options, x, y, rule: x + y, "mul": _mul,
     "cat": lambda options, x, y, rule: torch.cat([x, y], 1),
     "scale": lambda options, x, rule: x * options[0] + options[1], "half": _half,
     "slice": lambda options, x, rule: x[:, slice(*options)], "chunk": _chunk, "identity": lambda options, x, rule: x,
     "detach": lambda options, x, rule: x.detach(), "same": lambda options, new, old, rule: new, "permute": _permute,
+    "sequence": lambda options, x, rule: x, "tokens": _tokens,
     "resize": _resize, "flatten": lambda options, x, rule: x.reshape(len(x), -1),
     "mean": lambda options, x, rule: x.amax((2, 3)) if options[0] == "max" else x.mean((2, 3)),
 }  # fmt: skip

@@ -166,7 +166,9 @@ class Sketch:
     def other(self, of: int) -> int:
         """Views, shuffles, parts changed in place, sizes, and modules that do nothing."""
         channels, height, width = self.shapes[of]
-        kind = self.pick("identity", "slice", "half", "scale", "permute", "resize", "chunk", "deconv")
+        kind = self.pick("identity", "slice", "half", "scale", "permute", "resize", "chunk", "deconv", "sequence")
+        if kind == "sequence":
+            return self.add(Step("sequence", (of,)))
         if kind in ("slice", "half") and channels > 1:
             start, stop, stride = self.pick((0, channels, 2), (1, channels, 1), (0, channels // 2, 1))
             if kind == "slice":
@@ -221,7 +223,7 @@ class Sketch:
 
     def head(self, classes: int) -> None:
         of = self.maps()[0]
-        kind = self.pick("gap", "gap", "mlp", "conv", "max")
+        kind = self.pick("gap", "gap", "mlp", "conv", "max", "tokens")
         if kind == "conv":
             of = self.add(Step("conv", (of,), (classes, (1, 1), 1, 0, 1, 1, self.draw(st.booleans()))))
             self.add(Step("mean", (of,), ("mean",)))
@@ -229,6 +231,8 @@ class Sketch:
         if kind == "gap" and self.draw(st.booleans()):
             of = self.add(Step("pool", (of,), ("adaptive_avg", 1), self.pick("module", "function")))
             of = self.add(Step("flatten", (of,), (), self.pick("module", "function", "view")))
+        elif kind == "tokens":
+            of = self.add(Step("tokens", (of,)))
         elif kind in ("gap", "max"):
             of = self.add(Step("mean", (of,), ("max" if kind == "max" else "mean",)))
         else:

@@ -17,7 +17,8 @@ def eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
     a: list[list[float]] = matrix.tolist()
     vectors: list[list[float]] = torch.eye(size).tolist()
     for _ in range(100):
-        if max(abs(a[p][q]) for p in range(size) for q in range(size) if p != q) <= 1e-17 * float(matrix.abs().max()):
+        sizes = (abs(a[p][q]) for p in range(size) for q in range(size) if p != q)
+        if max(sizes, default=0) <= 1e-17 * float(matrix.abs().max()):
             break
         for p, q in itertools.combinations(range(size), 2):
             if a[p][q] == 0:
