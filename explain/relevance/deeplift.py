@@ -96,8 +96,9 @@ def _rescale(pair: StepPair, flow: RelevanceFlow) -> None:
 
 def _through(step: Step, arrived: Tensor) -> Tensor:
     """The plain gradient in a step's first input, with its graph."""
-    result = GradientEdge(step.node, step.output)
-    first_input = GradientEdge(*step.node.next_functions[0])
+    before, output = step.node.next_functions[0]
+    assert before is not None  # a rule acts where a gradient leads on
+    result, first_input = GradientEdge(step.node, step.output), GradientEdge(before, output)
     return torch.autograd.grad(result, first_input, arrived, create_graph=True)[0]
 
 

@@ -333,9 +333,12 @@ def maps_in(
         rectifier = after[0] if over else None
         entrances = {place: entrance for place, entrance in first.entrances.items() if place not in first.scales}
         constants = [first.entrances[place] for place in first.scales]
-        at = first.values[0], step.result, entrances, step
-        how = {"constants": constants, "rectified": rectified, "rectifier": rectifier}
-        found.append(LinearNode(first.kind, first.module, linear, *at, **how))
+        found.append(
+            LinearNode(
+                first.kind, first.module, linear, first.values[0], step.result, entrances, step,
+                constants=constants, rectified=rectified, rectifier=rectifier,
+            )
+        )  # fmt: skip
     found.reverse()
     behind = Reach((), {each.exit.node for each in found if each.kind != "batchnorm"})
     for each in found:

@@ -65,7 +65,8 @@ class BatchLayout:
         if call.name == "einsum":
             return self._multiplied(call, dependent[0])
         if "rois" in call.info.arguments:  # each box says which image it is cut out of
-            return call.named["rois"][:, 0].detach().int().reshape(-1, 1, 1, 1)
+            boxes: Tensor = call.named["rois"].detach()
+            return boxes[:, 0].int().reshape(-1, 1, 1, 1)
         alike = next((call.flat[i] for i in dependent if call.flat[i].ndim == result.ndim), given)
         numbers = self.of(alike)
         if numbers is not None and call.info.has("reduces"):

@@ -105,8 +105,10 @@ class Call:
 
 def schema_of(operator: OpOverload | OpOverloadPacket) -> Any:
     """The schema of an operator, or of the first of several of one name."""
-    overload = operator if isinstance(operator, OpOverload) else getattr(operator, operator.overloads()[0])
-    return overload._schema
+    if isinstance(operator, OpOverloadPacket):
+        names = operator.overloads()  # type: ignore[no-untyped-call]
+        return getattr(operator, names[0])._schema
+    return operator._schema
 
 
 def plain(call: Call) -> Call:

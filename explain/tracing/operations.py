@@ -261,15 +261,14 @@ class Operations:
         """
         yielded = set()
         for node in graph(score):
-            name = node.name().rstrip("0123456789")
-            operator, noted = operator_of_node(name), self.noted.get(node)
+            name, noted = node.name().rstrip("0123456789"), self.noted.get(node)
             if noted is not None:
                 if noted not in yielded:  # one with several results has left several Nodes
                     yielded.add(noted)
                     yield noted
             elif name in RECTIFIER_NODES:
                 yield Operation(RECTIFIER_NODES[name], node, rectifies=True)
-            elif operator is not None:
+            elif (operator := operator_of_node(name)) is not None:
                 if operator not in TABLE:
                     yield Operation(operator, node)
             elif isinstance(node, torch.autograd.function.BackwardCFunction):

@@ -155,7 +155,7 @@ class StepRecorder(Tracer):
                 self._layout.see(Call(func, func.__self__.__name__, args, {}), [0], found)
             return found
         call = calls.plain(Call(func, name, args, kwargs))
-        for tensor in call.overwritten:
+        for tensor in call.overwritten if call.in_place or is_registered(name) else ():
             self._keeper.overwriting(tensor, name)
         dependent = calls.places(call, self._dependence.of)
         if is_transforming() and call.info.kind is not None and any(map(self._dependence.of, call.tensors)):
@@ -265,8 +265,8 @@ class StepRecorder(Tracer):
                 if kind == "batchnorm":  # what gave x, unless something has been done to it in place
                     step, version = self._made_by.get(x) or (None, 0)
                     preceding = step if step and step.node is x.grad_fn and version == x._version else None
-                kept = {0: self._keeper.keep(x)}
-                return {"linear": linear, "values": kept, "preceding": preceding, "scales": scales}
+                values = {0: self._keeper.keep(x)}
+                return {"linear": linear, "values": values, "preceding": preceding, "scales": scales}
         if kind in ("deviation", "batchnorm"):
             options = {name: value for name, value in call.named.items() if name != "input"}
             return {"values": {0: self._keeper.keep(call.flat[0])}, "options": options}
