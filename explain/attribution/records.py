@@ -187,8 +187,8 @@ def decode(value: Any) -> Any:
     Raises:
         RecordError: it holds something of the caller's own, or something that no version has written, or too much.
 
-    >>> decode({"class": "GradCAM", "options": {"relu": False}})
-    GradCAM(relu=False)
+    >>> decode({"class": "HiResCAM", "options": {"relu": True}})
+    HiResCAM(relu=True)
     """
     check_unpacked(value)
     try:
@@ -242,8 +242,8 @@ def method_of(record: Mapping[str, Any]) -> Method:
     Raises:
         RecordError: it is unknown here, or was made with something that no record can hold.
 
-    >>> method_of({"method": "gradcam", "class": "GradCAM", "options": {"relu": False}})
-    GradCAM(relu=False)
+    >>> method_of({"method": "hirescam", "class": "HiResCAM", "options": {"relu": True}})
+    HiResCAM(relu=True)
     """
     try:
         kind = _classes().get(str(record.get("class"))) or type(get_method(str(record["method"])))

@@ -494,8 +494,8 @@ def method_of(attribution: Attribution, methods: Sequence[Method] = ()) -> Metho
 
     >>> import torch
     >>> one = torch.ones(1, 1, 1)
-    >>> method_of(Attribution("gradcam", one, "score", one[0, 0], None, (1, 1), options={"relu": False}))
-    GradCAM(relu=False)
+    >>> method_of(Attribution("hirescam", one, "score", one[0, 0], None, (1, 1), options={"relu": True}))
+    HiResCAM(relu=True)
     """
     method = next((each for each in methods if each.name == attribution.method), None) or get_method(attribution.method)
     made_with = {each.name for each in fields(method) if each.init}

@@ -10,6 +10,8 @@
                     perturbed rows are made of, and checks that their scores do not depend on each other
     collectors      one answer for each kind of evidence: what is watched, differentiated and computed; and transformer
                     blocks, each read out on its own
+    hooked_gradients
+                    the same gradients by PyTorch's full-backward hooks
     incremental     the operations before a layer, recorded and replayed; of perturbed rows, what has to be computed
     reruns          all perturbed rows, in batches: inputs, feature maps, tokens of transformers
     execution       a plan, run

@@ -18,6 +18,7 @@ from explain._utils.nested import first_tensor, replace_first
 from explain.data.inputs import Inputs
 from explain.engine import needs
 from explain.engine.forward import Forward, ResolvedTarget
+from explain.engine.hooked_gradients import hooked_input_gradient, hooked_layer_gradient
 from explain.engine.needs import NeedAtLayer, at_least_float32
 from explain.engine.settings import RuntimeSettings, agree
 from explain.hooks import HookGroup
@@ -27,7 +28,7 @@ from explain.hooks.graph import Reach, differentiate, graph
 from explain.hooks.preserve import detached, recording, untouched
 from explain.layers.calls import grids_of, independent_calls, summary_of
 from explain.relevance.deeplift import RevealCancelTracer, joined
-from explain.relevance.gradient_rules import uninspected
+from explain.relevance.gradient_rules import Rule, uninspected
 from explain.relevance.propagation import relevance_of
 from explain.targets import Target
 from explain.targets.detections import Detected
@@ -116,8 +117,12 @@ def _activations(forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, 
 
 
 def _layer_gradients(forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients) -> Tensor:
-    gradient = forward.layers.joined(forward.record(need.layer or ""), gradients)
-    return _of_layer(gradient, forward, resolved, need)
+    layer = need.layer or ""
+    gradient = forward.layers.joined(forward.record(layer), gradients)
+    found = _of_layer(gradient, forward, resolved, need)
+    if gradient is None or not need.kind.hooked:
+        return found
+    return forward.spatial(hooked_layer_gradient(forward, resolved, layer, gradient), layer)
 
 
 def _layer_curvature(forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients) -> Tensor:
@@ -157,7 +162,11 @@ def _similarity(forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, g
 
 
 def _input_gradients(forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients) -> Tensor:
-    return at_least_float32(_of_input(gradients[0], forward, resolved))
+    gradient = _of_input(gradients[0], forward, resolved)
+    if need.kind.hooked:
+        rule: Rule | None = need.kind.rule  # type: ignore[attr-defined]
+        gradient = hooked_input_gradient(forward, resolved, need.input, rule, gradient)
+    return at_least_float32(gradient)
 
 
 def _relevance(forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients) -> Tensor:

@@ -6,7 +6,7 @@ answers it. From that alone the plan is made; `collectors` has a function for ea
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar, dataclass_transform
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar, dataclass_transform
 
 import torch
 from torch import Tensor
@@ -19,6 +19,10 @@ from explain.targets.outputs import Outputs
 from explain.targets.resolve import Objective
 
 T = TypeVar("T")
+
+
+GradientsBy: TypeAlias = Literal["autograd", "full_backward"]
+"""What brings gradients: `torch.autograd.grad`, or PyTorch's full-backward hooks on modules."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,11 @@ class Need(Generic[T]):
         return self.backward is not None and (self.backward.propagates or self.backward.rule is not None)
 
     @property
+    def hooked(self) -> bool:
+        """Whether full-backward hooks bring it, in a pass of its own."""
+        return getattr(self, "gradients", None) == "full_backward"
+
+    @property
     def reads_weights(self) -> bool:
         """Whether it takes weights of the network after they have been used, which sharded networks free by then."""
         backward = self.backward
@@ -114,8 +123,13 @@ class LayerGradients(Need[Tensor]):
     """The gradient of the score, or of another objective, in the layer's feature maps: ``(N, C, h, w)``."""
 
     objective: Objective | None = None
+    gradients: GradientsBy = "autograd"
 
     of_layer = at_layer = differentiates = True
+
+    @property
+    def detached(self) -> bool:  # type: ignore[override]
+        return self.hooked
 
 
 class LayerCurvature(Need[Tensor]):
@@ -137,8 +151,13 @@ class InputGradients(Need[Tensor]):
     """The gradient of the score in the input, ``(N, C, H, W)``, plain or under a rule for operations."""
 
     rule: Rule | None = None
+    gradients: GradientsBy = "autograd"
 
     of_input = whole = differentiates = True
+
+    @property
+    def detached(self) -> bool:  # type: ignore[override]
+        return self.hooked
 
 
 class RuleCoverage(Need[Coverage]):

@@ -153,8 +153,9 @@ class Plan:
 
     @property
     def _own_passes(self) -> int:
-        """How many passes of their own needs have, for one target: of blocks, and of three rows for each image."""
-        return sum(isinstance(n.kind, BlockAttention) + 3 * isinstance(n.kind, RevealCancel) for n in self.needs)
+        """How many passes of their own needs have, for one target: of blocks, with hooks, of three rows an image."""
+        kinds = [need.kind for need in self.needs]
+        return sum(isinstance(k, BlockAttention) + 3 * isinstance(k, RevealCancel) + k.hooked for k in kinds)
 
     @property
     def rows(self) -> int:
@@ -204,6 +205,10 @@ class Plan:
         if blocks:
             count = _counted(len(blocks) * self.targets, "backward pass", "es")
             lines.append(f"{count} from the score of every transformer block to its attention{self._for(blocks)}")
+        hooked = [need for need in self.needs if need.kind.hooked]
+        if hooked:
+            count = _counted(len(hooked) * self.targets, "of these passes", "")
+            lines.append(f"{count} forward and back with full-backward hooks{self._for(hooked)}")
         for stream, inner in self._perturbed():
             lines += [f"{self._run(stream, inner)}{self._for(stream.needs)}", *inner._nested()]
         lines += [self._in_all()] if len(lines) > 2 else []

@@ -5,13 +5,15 @@ the hook which call it acts for. Here the same object is made for the calls of o
 by call. So it makes no difference which calls backward reaches, in which order, and in which thread.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 from torch.utils.hooks import BackwardHook
 
+from explain._utils.errors import LayerError
 from explain.hooks.group import HookGroup
 from explain.hooks.layer_names import Where
 
@@ -19,6 +21,9 @@ FullBackwardHook: TypeAlias = Callable[[nn.Module, tuple[Any, ...], tuple[Any, .
 """A hook of a module, ``grad_input`` and ``grad_output``; what it returns replaces ``grad_input``."""
 HookOfCall: TypeAlias = Callable[[nn.Module, Any, Sequence[torch.Tensor]], FullBackwardHook | None]
 """From a module, its output, and the tensors that backward must be asked for to reach the hook, to the hook."""
+
+INSTEAD = 'leave out gradients="full_backward"'
+"""What to do where such hooks cannot be used: autograd needs none."""
 
 
 def hook_calls(group: HookGroup, where: Where, hook_of: HookOfCall) -> None:
@@ -53,3 +58,21 @@ def hook_calls(group: HookGroup, where: Where, hook_of: HookOfCall) -> None:
 
 def _with_gradient(values: Sequence[Any]) -> list[torch.Tensor]:
     return [each for each in values if isinstance(each, torch.Tensor) and each.requires_grad]
+
+
+@contextmanager
+def refusing_in_place(layers: Sequence[str]) -> Iterator[None]:
+    """Say in one line what PyTorch says of an in-place operation on a tensor that a full-backward hook is on.
+
+    Raises:
+        LayerError: there is one.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if "BackwardHookFunction" not in str(error):
+            raise
+        names = ", ".join(layers[:3]) + ", ..." * (len(layers) > 3)
+        which = f"one of {names}" if len(layers) > 1 else names
+        but = f"an in-place operation changes what {which} is given or returns; set inplace=False"
+        raise LayerError(f"layers must suit full-backward hooks, but {but}, or {INSTEAD}") from None

@@ -25,7 +25,7 @@ from explain._utils.errors import HookError, LayerError, NotRecordedError, note
 from explain._utils.signals import signal_safe
 from explain._utils.spelling import did_you_mean
 from explain.hooks import attention_parts, graph_start, preserve, unwrap
-from explain.hooks.call_hooks import FullBackwardHook, hook_calls
+from explain.hooks.call_hooks import INSTEAD, FullBackwardHook, hook_calls, refusing_in_place
 from explain.hooks.graph import alias, copy_with_history, differentiate, is_alias, mark
 from explain.hooks.group import HookGroup
 from explain.hooks.layer_names import LayerPlace, Where, place_of, select_places
@@ -421,8 +421,8 @@ class FullBackwardCapture(Capture):
         outputs = output if isinstance(output, tuple) else (output,)
         number = next((i for i, each in enumerate(outputs) if each is first), None)
         if number is None:
-            got = f"got {type(output).__name__}; use gradients=True"
-            raise LayerError(f"layer {layer!r} must return a tensor, or several, for full-backward hooks, {got}")
+            must = f"return a tensor, or several, for full-backward hooks, got {type(output).__name__}"
+            raise LayerError(f"layer {layer!r} must {must}; {INSTEAD}")
         if not torch.is_grad_enabled():
             self._without_graph.add(record)
             return None
@@ -501,13 +501,8 @@ def capture(model: nn.Module, layers: Where, *, gradients: bool | Literal["full_
         if gradients != "full_backward":
             yield Capture(group, names, gradients=gradients, every=True)
             return
-        try:
+        with refusing_in_place(names):
             yield FullBackwardCapture(group, names)
-        except RuntimeError as error:
-            if "BackwardHookFunction" not in str(error):
-                raise
-            but = f"an in-place operation follows one of {', '.join(names)}"
-            raise LayerError(f"layers must suit full-backward hooks, but {but}; use gradients=True") from None
 
 
 def read_outputs(group: HookGroup, layers: Iterable[str], read: Callable[[torch.Tensor], T]) -> dict[str, list[T]]:

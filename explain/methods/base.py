@@ -238,9 +238,9 @@ class Method(Options):
 def options(method: Method) -> dict[str, Any]:
     """Return the fields of a method and their values: with its name, enough to make it again.
 
-    >>> from explain.methods import GradCAM
-    >>> options(GradCAM(relu=False))
-    {'relu': False}
+    >>> from explain.methods import HiResCAM
+    >>> options(HiResCAM(relu=True))
+    {'relu': True}
     """
     return {field.name: getattr(method, field.name) for field in fields(method)}
 

@@ -15,7 +15,7 @@ from explain._utils.errors import MethodError
 from explain._utils.random_numbers import seeded, uniform
 from explain._utils.rounding import Dims, all_cancel, rounding_error
 from explain.engine import Activations, Evidence, LayerGradients, Need
-from explain.engine.needs import ClassWeights, LayerCurvature
+from explain.engine.needs import ClassWeights, GradientsBy, LayerCurvature
 from explain.methods.base import MAPS, PATTERNS, Method, Style, map_of, register, spatial_dims
 from explain.targets.resolve import Contrast, ResidualSoftmax
 
@@ -97,6 +97,8 @@ class GradCAM(ClassActivationMap):
 
     Args:
         relu: keep the positive part, as published; False gives the signed map.
+        gradients: "full_backward" takes them from PyTorch's full-backward hook on the layer, in one more pass. It is
+            refused where that hook cannot be used, or sees other gradients than autograd.
 
     Returns:
         ``(N, h, w)`` at the layer's resolution, in units of the score.
@@ -110,11 +112,16 @@ class GradCAM(ClassActivationMap):
     """
 
     relu: bool = True
+    gradients: GradientsBy = "autograd"
+
+    @property
+    def needs(self) -> frozenset[Need[Any]]:
+        return frozenset({Activations(), LayerGradients(gradients=self.gradients)})
 
     adds_up = True
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        g = evidence.gradients
+        g = evidence[LayerGradients(gradients=self.gradients)]
         places = spatial_dims(g)
         return weighted(unless_rounding(g.mean(places), g, places), evidence, relu=self.relu)
 

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import torch
 
 from explain.engine import Evidence, InputGradients, Need
-from explain.engine.needs import RuleCoverage
+from explain.engine.needs import GradientsBy, RuleCoverage
 from explain.layers.layouts import enlarge
 from explain.methods.base import GRADIENTS, Method, map_of, register
 from explain.methods.cam import GradCAM
@@ -28,6 +28,8 @@ class Saliency(GradientMethod):
 
     Args:
         absolute: give magnitudes, as published; False keeps the sign of the gradient.
+        gradients: "full_backward" takes the ``grad_input`` of PyTorch's full-backward hook on the model, in one more
+            pass. It is refused where that hook cannot be used.
 
     Returns:
         ``(N, C, H, W)``, score per unit of the (preprocessed) input. The heatmap is the largest over the channels.
@@ -41,12 +43,16 @@ class Saliency(GradientMethod):
     """
 
     absolute: bool = True
+    gradients: GradientsBy = "autograd"
 
     style = "intensity"
-    needs = frozenset({InputGradients()})
+
+    @property
+    def needs(self) -> frozenset[Need[Any]]:
+        return frozenset({InputGradients(gradients=self.gradients)})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        gradient = evidence[InputGradients()]
+        gradient = evidence[InputGradients(gradients=self.gradients)]
         return gradient.abs() if self.absolute else gradient
 
 
@@ -101,6 +107,10 @@ class GuidedBackprop(RuleGradientMethod):
     relatives (ReLU6, LeakyReLU, PReLU, ELU, SiLU, GELU, Hardswish, ...) are treated the same way, which the paper
     does not cover. A network without any of them gets a warning, since its guided gradient is the plain one.
 
+    Args:
+        gradients: "full_backward" clamps the ``grad_input`` in PyTorch's full-backward hooks on modules, in one more
+            pass. It is refused where a rectifier is no module, or works in place.
+
     Returns:
         ``(N, C, H, W)``. It hardly depends on the target: read it as "what is there"; `GuidedGradCAM` says where.
 
@@ -113,7 +123,16 @@ class GuidedBackprop(RuleGradientMethod):
     torch.Size([1, 3, 3, 3])
     """
 
+    gradients: GradientsBy = "autograd"
+
     rule = Guided()
+
+    @property
+    def needs(self) -> frozenset[Need[Any]]:
+        return frozenset({InputGradients(self.rule, self.gradients), RuleCoverage(self.rule)})
+
+    def __call__(self, evidence: Evidence) -> torch.Tensor:
+        return evidence[InputGradients(self.rule, self.gradients)]
 
 
 @register

@@ -11,7 +11,9 @@ import torch
 from torch import nn
 
 import explain
+from explain.engine.needs import GradientsBy
 from explain.hooks import HookGroup, capture, inspect
+from explain.methods import GradCAM, GuidedBackprop, Saliency
 from tests.conftest import settled
 
 
@@ -25,6 +27,11 @@ def photos() -> torch.Tensor:
     return torch.rand(2, 3, 11, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) - 0.4
 
 
+def ways(inplace: bool) -> list[GradientsBy]:
+    """What can bring gradients, where PyTorch allows it."""
+    return ["autograd"] if inplace else ["autograd", "full_backward"]
+
+
 @pytest.mark.parametrize("inplace", [False, True])
 def test_gradcam_is_what_a_full_backward_hook_gives(inplace: bool) -> None:
     model, x = network(inplace=inplace), photos().requires_grad_()
@@ -33,8 +40,10 @@ def test_gradcam_is_what_a_full_backward_hook_gives(inplace: bool) -> None:
         plain(x)[:, 2].sum().backward()
     weights = seen.gradients["3"].mean((2, 3), keepdim=True)
     expected = (weights * seen.activations["3"]).sum(1)
-    found = explain.attribute(model, x.detach(), "gradcam(relu=False)", target=2, layer="3")
-    torch.testing.assert_close(found.values, expected, rtol=1e-12, atol=1e-14)
+    for gradients in ways(inplace):
+        method = GradCAM(relu=False, gradients=gradients)
+        found = explain.attribute(model, x.detach(), method, target=2, layer="3")
+        torch.testing.assert_close(found.values, expected, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("inplace", [False, True])
@@ -46,8 +55,9 @@ def test_guided_backpropagation_is_what_a_returned_grad_input_gives(inplace: boo
             module.register_full_backward_hook(lambda module, grad_input, grad_output: (grad_input[0].clamp(min=0),))
     plain(source)[:, 2].sum().backward()
     expected = source.grad
-    found = explain.attribute(model, x, "guidedbackprop", target=2)
-    torch.testing.assert_close(found.values, expected, rtol=1e-12, atol=1e-14)
+    for gradients in ways(inplace):
+        found = explain.attribute(model, x, GuidedBackprop(gradients), target=2)
+        torch.testing.assert_close(found.values, expected, rtol=1e-12, atol=1e-14)
     again = x.clone().requires_grad_()
     with HookGroup(model) as group:  # which in-place operations do not disturb
         group.backward(nn.ReLU, lambda module, grad_input, grad_output: (grad_input[0].clamp(min=0),))
@@ -63,8 +73,9 @@ def test_saliency_is_the_grad_input_of_the_first_layer(inplace: bool) -> None:
     handle = plain[0].register_full_backward_hook(lambda module, grad_input, grad_output: seen.append(grad_input[0]))
     plain(x.clone().requires_grad_())[:, 2].sum().backward()
     handle.remove()
-    found = explain.attribute(model, x, "saliency", target=2)
-    torch.testing.assert_close(found.values, seen[0].abs(), rtol=1e-12, atol=1e-14)
+    for gradients in ways(inplace):
+        found = explain.attribute(model, x, Saliency(gradients=gradients), target=2)
+        torch.testing.assert_close(found.values, seen[0].abs(), rtol=1e-12, atol=1e-14)
 
 
 def test_full_backward_hooks_say_where_they_cannot_be_used() -> None:
@@ -74,6 +85,69 @@ def test_full_backward_hooks_say_where_they_cannot_be_used() -> None:
     assert not model[1]._backward_hooks
     with pytest.raises(explain.LayerError, match="module"), capture(model, "3:input", gradients="full_backward"):
         pass
+
+
+class Ways(nn.Module):
+    """A network in which PyTorch's full-backward hooks see something else than autograd, as ``way`` says."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way, self.conv, self.relu = way, nn.Conv2d(3, 4, 3), nn.ReLU(inplace=way == "in place")
+        self.layer, self.head = Kept(way), nn.Linear(4, 5)
+
+    def forward(self, photo: torch.Tensor) -> Any:
+        if self.way == "in place at once":
+            photo -= 0.1
+        maps = self.layer(self.relu(self.conv(photo)))
+        maps = torch.relu(maps) if self.way == "a function" else self.relu(maps)
+        scores = self.head(maps.mean((2, 3)) + self.layer.kept[0].amax((2, 3)))
+        return {"logits": scores} if self.way == "a mapping" else scores
+
+
+class Kept(nn.Module):
+    """A layer whose output also leaves in a list, with its gradient if ``way`` says so."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way, self.kept, self.conv = way, list[torch.Tensor](), nn.Conv2d(4, 4, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.conv(x)
+        self.kept[:] = [y if self.way == "a list" else y.detach()]
+        return y
+
+
+@pytest.mark.parametrize(
+    ("way", "refused"),
+    [
+        ("modules", []),
+        ("in place", ["gradcam", "guidedbackprop"]),
+        ("in place at once", ["guidedbackprop", "saliency"]),
+        ("a function", ["guidedbackprop"]),
+        ("a list", ["gradcam"]),
+        ("a mapping", ["guidedbackprop", "saliency"]),
+    ],
+)
+def test_methods_by_full_backward_hooks_are_those_by_autograd_or_refused(way: str, refused: list[str]) -> None:
+    torch.manual_seed(0)
+    model, x = Ways(way).double().eval(), photos()
+    modes = [module.training for module in model.modules()]
+    for name in ("gradcam", "guidedbackprop", "saliency"):
+        for targets in ([2], [0, 4]):  # of several, each has hooks of its own
+            method = f"{name}(gradients=full_backward)"
+            if name in refused:
+                with pytest.raises(explain.ExplainError, match="full-backward"):
+                    explain.attribute(model, x, method, targets=targets, layer="layer")
+                continue
+            found = explain.attribute(model, x, method, targets=targets, layer="layer")
+            expected = explain.attribute(model, x, name, targets=targets, layer="layer")
+            for one, other in zip(found, expected, strict=True):
+                torch.testing.assert_close(one.values, other.values, rtol=1e-12, atol=1e-14)
+    assert [module.training for module in model.modules()] == modes
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert not any(module._forward_hooks or module._backward_hooks for module in model.modules())
+    with pytest.raises(explain.ExplainError, match="positional"):
+        explain.attribute(model, {"photo": x}, "saliency(gradients=full_backward)", target=2)
 
 
 def test_calls_of_a_shared_layer_get_their_own_gradients() -> None:

@@ -1,0 +1,121 @@
+"""Gradients that PyTorch's own full-backward hooks bring: another way to what `torch.autograd.grad` gives.
+
+The model runs once more, with a full-backward hook on each call of the modules in question. The hook of a layer keeps
+its ``grad_output``. That of the model keeps its ``grad_input``, which is the gradient in the photo. Those of rectifiers
+return another ``grad_input``, by the same rule as on the default way.
+
+Such hooks see modules alone, and nothing that leaves a module by another way than its output. So what they bring is
+compared with what autograd gives, and refused where it is something else.
+"""
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from explain._utils.errors import MethodError
+from explain.data.inputs import Path, dotted
+from explain.engine.forward import Forward, ResolvedTarget
+from explain.hooks import HookGroup, capture
+from explain.hooks.call_hooks import INSTEAD, FullBackwardHook, hook_calls, refusing_in_place
+from explain.hooks.preserve import recording
+from explain.hooks.unwrap import submodule
+from explain.relevance.gradient_rules import Gradients, Rule
+from explain.tracing.operations import Operation
+
+
+def hooked_layer_gradient(forward: Forward, resolved: ResolvedTarget, layer: str, expected: Tensor) -> Tensor:
+    """The gradient of the scores in what a layer returns: the ``grad_output`` of its full-backward hook.
+
+    Raises:
+        MethodError: it is not what autograd ``expected``. LayerError: the layer does not suit such hooks.
+    """
+    with recording(True), capture(forward.model, [layer], gradients="full_backward") as seen:
+        seen.backward(_run(forward, resolved)[0])
+    record = seen.of(layer)
+    return _checked(None if record is None else record.gradient, expected, f"layer {layer!r}")
+
+
+def hooked_input_gradient(
+    forward: Forward, resolved: ResolvedTarget, path: Path | None, rule: Rule | None, expected: Tensor
+) -> Tensor:
+    """The gradient of the scores in an input: the ``grad_input`` of the model's full-backward hook.
+
+    Under a rule, the full-backward hooks of rectifiers return what it makes of their ``grad_input``.
+
+    Raises:
+        MethodError: it is not what autograd ``expected``, or the model does not suit such hooks.
+    """
+    place = path or forward.inputs.path
+    position = place[0]
+    if len(place) > 1 or not isinstance(position, int):
+        must = f"be a positional argument for full-backward hooks, got {dotted(place)}"
+        raise MethodError(f"input must {must}; {INSTEAD}")
+    seen: list[Tensor] = []
+
+    def keep(module: nn.Module, grad_input: Any, grad_output: Any) -> None:
+        seen.append(grad_input[position].detach().clone())
+
+    rectifiers = {} if rule is None else _rectifiers(forward, resolved, rule)
+    with recording(True), HookGroup(forward.model) as group, refusing_in_place([*rectifiers, "the model"]):
+        _hook(group, "", keep)
+        for name, operation in rectifiers.items():
+            _hook(group, name, partial(_follow, rule, operation))
+        total, sources = _run(forward, resolved)
+        torch.autograd.grad(total, sources, allow_unused=True)
+    return _checked(seen[0] if seen else None, expected, "the input")
+
+
+def _hook(group: HookGroup, name: str, hook: FullBackwardHook) -> None:
+    hook_calls(group, name, lambda module, output, below: hook)
+
+
+def _follow(rule: Rule, operation: Operation, module: nn.Module, *gradients: Gradients) -> Gradients:
+    return rule.backward(operation, *gradients)
+
+
+def _run(forward: Forward, resolved: ResolvedTarget) -> tuple[Tensor, list[Tensor]]:
+    """Run the model once more; return the sum of the scores, and the inputs that they are differentiated in."""
+    inputs = forward.inputs
+    sources = {path: inputs.tensor(path).detach().clone().requires_grad_() for path in inputs.paths}
+    output = inputs.replaced(sources).call(forward.model)
+    images = torch.arange(len(inputs), device=inputs.x.device)
+    scores, _ = resolved.of_rows(images).pick(output, len(inputs))
+    return scores.sum(), list(sources.values())
+
+
+def _rectifiers(forward: Forward, resolved: ResolvedTarget, rule: Rule) -> dict[str, Operation]:
+    """The modules that do nothing but rectify, by name, and what they do.
+
+    Raises:
+        MethodError: something else rectifies, which has no full-backward hook.
+    """
+    found: dict[str, Operation] = {}
+    for operation in forward.operations.of_graph(resolved.total):
+        if not rule.covers(operation):
+            continue
+        name = operation.module
+        if name is None or any(submodule(forward.model, name).children()):
+            where = f"layer {name!r}" if name else "the model"
+            got = f"got {operation.kind}() in {where}; write a module there, or {INSTEAD}"
+            raise MethodError(f"rectifiers must be modules for full-backward hooks, {got}")
+        found[name] = operation
+    return found
+
+
+def _checked(hooked: Tensor | None, expected: Tensor, place: str) -> Tensor:
+    """What hooks brought, which must be what autograd gives.
+
+    Raises:
+        MethodError: it is something else.
+    """
+    must = f"full-backward hooks must bring {place} the gradient that autograd gives"
+    if hooked is None:
+        raise MethodError(f"{must}, but none fired (a container for an output?); {INSTEAD}")
+    largest = expected.abs().max()
+    rounding = torch.finfo(expected.dtype).eps ** 0.5
+    if not torch.allclose(hooked, expected, rtol=0, atol=float(rounding * largest), equal_nan=True):
+        off = float((hooked - expected).abs().max() / largest)
+        raise MethodError(f"{must}, but it is off by {off:.0%} of the maximum; {INSTEAD}")
+    return hooked
