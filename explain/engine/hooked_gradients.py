@@ -60,8 +60,8 @@ def hooked_input_gradient(
     rectifiers = {} if rule is None else _rectifiers(forward, resolved, rule)
     with recording(True), HookGroup(forward.model) as group, refusing_in_place([*rectifiers, "the model"]):
         _hook(group, "", keep)
-        for name, operation in rectifiers.items():
-            _hook(group, name, partial(_follow, rule, operation))
+        for name, hook in rectifiers.items():
+            _hook(group, name, hook)
         total, sources = _run(forward, resolved)
         torch.autograd.grad(total, sources, allow_unused=True)
     return _checked(seen[0] if seen else None, expected, "the input")
@@ -85,13 +85,13 @@ def _run(forward: Forward, resolved: ResolvedTarget) -> tuple[Tensor, list[Tenso
     return scores.sum(), list(sources.values())
 
 
-def _rectifiers(forward: Forward, resolved: ResolvedTarget, rule: Rule) -> dict[str, Operation]:
-    """The modules that do nothing but rectify, by name, and what they do.
+def _rectifiers(forward: Forward, resolved: ResolvedTarget, rule: Rule) -> dict[str, FullBackwardHook]:
+    """The hooks for modules that do nothing but rectify, by their names.
 
     Raises:
         MethodError: something else rectifies, which has no full-backward hook.
     """
-    found: dict[str, Operation] = {}
+    found: dict[str, FullBackwardHook] = {}
     for operation in forward.operations.of_graph(resolved.total):
         if not rule.covers(operation):
             continue
@@ -100,7 +100,7 @@ def _rectifiers(forward: Forward, resolved: ResolvedTarget, rule: Rule) -> dict[
             where = f"layer {name!r}" if name else "the model"
             got = f"got {operation.kind}() in {where}; write a module there, or {INSTEAD}"
             raise MethodError(f"rectifiers must be modules for full-backward hooks, {got}")
-        found[name] = operation
+        found[name] = partial(_follow, rule, operation)
     return found
 
 

@@ -143,7 +143,7 @@ class LayerCurvature(Need[Tensor]):
 class ClassWeights(Need[Tensor]):
     """The weights of the target's class in a head that averages the feature maps and is linear: ``(N, C)``."""
 
-    of_layer = reads_weights = True  # type: ignore[assignment]
+    of_layer = reads_weights = True
     also = frozenset({Activations()})
 
 
@@ -213,7 +213,7 @@ class RevealCancel(Need[Tensor]):
 class BiasTerms(Need[tuple[Tensor, ...]]):
     """What every bias of the network adds to the score: a tuple of ``(N, C, h, w)``, or ``(N, K)`` without a map."""
 
-    whole = looks_inside = reads_weights = differentiates = True  # type: ignore[assignment]
+    whole = looks_inside = reads_weights = differentiates = True
 
 
 class Uninspected(Need[Coverage]):

@@ -114,11 +114,11 @@ class GradCAM(ClassActivationMap):
     relu: bool = True
     gradients: GradientsBy = "autograd"
 
+    adds_up = True
+
     @property
     def needs(self) -> frozenset[Need[Any]]:
         return frozenset({Activations(), LayerGradients(gradients=self.gradients)})
-
-    adds_up = True
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         g = evidence[LayerGradients(gradients=self.gradients)]
