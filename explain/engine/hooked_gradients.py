@@ -19,6 +19,7 @@ from explain.data.inputs import Path, dotted
 from explain.engine.forward import Forward, ResolvedTarget
 from explain.hooks import HookGroup, capture
 from explain.hooks.call_hooks import INSTEAD, FullBackwardHook, hook_calls, refusing_in_place
+from explain.hooks.graph import differentiate
 from explain.hooks.preserve import recording
 from explain.hooks.unwrap import submodule
 from explain.relevance.gradient_rules import Gradients, Rule
@@ -63,7 +64,7 @@ def hooked_input_gradient(
         for name, hook in rectifiers.items():
             _hook(group, name, hook)
         total, sources = _run(forward, resolved)
-        torch.autograd.grad(total, sources, allow_unused=True)
+        differentiate(total, sources)
     return _checked(seen[0] if seen else None, expected, "the input")
 
 
