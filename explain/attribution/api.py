@@ -24,6 +24,7 @@ from explain.engine import Evidence
 from explain.engine.ends import reading
 from explain.engine.execution import gather
 from explain.engine.needs import NeedAtLayer, applied, needs_at
+from explain.engine.perturbations import PerturbationRuns
 from explain.engine.plan import Plan
 from explain.engine.settings import MEMORY, Footprint, Precision, Progress, RuntimeSettings
 from explain.engine.validation import check_inputs
@@ -262,6 +263,9 @@ class Request:
                         raise
                     continue
                 rounding = plan.rounding(name, every[0].rounding)
+                runs_again = any(isinstance(need, PerturbationRuns) for need in method.needs)
+                if rounding is not None and not runs_again and all(each.inexact for each in every):
+                    rounding = max(rounding, self._off_by_rounding(method, used, attributions[name]))
                 attributions[name] = replace(attributions[name], interventions=altered, rounding=rounding)
                 if not self.settings.create_graph:  # early in training, maps of zeros are nothing unusual
                     warn_of_result(method, attributions[name], [each for calls in used[0].values() for each in calls])
@@ -269,6 +273,18 @@ class Request:
         if not all(found):
             raise KeyboardInterrupt("interrupted before any method had something to show")
         return found
+
+    def _off_by_rounding(self, method: Method, used: Sequence[EvidenceOfCalls], exact: Attribution) -> float:
+        """By how much values are off with other rounding errors of the same size, as a share of the largest value."""
+
+        def inexact(evidence: Evidence) -> Evidence:
+            return replace(evidence, found={**evidence.found, **evidence.inexact})
+
+        of_inputs = [{layer: list(map(inexact, calls)) for layer, calls in of_input.items()} for of_input in used]
+        with preserve.calculating(self.inputs.x.device.type), muted():
+            values = self._applied(method, of_inputs).values
+        largest = exact.values.abs().max()
+        return float((values - exact.values).abs().max() / largest) if largest else 0.0
 
     def _needs(self, layers: Mapping[str, list[str]]) -> dict[str, frozenset[NeedAtLayer]]:
         """What each method needs, at its layers."""

@@ -64,7 +64,8 @@ class Attribution(Outcome):
 
     ``interventions`` are those that the model was explained under, with the values that they took from inputs.
     ``rounding`` says by how much scores in bfloat16 are off, where some are: the largest error of eight altered photos,
-    divided by the largest change of the score among these.
+    divided by the largest change of the score among these. Where such errors in the scores of all altered photos
+    change the map by more, as a share of its largest magnitude, it is that share.
 
     Of a video ``(N, C, T, H, W)``, all of these have a dimension for frames before height and width. Where its frames
     come first, ``(N, T, C, H, W)``, values for each channel have that shape too, and ``frames_first`` is true.
@@ -140,7 +141,10 @@ class Attribution(Outcome):
     @property
     def rounded(self) -> str:
         """In words, by how much scores in bfloat16 are off; empty where none are."""
-        return "" if self.rounding is None else f"bfloat16: scores off by {100 * self.rounding:.2g} % of their change"
+        if self.rounding is None:
+            return ""
+        share = f"{100 * self.rounding:.2g} %"
+        return f"bfloat16: scores off by {share} of their change, or the map by as much of its maximum"
 
     @property
     def relative_error(self) -> torch.Tensor | None:

@@ -111,9 +111,10 @@ def _evidence(
     x = at_least_float32(forward.inputs.tensor(path or forward.inputs.path))
     outputs = (lambda: forward.outputs) if origin is None else origin.outputs
     mine = {a.kind: v for a, v in resolved.found.items() if a.layer in (None, layer) and a.input in (None, path)}
+    inexact = {a.kind: v for a, v in resolved.inexact.items() if a.layer in (None, layer) and a.input in (None, path)}
     mine |= {kind: make(resolved=resolved, layer=layer) for kind, make in runners.items()}
     about = x, resolved.score, resolved.classes, resolved.name, forward.grids, forward.logits
-    return Evidence(*about, layer, mine, origin, outputs, resolved.rounding)
+    return Evidence(*about, layer, mine, origin, outputs, resolved.rounding, inexact)
 
 
 class _Passes:

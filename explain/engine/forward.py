@@ -60,6 +60,8 @@ class ResolvedTarget:
     """What the latest backward pass brings the attention of the network."""
     found: dict[NeedAtLayer, Any] = field(default_factory=dict)
     rounding: dict[perturbations.Perturbation, float] = field(default_factory=dict)
+    inexact: dict[NeedAtLayer, Any] = field(default_factory=dict)
+    """What would have been found with other rounding errors of the same size."""
 
     def of_rows(self, images: Tensor) -> Target:
         """The target for rows that belong to these images: what was settled for the unperturbed image stays so."""
@@ -396,17 +398,56 @@ Add = Callable[[], None]
 """Adds the results of a batch to what there is, when all of its work has succeeded."""
 
 
+@dataclass(frozen=True, eq=False)
+class RowErrors:
+    """Errors of rows' values that are like those that some of the rows have.
+
+    An error is a rounding error of the row, as of one of these rows, and for what covers inputs also a function of what
+    is covered: the weights are rounded, too. This is a linear one that varies as much.
+    """
+
+    of_some: Tensor
+    """The errors of some rows ``(few, ...)``."""
+    alike: Tensor
+    """Which of them each row ``(rows,)`` has."""
+    is_other: Tensor
+    """Whether it is none of these rows ``(rows,)``."""
+    some: Tensor | None = None
+    """The inputs of some rows ``(few, C, H, W)``."""
+
+    def of(self, numbers: Tensor, inputs: Tensor) -> Tensor:
+        """The errors of rows with these numbers and inputs."""
+        errors = self.of_some[self.alike[numbers]]
+        if self.some is None or len(self.some) < 2:
+            return errors
+        draw = torch.Generator().manual_seed(0)
+        direction = torch.randn(self.some[0].numel(), generator=draw).to(self.some)
+        known = self.some.flatten(1) @ direction
+        spread = known.std()
+        if not spread:
+            return errors
+        steps = (inputs.to(self.some).flatten(1) @ direction - known.mean()) / spread * self.is_other[numbers]
+        return errors + steps.reshape(-1, *[1] * (errors.ndim - 1)) * self.of_some.std(0)
+
+
 class TargetAccumulators:
     """The accumulators of one target for a stream, by the needs that they answer."""
 
     def __init__(
-        self, stream: plan.Stream, context: RerunContext, resolved: ResolvedTarget, names: Mapping[Any, Sequence[str]]
-    ) -> None:
+        self, stream: plan.Stream, context: RerunContext, resolved: ResolvedTarget, names: Mapping[Any, Sequence[str]],
+        errors: Mapping[NeedAtLayer, "RowErrors"] | None = None,
+    ) -> None:  # fmt: skip
+        """With ``errors``, results are added up once more with an error in each row's value."""
         self.resolved, self._names, self._context = resolved, names, context
+        self._errors = errors or {}
         self._of: dict[NeedAtLayer, perturbations.Accumulator] = {}
+        self._inexact: dict[NeedAtLayer, perturbations.Accumulator] = {}
         for need in stream.needs:
             reducer: perturbations.Reducer = need.kind.reducer  # type: ignore[attr-defined]
-            self._of[need] = reducer.begin(context.evidence(resolved, need.layer, need.input))
+            evidence = context.evidence(resolved, need.layer, need.input)
+            self._of[need] = reducer.begin(evidence)
+            if need in self._errors:
+                self._inexact[need] = reducer.begin(evidence)
 
     def read(self, images: Tensor, numbers: Tensor, evidence_of: EvidenceLookup) -> Add:
         """Read what the unfinished accumulators need from the evidence on these rows."""
@@ -415,7 +456,11 @@ class TargetAccumulators:
 
         def add() -> None:
             for need, found in values.items():
-                self._of[need].add(images, numbers, found[: len(numbers)])
+                of_rows = found[: len(numbers)]
+                self._of[need].add(images, numbers, of_rows)
+                if need in self._inexact:
+                    errors = self._errors[need].of(numbers, given[need].inputs[: len(numbers)])
+                    self._inexact[need].add(images, numbers, of_rows + errors)
 
         return add
 
@@ -439,8 +484,11 @@ class TargetAccumulators:
 
     def results(self, *, partial: bool) -> dict[NeedAtLayer, Any]:
         """The results; ``partial`` ones, of those that have one, where not all rows have come."""
-        found = {need: each.partial() if partial else each.result() for need, each in self._of.items()}
-        return {need: result for need, result in found.items() if result is not None or not partial}
+        return _results(self._of, partial)
+
+    def inexact_results(self, *, partial: bool) -> dict[NeedAtLayer, Any]:
+        """The same with an error in each row's value, where these are known."""
+        return _results(self._inexact, partial)
 
     def maps(self) -> dict[str, Tensor]:
         """The maps that there are so far, by the methods that need them."""
@@ -455,3 +503,8 @@ class TargetAccumulators:
             return None
         finished = torch.stack(known).all(0)
         return ~finished.to(owners.device)[owners] if bool(finished.any()) else None
+
+
+def _results(of: Mapping[NeedAtLayer, perturbations.Accumulator], partial: bool) -> dict[NeedAtLayer, Any]:
+    found = {need: each.partial() if partial else each.result() for need, each in of.items()}
+    return {need: result for need, result in found.items() if result is not None or not partial}

@@ -358,6 +358,8 @@ class Evidence:
     """Finds out how the class scores become probabilities."""
     rounding: Mapping[Any, float] = field(default_factory=dict, repr=False)
     """By how much scores in bfloat16 are off, by the perturbation of the rows that have been run so."""
+    inexact: Mapping[Need[Any], Any] = field(default_factory=dict, repr=False)
+    """Of answers that come from scores in bfloat16, what others with rounding errors of the same size would be."""
 
     def __getitem__(self, need: Need[T]) -> T:
         return self.found[need]  # type: ignore[no-any-return]

@@ -29,9 +29,16 @@ from explain.data.inputs import Inputs, Path, dotted
 from explain.engine import forward
 from explain.engine import settings as runtime
 from explain.engine.collectors import explained_blocks, with_first
-from explain.engine.forward import Add, DependentImagesError, DependentRowsError, RerunContext, TargetAccumulators
+from explain.engine.forward import (
+    Add,
+    DependentImagesError,
+    DependentRowsError,
+    RerunContext,
+    RowErrors,
+    TargetAccumulators,
+)
 from explain.engine.incremental import IncrementalInference, Overwriting, PrefixRecorder, ReachedError, Replay, Tape
-from explain.engine.needs import EvidenceLookup, Need, NeedAtLayer, RowOrigin
+from explain.engine.needs import EvidenceLookup, Need, NeedAtLayer, RowOrigin, at_least_float32
 from explain.engine.perturbations import Attributor, Perturbation, PerturbedRows, Scores
 from explain.engine.plan import Plan, Stream
 from explain.engine.settings import BatchSizeTuner, Precision, RuntimeSettings
@@ -53,7 +60,7 @@ def run_streams(plan: Plan, context: RerunContext, least: float = 1) -> bool:
     Of streams with at least so many rows, it is noted by how much scores in bfloat16 are off; whether one was, is
     returned.
     """
-    noted: list[bool] = []
+    noted = False
     waiting = [stream for stream in plan.streams if not stream.is_known(context.settings.precision)]
     images = torch.arange(len(context.inputs), device=context.inputs.x.device)
     for stream in plan.streams:
@@ -79,10 +86,17 @@ def run_streams(plan: Plan, context: RerunContext, least: float = 1) -> bool:
 
     def run_all() -> None:
         """Run streams one after the other; an interrupt ends this with partial results, if these are wanted."""
+        nonlocal noted
         for stream, rows in ordered:
             accumulators = [TargetAccumulators(stream, context, resolved, names) for resolved in context.targets]
             try:
-                noted.append(_note_rounding(stream, rows, context, least))
+                errors = _note_rounding(stream, rows, context, least)
+                noted |= bool(errors) and not stream.of.is_reference
+                if errors and least == 1:
+                    accumulators = [
+                        TargetAccumulators(stream, context, resolved, names, of_target)
+                        for resolved, of_target in zip(context.targets, errors, strict=True)
+                    ]
                 _StreamRun(stream, rows, accumulators, context, progress).run()
             except KeyboardInterrupt as error:
                 if not context.settings.keep_partial:
@@ -90,6 +104,7 @@ def run_streams(plan: Plan, context: RerunContext, least: float = 1) -> bool:
                 context.interrupted.append(error)
             for of_target in accumulators:
                 of_target.resolved.found.update(of_target.results(partial=bool(context.interrupted)))
+                of_target.resolved.inexact.update(of_target.inexact_results(partial=bool(context.interrupted)))
             if context.interrupted:
                 return
 
@@ -101,29 +116,48 @@ def run_streams(plan: Plan, context: RerunContext, least: float = 1) -> bool:
         context.one_at_a_time = True
         progress.restart()
         run_all()
-    return any(noted)
+    return noted
 
 
-def _note_rounding(stream: Stream, rows: Mapping[Path, PerturbedRows], context: RerunContext, least: float) -> bool:
+def _note_rounding(
+    stream: Stream, rows: Mapping[Path, PerturbedRows], context: RerunContext, least: float
+) -> list[dict[NeedAtLayer, RowErrors]]:
     """Note by how much scores in bfloat16 are off: those of a few rows, by the largest change of the score in them.
 
-    Fewer rows than ``least`` are not looked at; whether they were is returned.
+    Returns:
+        For each target, errors of the values that are added up, like those of the few rows. Fewer rows than ``least``
+        are not looked at; then, it is empty.
     """
-    owners, wanted = rows[context.inputs.path].owners, context.settings.precision != "full"
-    if not (len(owners) >= least and wanted and stream.in_bfloat16) or stream.of.is_reference:
-        return False
+    owners = rows[context.inputs.path].owners
+    wanted = context.settings.precision != "full" and stream.in_bfloat16
+    if len(owners) < least or not wanted:
+        return []
     few = torch.linspace(0, len(owners) - 1, min(FEW, len(owners)), device=owners.device).long()
-    need, found, chosen = NeedAtLayer(Scores(stream.of), stream.layer), [], {at: r.some(few) for at, r in rows.items()}
-    its_rows = Stream(stream.of, stream.layer, (need,))
+    chosen = {path: of_input.some(few) for path, of_input in rows.items()}
+    score = NeedAtLayer(Scores(stream.of), stream.layer)
+    values = {need: replace(need, kind=Scores(stream.of, need.kind.method)) for need in stream.needs}  # type: ignore[attr-defined]
+    compared = Stream(stream.of, stream.layer, tuple({score, *values.values()}))
+    results = []
     for precision in (context.settings.precision, "full"):
         its = replace(context, settings=replace(context.settings, precision=precision, progress=None))
-        sums = [TargetAccumulators(its_rows, its, each, {}) for each in its.targets]
-        _StreamRun(its_rows, chosen, sums, its, ProgressCallback(its.settings, 0)).run()
-        found.append([each.results(partial=False)[need] for each in sums])
-    for resolved, rounded, exact in zip(context.targets, *found, strict=True):
-        largest = (exact - resolved.score[owners[few]]).abs().max()
-        resolved.rounding[stream.of] = float((rounded - exact).abs().max() / largest) if largest else 0.0
-    return True
+        sums = [TargetAccumulators(compared, its, each, {}) for each in its.targets]
+        _StreamRun(compared, chosen, sums, its, ProgressCallback(its.settings, 0)).run()
+        results.append([each.results(partial=False) for each in sums])
+    alike = torch.randint(len(few), (len(owners),), generator=torch.Generator().manual_seed(0)).to(owners.device)
+    alike[few] = torch.arange(len(few), device=owners.device)
+    is_other = torch.ones_like(owners, dtype=torch.bool).index_fill(0, few, False)
+    covers = not (stream.of.of_layer or stream.of.of_tokens)
+    inputs = at_least_float32(rows[context.inputs.path].make(few)) if covers else None
+    errors = []
+    for resolved, rounded, exact in zip(context.targets, *results, strict=True):
+        largest = (exact[score] - resolved.score[owners[few]]).abs().max()
+        if not stream.of.is_reference:
+            off = (rounded[score] - exact[score]).abs().max()
+            resolved.rounding[stream.of] = float(off / largest) if largest else 0.0
+        errors.append(
+            {need: RowErrors(rounded[of] - exact[of], alike, is_other, inputs) for need, of in values.items()}
+        )
+    return errors
 
 
 def _rows(stream: Stream, context: RerunContext) -> dict[Path, PerturbedRows]:
