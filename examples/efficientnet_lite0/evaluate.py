@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from explain.data.images import EXTENSIONS, load_image
-from explain.models import Classifier, FiveCrops, WholePhoto, load
+from explain.models import Classifier, WholePhoto, load
 from explain.models.custom import DEFAULT
 from explain.models.preprocessing import cropped
 
@@ -25,12 +25,7 @@ from explain.models.preprocessing import cropped
 @torch.inference_mode()
 def logits_of(classifier: Classifier, paths: list[Path]) -> torch.Tensor:
     """Return the logits ``(N, K)`` of photos, which may have inputs of different sizes."""
-    found, see = [], classifier.preprocess
-    for path in paths:
-        photo = load_image(path)
-        x = see.parts(photo) if isinstance(see, FiveCrops) else see(photo)[None]
-        found.append(classifier.model(x).mean(0, keepdim=True))
-    return torch.cat(found)
+    return torch.cat([classifier.model(classifier.preprocess(load_image(path))[None]) for path in paths])
 
 
 def measured(logits: torch.Tensor, labels: torch.Tensor) -> str:
@@ -54,9 +49,9 @@ def main() -> None:
     started = time.perf_counter()
     classifier = load(DEFAULT)
     print(f"loaded in {time.perf_counter() - started:.2f} s; {len(paths)} photos")
-    whole, five = (cropped(classifier.preprocess, crop, classifier.model) for crop in ("whole", "five"))
+    whole = cropped(classifier.preprocess, "whole", classifier.model)
     assert isinstance(whole, WholePhoto)
-    views = {"center": classifier.preprocess, "whole": whole, "padded": replace(whole, pad=True), "five": five}
+    views = {"center": classifier.preprocess, "whole": whole, "padded": replace(whole, pad=True)}
     for name, view in views.items() if options.crops else [("center", classifier.preprocess)]:
         print(f"{name:<7} {measured(logits_of(replace(classifier, preprocess=view), paths), labels)}", flush=True)
 

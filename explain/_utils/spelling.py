@@ -29,7 +29,7 @@ def did_you_mean(name: str, known: Iterable[str], count: int = 3) -> str:
 def close_to(name: str, known: Iterable[str], count: int = 3) -> list[str]:
     """Return the ``known`` names that a misspelt one may stand for, the closest first; one that is the same, alone.
 
-    >>> close_to("centre", ["center", "whole", "five"])
+    >>> close_to("centre", ["center", "whole"])
     ['center']
     """
     plain = {_plain(candidate): candidate for candidate in reversed(list(dict.fromkeys(known)))}

@@ -17,12 +17,11 @@ from explain._utils.errors import ExplainError, TargetError, muted, printable, r
 from explain.app.jobs import AbandonedError, Answer, CheckJob, ExplainJob, Job, Scheduler, SendStep, WorkerThread
 from explain.app.requests import CheckRequest, ExplainRequest, Limits, decode_upload, give_memory_back, whole
 from explain.attribution.api import select
-from explain.data.images import Box, load_image, locate
+from explain.data.images import load_image, locate
 from explain.explanation.explainer import Explainer
 from explain.explanation.explanation import Explanation
 from explain.layers import default_layer, list_layers
 from explain.methods.base import Method, get_method
-from explain.models import FiveCrops
 from explain.report.item import Detail, item, jpeg, method_info, passes_run
 from explain.report.pages import page_with
 from explain.targets import Detections, Segmentation, Target, layouts, texts
@@ -259,13 +258,11 @@ class Service:
         """
         request = ExplainRequest.of(values, len(self.models), self.limits)
         served, photo = self.models[request.model], self._photos[request.photo]
-        before, preprocess = None, served.explainer.preprocess
+        before = None
         with suppress(ExpiredError):
             before = self._answers[request.before or ""]
         if request.cover is not None:
-            crops = isinstance(preprocess, FiveCrops)  # their maps lie on the whole photo
-            seen = Box(0.0, 0.0, *map(float, photo.size)) if crops else locate(preprocess, photo.size)
-            photo = request.cover.apply(photo, seen)
+            photo = request.cover.apply(photo, locate(served.explainer.preprocess, photo.size))
         job = ExplainJob(request, served.explainer, photo, send, before)
         name = self._jobs.add(job)
         send({"work": name, "before": served.quick.waiting})

@@ -303,13 +303,10 @@ def number_of(tensor: torch.Tensor | None) -> float | None:
     return None if tensor is None else float(tensor[0])
 
 
-def options_run(attribution: result.Attribution, crops: int = 1) -> dict[str, Any]:
-    """The options of a method, encoded; of one that was stopped early, those that make as many runs as it has made.
-
-    The runs of several crops are counted together, and no option says how many each has.
-    """
+def options_run(attribution: result.Attribution) -> dict[str, Any]:
+    """The options of a method, encoded; of one that was stopped early, those that make as many runs as it has made."""
     found = dict(attribution.options)
-    if attribution.stopped and crops == 1:
+    if attribution.stopped:
         ran = {"samples": attribution.samples, "max_seconds": None}
         found |= {name: value for name, value in ran.items() if name in found}
     return {name: encode(value) for name, value in found.items()}

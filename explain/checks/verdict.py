@@ -473,7 +473,7 @@ def check_explained(
     if explanation.explainer is None or explanation.request is None:
         raise MetricError("explanation must have its model to be checked, but is a copy; explain the photo again")
     if explanation.crops:
-        raise MetricError("maps must be of one crop to be checked, got some of five; use crop='center'")
+        raise MetricError("maps must be of one crop to be checked, got some of tiles; use explain.evaluate")
     chosen, request, explainer = found[0].target, explanation.request, explanation.explainer
     target = request.targets[index] if isinstance(chosen, str) else ClassTarget((int(chosen[0]),))
     given = [] if isinstance(request.methods, str) else request.methods

@@ -59,8 +59,8 @@ READERS = {
     "opacity": _reader("a number from 0 to 1", float, lambda value: 0 <= value <= 1),
     "count": _reader("a whole number from 1", int, lambda value: value >= 1),
     "from zero": _reader("a whole number from 0", int, lambda value: value >= 0),
-    "crop": _reader("center, whole, five, or a share above 0 and up to 1", float, lambda share: 0 < share <= 1,
-                    "center", "whole", "five"),
+    "crop": _reader("center, whole, or a share above 0 and up to 1", float, lambda share: 0 < share <= 1,
+                    "center", "whole"),
     "channels": _reader("a number, or one for each channel as in 0.5,0.4,0.3", _numbers,
                         lambda values: isinstance(values, float) or len(values) == 3),
 }  # fmt: skip

@@ -26,7 +26,7 @@ from explain.explanation.explanation import Explanation, Explanations, PhotoConc
 from explain.explanation.photos import AT_ONCE, Photo, PhotoRequest
 from explain.hooks import Intervention, inspect, inspection, intervene, layer_names, preserve, unwrap
 from explain.methods.base import Method, MethodLike, get_method, list_methods, options
-from explain.models import Classifier, FiveCrops, classifier, classifier_of, custom, huggingface, preprocessing
+from explain.models import Classifier, classifier, classifier_of, custom, huggingface, preprocessing
 from explain.render.styles import StyleLike, get_style
 from explain.targets import ClassTarget, Detections, Segmentation, Target, TopClass, as_target, layouts, texts
 from explain.targets.classes import activation_for
@@ -151,9 +151,9 @@ class Explainer:
             nothing is known, a centre crop and ImageNet's values, with a warning.
         weights: a file with a state dict, for a model given by name.
         size: the side of the model's input in pixels, instead of its own.
-        crop: the part of a photo that the model sees: "center", the "whole" photo (as long as it is where the network
-            takes any size, else padded to a square), or "five": four corners and the centre, whose scores are averaged.
-            A number is the share of the photo's shorter side that the central square takes.
+        crop: the part of a photo that the model sees: "center", or the "whole" photo (as long as it is where the
+            network takes any size, else padded to a square). A number is the share of the photo's shorter side that
+            the central square takes.
         channels: 1 for a model of photos in grey, 3 for one of colours; found from its first convolution where nothing
             else says how it sees photos.
         mean, std, interpolation: for a preprocessing that cuts out the centre, other values than its own: the mean and
@@ -305,8 +305,7 @@ class Explainer:
         if options.setdefault("precision", "full") == "bfloat16":
             options["precision"] = "bf16"  # one word in records and runs
         question = records.RecordedRequest(classes, recorded, options["precision"])
-        alone = isinstance(self.preprocess, FiveCrops) or any(recorded)
-        alone = alone or any(not isinstance(found, ClassTarget) for found in of_each or ())
+        alone = any(recorded) or any(not isinstance(found, ClassTarget) for found in of_each or ())
         alone = alone or any(records.has_tensor(records.encode_fields(method)) for method in known)
         return PhotoRequest(chosen, chosen_targets, question, options, alone, of_each)
 
@@ -341,38 +340,27 @@ class Explainer:
         return Photo(photo, source, self.as_input(photo), source or f"photo {place}", place)
 
     def _explained(self, photos: list[Photo], request: PhotoRequest) -> list[Explanation]:
-        """Explain photos whose inputs have one shape in one batch, or a single photo by five crops as one."""
+        """Explain photos whose inputs have one shape in one batch."""
         with intervene(self.model, request.options["interventions"]):
             return self._explained_as_altered(photos, request)
 
     def _explained_as_altered(self, photos: list[Photo], request: PhotoRequest) -> list[Explanation]:
-        crops, size = self.preprocess if isinstance(self.preprocess, FiveCrops) else None, photos[0].image.size
-        parts = () if crops is None else tuple(crops.boxes(size))
+        size = photos[0].image.size
         requests = [self._on_photo(request.of(photo), photo) for photo in photos]
         targets: list[TargetLike] = [*requests[0].targets]
-        names: list[str | None] = []
-        if crops is not None:  # the best classes are those of the mean score
-            x = self._placed(crops.parts(photos[0].image))
-            if ranks := [each.rank for each in requests[0].targets if isinstance(each, TopClass)]:
-                best = several.best_of_mean(self.model, x, max(ranks) + 1)
-                targets = [best[each.rank] if isinstance(each, TopClass) else each for each in requests[0].targets]
-        else:
-            x = torch.cat([photo.x for photo in photos])
-            if x.ndim == 5:
-                parts = self._tiles(photos[0])
-            names = [photo.name for photo in photos] if len(photos) > 1 else [photos[0].source]
-            if request.of_each is not None and len(photos) > 1:
-                targets = [as_target([each.targets[0] for each in requests])]
+        x = torch.cat([photo.x for photo in photos])
+        parts = self._tiles(photos[0]) if x.ndim == 5 else ()
+        names = [photo.name for photo in photos] if len(photos) > 1 else [photos[0].source]
+        if request.of_each is not None and len(photos) > 1:
+            targets = [as_target([each.targets[0] for each in requests])]
         methods: Any = request.methods
         with naming(names):
             found: list[dict[str, Attribution]] = attribute(
                 self.model, self._inputs(x), methods, targets=targets, categories=self.categories,
                 activation=self.activation, **request.options,
             )  # fmt: skip
-        if parts and crops is None:
+        if parts:
             found = [{name: several.on_photo(each, parts, size) for name, each in result.items()} for result in found]
-        elif parts:
-            found = [{name: several.joined(each, parts, size) for name, each in result.items()} for result in found]
         logits = next(iter(found[0].values())).logits
         probabilities = self._probabilities(x, logits)
         outputs = self._outputs or Outputs()

@@ -308,7 +308,7 @@ class Explanation(Reportable):
             "format": records.FORMAT, "crops": [asdict(crop) for crop in self.crops],
             **records.origin_of(self.photo, self.source, self.origin, self.box, self.input_size),
             "method": attribution.method, "class": self.question.classes.get(attribution.method),
-            "options": records.options_run(attribution, len(self.crops) or 1),
+            "options": records.options_run(attribution),
             "fuse": attribution.fuse, "precision": self.question.precision, "rounding": attribution.rounding,
             **({"interventions": records.encode(list(attribution.interventions))} if attribution.interventions else {}),
             "layer": list(attribution.layer) if isinstance(attribution.layer, tuple) else attribution.layer,

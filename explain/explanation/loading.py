@@ -197,8 +197,8 @@ class Saved:
 
     def _stop_options(self) -> dict[str, Any]:
         """How to stop a method where it was stopped, if no option of it does: by an interrupt after so many samples."""
-        estimate, crops = self.record.get("estimate"), self.record.get("crops")
-        if estimate is None or not estimate.get("stopped") or ("samples" in self.record["options"] and not crops):
+        estimate = self.record.get("estimate")
+        if estimate is None or not estimate.get("stopped") or "samples" in self.record["options"]:
             return {}
 
         def stop(done: int, total: int) -> None:

@@ -8,69 +8,16 @@ import torch
 from PIL import Image
 from torch import nn
 
-from explain._utils.errors import ExplainError, ImageError, PhotoError, PhotosError, TargetError, either, raised
+from explain._utils.errors import ExplainError, ImageError, PhotoError, PhotosError, TargetError, raised
 from explain._utils.nested import first_tensor
 from explain._utils.signals import came_by_signal
 from explain.attribution.records import RecordedRequest, encode_target
 from explain.attribution.result import Attribution
 from explain.data.images import Box, ImageLike
-from explain.data.inputs import Inputs
-from explain.engine.ends import reading
 from explain.hooks.preserve import untouched
 from explain.layers.layouts import enlarge
 from explain.methods import Method
 from explain.targets import Target
-from explain.targets.base import find_scores
-
-
-def joined(found: Attribution, boxes: Sequence[Box], size: tuple[int, int]) -> Attribution:
-    """Lay the attributions of crops where the crops lie in their photo.
-
-    Args:
-        found: the attribution of P crops of one photo, for one class.
-        boxes: where each crop lies.
-        size: the photo's (width, height).
-
-    Returns:
-        The attribution of one image, at the resolution of the crops. Its score and logits are the means over the crops.
-        Values for pixels ``(1, C, H, W)`` are those of the mean score: the crops' values added up and divided by P, so
-        that they still add up to what they did. Values of a layer become ``(1, H, W)``: at each place the mean over the
-        crops that show it. Where no crop lies, they are zero.
-
-    >>> crops = Attribution("m", torch.ones(2, 1, 2, 2), "score", torch.tensor([1.0, 3.0]), None, (2, 2))
-    >>> one = joined(crops, [Box(0, 0, 2, 2), Box(1, 0, 3, 2)], (3, 2))
-    >>> one.values[0, 0].tolist(), one.score
-    ([[0.5, 1.0, 0.5], [0.5, 1.0, 0.5]], tensor([2.]))
-    """
-    pixels = found.values.ndim == len(found.size) + 2
-    hows: dict[str, Any] = {"spent": torch.sum, "planned": torch.sum, "finished": torch.all}
-    hows |= dict.fromkeys(("score", "logits", "delta", "r2", "neutral"), torch.mean)
-    known = {name: tensor for name in hows if (tensor := getattr(found, name)) is not None}
-    about: dict[str, Any] = {name: hows[name](tensor, 0, keepdim=True) for name, tensor in known.items()}
-    # The crops were covered by the same masks, so that their errors are not independent; and a set is one crop's.
-    about |= {"error": None, "sets": None}
-    return replace(
-        found, values=_laid(found.values, found.size, boxes, size),
-        target=found.target if isinstance(found.target, str) else found.target[:1],
-        size=_canvas(found.size, boxes, size),
-        maps={name: _laid(values, found.size, boxes, size) for name, values in found.maps.items()},
-        **(about if pixels else {**about, "delta": None}),
-    )  # fmt: skip
-
-
-def best_of_mean(model: nn.Module, x: torch.Tensor, count: int) -> list[int]:
-    """Return the best classes by the mean of the logits of several crops ``x`` ``(P, C, H, W)``.
-
-    Raises:
-        TargetError: the model gives no class scores.
-    """
-    inputs = Inputs((x,))
-    with untouched(model), torch.no_grad(), reading(model, inputs):
-        logits = find_scores(inputs.call(model), len(x))
-    if logits is None or logits.ndim != 2:
-        remedy = either("give target=, or use crop 'whole'", "give --target, or use --crop whole")
-        raise TargetError(f"target must be given for crop 'five' and a model without class scores, got None; {remedy}")
-    return [int(index) for index in logits.mean(0).topk(min(count, logits.shape[1])).indices]
 
 
 def on_photo(found: Attribution, boxes: Sequence[Box], size: tuple[int, int]) -> Attribution:
@@ -105,7 +52,7 @@ def on_photo(found: Attribution, boxes: Sequence[Box], size: tuple[int, int]) ->
 
 
 def _laid(values: torch.Tensor, side: tuple[int, ...], boxes: Sequence[Box], size: tuple[int, int]) -> torch.Tensor:
-    """Lay values of crops down in their photo: the mean over all of them, or for maps over those that show a place."""
+    """Lay values of tiles down in their photo: the mean over all of them, or for maps over those that show a place."""
     pixels = values.ndim == len(side) + 2
     finest = min(boxes, key=lambda box: box.height * box.width)
     height, width = _canvas(side, boxes, size)
@@ -137,7 +84,7 @@ def _overlap(start: int, length: int, whole: int) -> tuple[slice, slice]:
 
 
 def _canvas(side: tuple[int, ...], boxes: Sequence[Box], size: tuple[int, int]) -> tuple[int, int]:
-    """Return the height and width of the whole photo at the resolution of its finest crop."""
+    """Return the height and width of the whole photo at the resolution of its finest tile."""
     box = min(boxes, key=lambda box: box.height * box.width)
     height, width = round(size[1] * side[0] / box.height), round(size[0] * side[1] / box.width)
     return max(height, side[0]), max(width, side[1])

@@ -21,9 +21,9 @@ from explain.layers.stitched import Stitched
 from explain.models import bundled, custom
 from explain.models.classifier import Classifier
 from explain.models.custom import list_models
-from explain.models.preprocessing import CenterCrop, FiveCrops, WholePhoto, check_size
+from explain.models.preprocessing import CenterCrop, WholePhoto, check_size
 
-__all__ = ["CenterCrop", "Classifier", "FiveCrops", "Stitched", "WholePhoto", "list_models", "load"]
+__all__ = ["CenterCrop", "Classifier", "Stitched", "WholePhoto", "list_models", "load"]
 
 OWN = {
     custom.DEFAULT: bundled.load_imagenet, bundled.TINY: bundled.load_tiny, bundled.TINY_CLIP: bundled.load_tiny_clip,

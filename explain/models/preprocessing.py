@@ -64,7 +64,7 @@ class CenterCrop:
         return _scaled(self, image, (self.side, self.side), (box.left, box.top, box.right, box.bottom))
 
 
-Crop: TypeAlias = Literal["center", "whole", "five"]
+Crop: TypeAlias = Literal["center", "whole"]
 CropLike: TypeAlias = Crop | float
 """A name, or the share of the photo's shorter side that a central square takes."""
 LONGEST = 4  # times the shorter side: longer photos are made smaller
@@ -134,37 +134,6 @@ def _scaled(how: CenterCrop | WholePhoto, image: Image.Image, size: tuple[int, i
     return (pixels - mean) / std
 
 
-@dataclass(frozen=True)
-class FiveCrops:
-    """Show the model the four corners and the centre of a photo, each a square like that of ``center``.
-
-    Called with a photo, it gives the central one; ``parts`` gives all five.
-
-    >>> FiveCrops(CenterCrop(8)).parts(Image.new("RGB", (30, 20))).shape
-    torch.Size([5, 3, 8, 8])
-    """
-
-    center: CenterCrop
-
-    def box(self, size: tuple[int, int]) -> Box:
-        """Return the central square; see `boxes` for all of them."""
-        return self.center.box(size)
-
-    def boxes(self, size: tuple[int, int]) -> list[Box]:
-        """Return the squares in a photo of ``size`` (width, height): corners from left to right, then the centre."""
-        middle = self.center.box(size)
-        width, height = middle.width, middle.height
-        corners = [(x, y) for y in (0.0, size[1] - height) for x in (0.0, size[0] - width)]
-        return [*(Box(x, y, min(x + width, size[0]), min(y + height, size[1])) for x, y in corners), middle]
-
-    def parts(self, image: Image.Image) -> torch.Tensor:
-        """Return all five crops ``(5, 3, side, side)``."""
-        return torch.stack([self.center.cut(image, box) for box in self.boxes(image.size)])
-
-    def __call__(self, image: Image.Image) -> torch.Tensor:
-        return self.center(image)
-
-
 def cropped(preprocess: Preprocess, crop: CropLike, model: nn.Module) -> Preprocess:
     """Return a preprocessing that shows another part of a photo.
 
@@ -181,8 +150,6 @@ def cropped(preprocess: Preprocess, crop: CropLike, model: nn.Module) -> Preproc
     center = center_of(preprocess, f"{option('crop')} {crop!r}")
     if isinstance(crop, (int, float)):
         return replace(center, crop=float(crop))
-    if crop == "five":
-        return FiveCrops(center)
     return WholePhoto(center.side, center.mean, center.std, center.interpolation, pad=not takes_any_size(model))
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from explain._utils.errors import RunError, TargetError, either, keywords, naming, overheard, shown, warn
+from explain._utils.errors import RunError, TargetError, keywords, naming, overheard, shown, warn
 from explain._utils.progress import show_progress
 from explain.attribution.api import RunOptions, attribute, select
 from explain.attribution.records import encode, versions
@@ -25,7 +25,7 @@ from explain.explanation.photos import rows_are_apart
 from explain.hooks.interventions import intervene
 from explain.methods.base import Method, MethodLike
 from explain.metrics import Metric, ReattributionMetric, evaluate, get_metric
-from explain.models import Classifier, FiveCrops
+from explain.models import Classifier
 from explain.runs import files, preparing
 from explain.runs.manifest import described_method, identity, named_layer
 from explain.runs.preparing import Failed, KnownPhoto, Labels, Prepared, Preparer, Ready
@@ -70,9 +70,6 @@ class RunRequest:
         self, explainer: Explainer, methods: MethodLike | Iterable[MethodLike], target: TargetLike,
         metrics: Sequence[Metric | str], **options: Any,
     ) -> None:  # fmt: skip
-        if isinstance(explainer.preprocess, FiveCrops):
-            remedy = either("use crop='whole'", "use --crop whole")
-            raise RunError(f"explainer must see one part of each photo in a run, got five crops; {remedy}")
         if explainer.layout is not None:
             got = f"one of frames or tiles, layout {explainer.layout}"
             raise RunError(f"explainer must be one of photos in a run, got {got}; take explainer.each")

@@ -154,7 +154,17 @@ def test_a_model_in_grey_is_asked_for(typed: Typed) -> None:
     )
     for target in ("yes", "no"):
         code, out, _ = typed(
-            "a.png", "--model", "./grey.py:make", "--channels", "1", "--size", "16", "--target", target
+            "a.png",
+            "--model",
+            "./grey.py:make",
+            "--channels",
+            "1",
+            "--size",
+            "16",
+            "--activation",
+            "sigmoid",
+            "--target",
+            target,
         )
         assert code == 0
         assert {line.split()[0] for line in out[1:3]} == {"yes", "no"}

@@ -17,7 +17,6 @@ import explain
 from explain import ExplainError, OutputError, render
 from explain.attribution.pictures import Look, layer_of, map_for, remark
 from explain.attribution.result import Attribution
-from explain.data.images import Box
 from explain.explanation.explanation import Explanations
 from explain.methods import IntegratedGradients, list_methods
 from explain.methods import base as methods_base
@@ -61,7 +60,7 @@ def spot(size: tuple[int, int], at: tuple[int, int], radius: int = 9) -> Image.I
 
 
 @pytest.mark.parametrize("size", [(200, 300), (500, 120)])
-@pytest.mark.parametrize("crop", ["center", "whole", "padded", "five"])
+@pytest.mark.parametrize("crop", ["center", "whole", "padded"])
 def test_overlays_of_every_crop_lie_where_they_belong(crop: Any, size: tuple[int, int]) -> None:
     """A bright spot is all the evidence there is: on the photo, the map's middle is the spot's."""
     at = (round(size[0] * 0.55), round(size[1] * 0.42))
@@ -81,23 +80,6 @@ def test_overlays_of_every_crop_lie_where_they_belong(crop: Any, size: tuple[int
         pixel = min(size) / 64
         assert abs(columns.mean() - at[0]) < 2 * pixel, (method, columns.mean(), at)
         assert abs(rows.mean() - at[1]) < 2 * pixel, (method, rows.mean(), at)
-
-
-def test_what_lies_between_five_crops_is_marked_and_recorded(tmp_path: Path) -> None:
-    explainer = explain.Explainer(Brightness().eval(), ["light", "dark"], PLAIN, crop="five")
-    explanation = explainer(Image.effect_noise((600, 60), 60), "gradcam", 0, layer="light")
-    drawn = np.asarray(explanation.overlay()).astype(int)
-    seen = np.zeros(600, bool)
-    for crop in explanation.crops:
-        seen[max(0, round(crop.left)) : round(crop.right)] = True
-    assert len(explanation.crops) == 5
-    assert 0 < seen.sum() < 400
-    other = np.asarray(explanation.overlay(style="spotlight")).astype(int)
-    assert np.array_equal(drawn[:, ~seen], other[:, ~seen])
-    assert not np.array_equal(drawn[:, seen], other[:, seen])
-    explanation.save(tmp_path)
-    assert len(json.loads((tmp_path / "image-gradcam.json").read_text())["crops"]) == 5
-    assert explanation.box == Box(0, 0, 600, 60)
 
 
 @pytest.mark.parametrize("style", styles.CHOICES)

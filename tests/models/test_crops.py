@@ -1,4 +1,4 @@
-"""The centre, the whole of a photo, or five crops: what the model sees, and where the overlay lies."""
+"""The centre, the whole of a photo, what the model sees, and where the overlay lies."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from PIL import Image
 from torch import nn
 
 import explain
-from explain import ModelError, TargetError
+from explain import ModelError
 from explain.cli import main
 from explain.data.images import Box
-from explain.models import CenterCrop, Classifier, FiveCrops, WholePhoto
+from explain.models import CenterCrop, Classifier, WholePhoto
 from explain.models.preprocessing import StretchedPhoto, cropped, takes_any_size
 from tests.conftest import TinyNet, settled
 
@@ -77,66 +77,13 @@ def test_padding_is_the_mean_colour_and_lies_outside_of_the_photo(size: tuple[in
         assert start + (last + 1) / 16 * length == pytest.approx(extent, rel=1e-6)
 
 
-def test_five_crops_are_the_corners_and_the_centre(photo: Image.Image) -> None:
-    found = (FiveCrops(PLAIN).parts(photo) * 255).round()
-    pixels = torch.from_numpy(np.array(photo)).permute(2, 0, 1).float()
-    for part, (left, top) in zip(found, [(0, 0), (8, 0), (0, 2), (8, 2), (4, 1)], strict=True):
-        assert torch.equal(part, pixels[:, top : top + 8, left : left + 8])
-    assert torch.equal(FiveCrops(PLAIN)(photo), PLAIN(photo))
-
-
-def test_five_crops_are_explained_by_the_gradient_of_their_mean_score(photo: Image.Image) -> None:
-    model = Linear()
-    explainer = explain.Explainer(model, ["a", "b", "c"], PLAIN, crop="five")
-    explanation = explainer(photo, ["inputxgradient"])
-    pixels = (torch.from_numpy(np.array(photo)).permute(2, 0, 1).float() / 255).requires_grad_()
-    crops = [pixels[:, t : t + 8, left : left + 8] for left, t in [(0, 0), (8, 0), (0, 2), (8, 2), (4, 1)]]
-    mean = torch.stack([model(crop[None])[0] for crop in crops]).mean(0)
-    best = int(mean.argmax())
-    (gradient,) = torch.autograd.grad(mean[best], pixels)
-    found = explanation.attributions["inputxgradient"]
-    assert found.target.tolist() == [best]
-    torch.testing.assert_close(found.values[0], (gradient * pixels).detach())
-    torch.testing.assert_close(found.score, mean[best][None].detach())
-    torch.testing.assert_close(found.logits, mean[None].detach())
-    assert explanation.box == Box(0, 0, 16, 10)
-    assert explanation.overlay().size == photo.size
-    probabilities = [p for _, p in explanation.predictions]
-    assert probabilities == pytest.approx(mean.detach().softmax(0).sort(descending=True).values.tolist())
-
-
-def test_maps_of_five_crops_are_means_where_crops_overlap(photo: Image.Image) -> None:
-    model = averaging()
-    together = explain.Explainer(model, preprocess=PLAIN, crop="five")(photo, "gradcam", 2, layer="layer1")
-    crops = FiveCrops(PLAIN)
-    alone = explain.attribute(model, crops.parts(photo), "gradcam", target=2, layer="layer1").values
-    total, count = torch.zeros(10, 16), torch.zeros(10, 16)
-    for part, (left, top) in zip(alone, [(0, 0), (8, 0), (0, 2), (8, 2), (4, 1)], strict=True):
-        total[top : top + 8, left : left + 8] += part  # the layer has the input's own resolution
-        count[top : top + 8, left : left + 8] += 1
-    torch.testing.assert_close(together.attributions["gradcam"].values[0], total / count)
-    assert together.attributions["gradcam"].heatmap.shape == (1, 10, 16)
-
-
-def test_five_crops_take_the_best_classes_several_photos_and_no_other_kind_of_answer(photo: Image.Image) -> None:
-    explainer = explain.Explainer(Linear(), ["a", "b", "c"], PLAIN, crop="five")
-    assert explainer(photo, "saliency", top_k=2).targets == [
-        label for label, _ in explainer(photo, "saliency").predictions[:2]
-    ]
-    assert [found.targets for found in explainer([photo, photo.rotate(90)], "saliency", "b")] == [["b"], ["b"]]
-    other = explain.Explainer(nn.Conv2d(3, 2, 3), preprocess=PLAIN, crop="five")
-    with pytest.raises(TargetError, match="target must"):
-        other(photo, "saliency")
-
-
 def test_crops_are_made_of_what_the_model_brings() -> None:
     net, plain = averaging(), CenterCrop(32, 0.5, (0.1,) * 3, (0.2,) * 3, "bicubic")
     assert cropped(plain, "center", net) is plain
-    assert cropped(plain, "five", net) == FiveCrops(plain)
     assert cropped(plain, "whole", net) == WholePhoto(32, (0.1,) * 3, (0.2,) * 3, "bicubic", pad=False)
     assert cropped(plain, "whole", nn.Flatten()) == WholePhoto(32, (0.1,) * 3, (0.2,) * 3, "bicubic", pad=True)
     published = torchvision.models.ResNet50_Weights.IMAGENET1K_V1.transforms()
-    assert cropped(published, "five", net) == FiveCrops(CenterCrop(224, 0.875))
+    assert cropped(published, 0.5, net) == CenterCrop(224, 0.5)
     with pytest.raises(ModelError, match="crop 'whole' needs a"):
         cropped(lambda image: torch.zeros(3, 8, 8), "whole", net)
     with pytest.raises(ModelError, match="crop must"):
@@ -151,14 +98,13 @@ def test_networks_that_take_any_size_are_told_by_what_they_average() -> None:
 
 
 @pytest.mark.parametrize("size", [(90, 60), (60, 90), (40, 400), (50, 50)])
-@pytest.mark.parametrize("crop", ["whole", "five"])
-def test_overlays_cover_the_photo_and_records_tell_the_crop(crop: str, size: tuple[int, int], tmp_path: Path) -> None:
+def test_overlays_cover_the_photo_and_records_tell_the_crop(size: tuple[int, int], tmp_path: Path) -> None:
     classifier = Classifier(averaging(), CenterCrop(12), list("abcde"))
-    explainer = explain.Explainer(classifier, crop=crop)  # type: ignore[arg-type]
+    explainer = explain.Explainer(classifier, crop="whole")
     explanation = explainer(Image.effect_noise(size, 80), ["gradcam", "saliency"], layer="layer2")
     assert explanation.box == Box(0, 0, *size)
     assert all(explanation.overlay(method).size == size for method in explanation.methods)
-    assert str(explanation.record()["preprocess"]).startswith("WholePhoto(" if crop == "whole" else "FiveCrops(")
+    assert str(explanation.record()["preprocess"]).startswith("WholePhoto(")
     explanation.save(tmp_path)
 
 
@@ -167,12 +113,12 @@ def test_crops_are_asked_for_on_the_command_line(
 ) -> None:
     photo.resize((160, 100)).save(tmp_path / "a.png")
     shapes = []
-    for crop in ("center", "whole", "five"):
+    for crop in ("center", "whole"):
         folder = tmp_path / crop
         arguments = ["--model", "tiny", "--size", "32", "--crop", crop, "--method", "saliency", "-o", str(folder)]
         assert main([str(tmp_path / "a.png"), *arguments]) == 0
         shapes.append(np.load(folder / "a-tiny-saliency.npy").shape)
-    assert shapes == [(3, 32, 32), (3, 32, 51), (3, 32, 51)]
-    assert explain.load(tmp_path / "five" / "a-tiny-saliency.json").repeat().box == Box(0, 0, 160, 100)
+    assert shapes == [(3, 32, 32), (3, 32, 51)]
+    assert explain.load(tmp_path / "whole" / "a-tiny-saliency.json").repeat().box == Box(0, 0, 160, 100)
     assert capsys.readouterr().err == ""
     assert all(a != b for a, b in pairwise(path.read_bytes() for path in tmp_path.rglob("*.npy")))

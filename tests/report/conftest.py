@@ -109,14 +109,13 @@ def of_kind(kind: str) -> Any:
     if kind == "estimate":
         rise = RISE(samples=8)
         return explain.Explainer(model, LABELS, PREPROCESS)(photo(), [rise, "occlusion", "guidedbackprop"], 0)
-    crop: Any = {"five crops": "five", "padded": "whole"}[kind]
     model.register_parameter("position", nn.Parameter(torch.zeros(1)))  # for networks of a fixed size
-    return explain.Explainer(model, LABELS, PREPROCESS, crop=crop)(
+    return explain.Explainer(model, LABELS, PREPROCESS, crop="whole")(
         photo(200, 90), ["gradcam", "saliency"], targets=[0, 1]
     )
 
 
-KINDS = ["segmentation", "detection", "function", "one logit", "nothing", "layer", "estimate", "five crops", "padded"]
+KINDS = ["segmentation", "detection", "function", "one logit", "nothing", "layer", "estimate", "padded"]
 
 
 def checked(explanation: Any) -> Any:

@@ -311,7 +311,7 @@ def test_a_page_of_every_kind_of_explanation(kind: str) -> None:
     else:
         assert places == [None] * len(found.results)
     curves = [one["curve"] for row in data["maps"] for one in row]
-    if kind in ("function", "five crops"):  # a function is not kept, and five crops have five inputs
+    if kind == "function":  # which is not kept
         assert not any(curves)
     else:
         assert all(curves)
@@ -319,7 +319,7 @@ def test_a_page_of_every_kind_of_explanation(kind: str) -> None:
             target["probability"] is not None for target in data["targets"]
         )
         assert {curve["reading"] for curve in curves} == {"probability" if classes else "score"}
-    assert len(data["crops"]) == (5 if kind == "five crops" else 0)
+    assert data["crops"] == []
 
 
 def test_a_page_has_the_verdict_of_each_map(explanation: Any) -> None:

@@ -394,12 +394,6 @@ def test_a_precision_is_the_same_in_both_spellings(tmp_path: Path) -> None:
         assert len(run) == 1
 
 
-def test_five_crops_are_refused(tmp_path: Path) -> None:
-    made = explain.Explainer("tiny", crop="five")
-    with pytest.raises(RunError, match="explainer must"):
-        explain.run([picture(0)], made, output=tmp_path / "run.sqlite", workers=0)
-
-
 def test_other_files_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("this is no database at all")
     with sqlite3.connect(tmp_path / "other.sqlite") as db:
