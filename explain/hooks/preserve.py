@@ -38,6 +38,9 @@ _REMEDIES = {
         "layer must run outside torch.vmap and the other transforms of torch.func for gradients; name another layer",
     "use_reentrant=True":
         "model must not use re-entrant checkpoints for gradients, but it does; use checkpoint(use_reentrant=False)",
+    "no autograd formula was registered":
+        "model must have a derivative for each of its operators, but one has none; "
+        "give it one with torch.library.register_autograd, or use occlusion",
     "torch.compile region":
         "an explanation must start outside what torch.compile compiles, but did not; use @torch.compiler.disable",
 }  # fmt: skip

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torchvision import ops
 
 import explain
-from explain import ExplainWarning
+from explain import ExplainWarning, ModelError
 from explain.methods import LRP, FullGrad
 from explain.relevance import COMPOSITES, Composite, Epsilon, When
 from explain.tracing.table import LINEAR, TABLE
@@ -309,6 +309,17 @@ def test_what_an_operator_without_a_rule_loses_is_accounted_for(form: str) -> No
     lost = (of_result * result - of_given * given).flatten(1).sum(1)
     taken = a.coverage.taken.get(f"explain_tests::{OPERATORS[form][0]}", torch.zeros(2).double())
     assert torch.allclose(taken, lost.detach(), rtol=1e-9, atol=1e-12)
+
+
+@torch.library.custom_op("explain_tests::without_derivative", mutates_args=())
+def without_derivative(x: Tensor) -> Tensor:
+    return x * 2
+
+
+@pytest.mark.parametrize("method", ["lrp", "fullgrad", "saliency"])
+def test_an_operator_without_a_derivative_is_refused(method: str) -> None:
+    with pytest.raises(ModelError, match="register_autograd"):
+        explain.attribute(Operated(without_derivative).double(), random(3, 2, 3, 8, 8), method, target=1)
 
 
 def test_torchvision_has_the_operators_that_the_table_lists() -> None:
