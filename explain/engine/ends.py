@@ -26,6 +26,7 @@ from explain.targets.outputs import (
     Outputs,
     adds_up,
     configured,
+    is_fractional,
     outputs_like,
     within,
 )
@@ -173,6 +174,8 @@ class OutputReader:
     def __init__(self, model: nn.Module, inputs: Inputs, activation: Activation | None, classes: int | None) -> None:
         self.model, self.classes = model, classes
         self.activation = activation or configured(model)
+        self._key: list[Any] | None = None
+        self._unsure = ""
         self._network, self._inputs = model, inputs
         if isinstance(model, Stitched):  # the segmenter gives what is averaged
             self._network = model.model
@@ -194,27 +197,29 @@ class OutputReader:
     def scores_key(self, candidates: Callable[[Any, int], Mapping[Any, Tensor]]) -> Any:
         """Return which of several tensors has the scores, by its key.
 
-        It is the one that has as many columns as there are classes. Else those are left out that
-        others are computed from, with further weights: features; and of the rest the first is
-        taken.
+        Those are left out that others are computed from, with further weights: features. Of the
+        rest it is the one that has as many columns as there are classes, or else the first.
         """
-        output, origins = self._traced
-        tensors = candidates(output, len(self._inputs))
-        widths = {key: t.shape[1] if t.ndim > 1 else 1 for key, t in tensors.items()}
-        fitting = [key for key, width in widths.items() if width == self.classes]
-        if len(fitting) == 1:
-            return fitting[0]
-        used = {key: origins[t].weights for key, t in tensors.items() if t in origins}
-        if len(used) < len(tensors):
-            self._warn_of_several(output, next(iter(tensors)))
-            return next(iter(tensors))
-        later = [key for key, w in used.items() if not any(_is_part(w, v) for v in used.values())]
-        return later[0]
+        if self._key is None:
+            output, origins = self._traced
+            tensors = candidates(output, len(self._inputs))
+            weights = {key: origins[t].weights for key, t in tensors.items() if t in origins}
+            if len(weights) == len(tensors):
+                features = {k for k, w in weights.items() if any(_is_part(w, v) for v in weights.values())}
+                tensors = {key: t for key, t in tensors.items() if key not in features}
+            widths = {key: t.shape[1] if t.ndim > 1 else 1 for key, t in tensors.items()}
+            fitting = [key for key, width in widths.items() if width == self.classes]
+            self._key = (fitting if len(fitting) == 1 else list(tensors))[:1]
+            if len(weights) < len(tensors) and len(fitting) != 1:
+                self._unsure = described(output)
+        return self._key[0]
 
-    def _warn_of_several(self, output: Any, key: Any) -> None:
-        got = f"{described(output)}; {key!r} is taken, give a callable target for another"
-        must = "model must say which of its outputs are class scores, as 'logits' in a dictionary"
-        warn(f"{must}, got {got}")
+    def say_if_unsure(self) -> None:
+        """Warn, once, where no operations were seen that tell features from scores."""
+        if self._unsure:
+            must = "model must say which of its outputs are class scores, as 'logits' in a dictionary"
+            warn(f"{must}, got {self._unsure}; the first is taken, give a callable target for another")
+        self._unsure = ""
 
     @cached_property
     def _traced(self) -> tuple[Any, Any]:
@@ -233,8 +238,10 @@ class OutputReader:
             return End(bounds.classes, logs=True)
         if bounds is not None and bounds.low >= -ROUNDING and bounds.high <= 1 + ROUNDING:
             return End(bounds.classes)
-        if bounds is None and adds_up(values) and all(map(adds_up, self._on_noise(read))):
-            return End(values.shape[1])
+        if bounds is None and adds_up(values):
+            on_noise = self._on_noise(read)
+            if all(map(adds_up, on_noise)) and any(map(is_fractional, on_noise)):
+                return End(values.shape[1])
         if origin is None and self.activation == "none" and all(map(within, self._on_noise(read))):
             return End()
         return None

@@ -38,7 +38,7 @@ from explain.layers.calls import split_call
 from explain.layers.layouts import Grids, to_spatial
 from explain.relevance import composites, gradient_rules
 from explain.targets import ClassTarget, Target, TopClass, detections, layouts
-from explain.targets.base import find_logits
+from explain.targets.base import find_logits, find_scores
 from explain.targets.outputs import Activation, Outputs
 from explain.targets.resolve import Objective
 from explain.tracing.operations import Operations
@@ -120,10 +120,10 @@ class Forward:
         return float(rows[torch.isfinite(rows)].abs().max()) or 1.0
 
     def _logits(self) -> Tensor | None:
-        try:
-            logits = find_logits(self.output, self.count).detach()
-        except ModelError:
+        scores = find_scores(self.output, self.count)
+        if scores is None:
             return None  # not a classifier
+        logits = scores.detach().reshape(self.count, -1)
         self._check_finite(logits, torch.isnan(logits) | torch.isposinf(logits))
         return at_least_float32(logits)
 

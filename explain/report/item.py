@@ -22,6 +22,8 @@ from explain.attribution.records import decode, encode, method_of, unknown
 from explain.attribution.result import Attribution
 from explain.baselines.base import scale_of
 from explain.data.images import Box
+from explain.data.inputs import Inputs
+from explain.engine.ends import reading
 from explain.engine.settings import Progress
 from explain.hooks.preserve import untouched
 from explain.methods.base import Style, get_method, innermost, title_of
@@ -242,9 +244,9 @@ def place(subject: Subject, index: int, *, live: bool = False) -> dict[str, Any]
     try:
         target = decode(encoded)
         if live and subject.explainer is not None and isinstance(target, Segmentation):
-            model = subject.explainer.model
-            with untouched(model), torch.no_grad():
-                target = target.settled(model(subject.explainer.as_input(subject.photo)), 1)
+            model, inputs = subject.explainer.model, Inputs((subject.explainer.as_input(subject.photo),))
+            with untouched(model), torch.no_grad(), reading(model, inputs, subject.explainer.activation):
+                target = target.settled(inputs.call(model), 1)
     except ExplainError:
         return None
     if isinstance(target, Detections) and target.box is not None:

@@ -190,6 +190,9 @@ class OutputReader(Protocol):
     def scores_key(self, candidates: Callable[[Any, int], Mapping[Any, torch.Tensor]]) -> Any:
         """Return which of several tensors in the output has the scores."""
 
+    def say_if_unsure(self) -> None:
+        """Warn where that is not known."""
+
     def outputs(self, values: torch.Tensor, read: Callable[[Any, int], torch.Tensor | None]) -> Outputs:
         """Say what a tensor of the output is: ``values``, as ``read`` takes it from an output for so many images."""
 
@@ -205,6 +208,9 @@ def find_logits(output: Any, count: int) -> torch.Tensor:
     network computes from them, these are the scores.
     """
     scores = find_scores(output, count)
+    reader = READER.get()
+    if reader is not None:
+        reader.say_if_unsure()
     if scores is not None:
         return scores if scores.ndim == 2 else scores.reshape(count, 1)
     first = next(iter(_tensors(output, SCORES)), None)
@@ -237,9 +243,10 @@ def _candidates(output: Any, count: int) -> Mapping[Any, torch.Tensor]:
     for tensor in named_scores:
         if tensor.ndim in (1, 2) and len(tensor) == count:
             return {(): tensor}
-    several = {key: t for key, t in tensors.items() if t.ndim == 2 and len(t) == count}
-    if several:
-        return several | {key: t for key, t in tensors.items() if t.ndim == 1 and len(t) == count}
+    rows = {key: t for key, t in tensors.items() if t.ndim in (1, 2) and len(t) == count}
+    if any(t.ndim == 2 for t in rows.values()):
+        floating = {key: t for key, t in rows.items() if t.is_floating_point()}
+        return dict(sorted((floating or rows).items(), key=lambda item: -item[1].ndim))
     first = next(iter([*named_scores, *tensors.values()]), None)
     return {} if first is None or first.ndim > 1 or first.numel() != count else {(): first}
 

@@ -267,9 +267,9 @@ def outputs_of_scores(activation: Activation | None, classes: int) -> Outputs:
 def adds_up(outputs: torch.Tensor) -> bool:
     """Whether these are probabilities ``(N, K, ...)`` that add up to one, as if of a softmax.
 
-    Whole numbers are none: they may be scores, or votes.
+    Those of whole numbers may be scores or votes as well; see `is_fractional`.
     """
-    if outputs.ndim < 2 or outputs.shape[1] < 2 or not is_fractional(outputs) or not within(outputs):
+    if outputs.ndim < 2 or outputs.shape[1] < 2 or not within(outputs):
         return False
     rounding = ROUNDING if outputs.dtype in (torch.float32, torch.float64) else COARSE
     off = (outputs.double().sum(1) - 1).abs()

@@ -150,6 +150,19 @@ def test_features_are_not_explained_as_classes(give: Any) -> None:
         torch.testing.assert_close(a.values, expected.values)
 
 
+def test_where_nothing_tells_features_from_scores_it_is_said() -> None:
+    def hidden(*tensors: Tensor) -> Any:
+        return tuple(torch.from_numpy(t.detach().numpy().copy()) for t in tensors)
+
+    model, x = Heads(lambda f, s, o: hidden(f, s)).eval(), torch.rand(2, 3, SIDE, SIDE)
+    with pytest.warns(explain.ExplainWarning, match="class scores"):
+        explain.attribute(model, x, Occlusion(4, 4), target=1)
+    a = explain.attribute(model, x, Occlusion(4, 4), target=lambda output: output[1][:, 1])  # the caller's own choice
+    torch.testing.assert_close(a.score, model(x)[1][:, 1])
+    named = Heads(lambda f, s, o: dict(zip(("f", "logits"), hidden(f, s), strict=True))).eval()
+    torch.testing.assert_close(explain.attribute(named, x, Occlusion(4, 4), target=1).score, model(x)[1][:, 1])
+
+
 def test_features_are_not_explained_as_a_number() -> None:
     class Aged(Heads):
         def forward(self, x: Tensor) -> Any:
