@@ -40,9 +40,11 @@ _UNSEEN = {"data", "numpy", "__array__", "__dlpack__", "untyped_storage", "stora
 
 
 def _name_of(func: Any) -> str:
-    """The name of a function; of what reads an attribute, that of the attribute."""
+    """The name of a function; of what reads or sets an attribute, that of the attribute."""
     name = str(getattr(func, "__name__", ""))
-    return str(getattr(getattr(func, "__self__", None), "__name__", "")) if name == "__get__" else name
+    if name not in ("__get__", "__set__"):
+        return name
+    return str(getattr(getattr(func, "__self__", None), "__name__", ""))
 
 
 class ReplayError(RuntimeError):

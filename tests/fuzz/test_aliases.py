@@ -52,6 +52,7 @@ WRITES: dict[str, Callable[[Tensor, float], Any]] = {
     "%=": lambda y, most: y.__imod__(most),
     "foreach": lambda y, most: torch._foreach_clamp_max_([y], most),
     "numpy": lambda y, most: y.numpy().clip(max=most, out=y.numpy()),
+    "data is set": lambda y, most: setattr(y, "data", y.clamp(max=most)),
     "hardtanh": lambda y, most: F.hardtanh(y, -1e3, most, inplace=True),
     "transposed": lambda y, most: y.clamp_(max=most).transpose_(0, 1),
 }  # fmt: skip
