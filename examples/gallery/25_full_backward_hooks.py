@@ -13,6 +13,7 @@ same three come from one option of this package.
 
 import sys
 import tempfile
+import textwrap
 from pathlib import Path
 
 import torch
@@ -115,4 +116,4 @@ table([[Tile(overlay) for overlay in overlays.values()]], list(overlays))
 try:
     explain.Explainer("tiny")(photo, GuidedBackprop(gradients="full_backward"))
 except explain.LayerError as error:
-    print(error)
+    print(textwrap.fill(str(error), 80))
