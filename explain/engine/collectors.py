@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from explain._utils.errors import LayerError, MethodError, TargetError, UnusedLayerError, either
+from explain._utils.errors import LayerError, MethodError, TargetError, UnusedLayerError, either, note, raised
 from explain._utils.nested import first_tensor, replace_first
 from explain.data.inputs import Inputs
 from explain.engine import needs
 from explain.engine.forward import Forward, ResolvedTarget
 from explain.engine.hooked_gradients import hooked_input_gradient, hooked_layer_gradient
 from explain.engine.needs import NeedAtLayer, at_least_float32
-from explain.engine.settings import RuntimeSettings, agree
+from explain.engine.settings import RuntimeSettings, agree, raise_unless_of_network
 from explain.hooks import HookGroup
 from explain.hooks.attention import attention, by_image
 from explain.hooks.capturing import Source, read_outputs
@@ -406,6 +406,20 @@ def attention_gradients(model: nn.Module, inputs: Inputs, target: Any) -> list[T
     if len(blocks) < 2:
         got = f"{len(blocks)} in {type(model).__name__}"
         raise MethodError(f"legrad must have at least two transformer blocks, got {got}; {_REMEDY}")
+    try:
+        return _read_out(model, inputs, target, blocks, range(len(blocks)))
+    except MethodError:
+        raise
+    except Exception as error:  # what follows the blocks may join them with what has one row for each image
+        raise_unless_of_network(error)
+        note(f"legrad runs the model once for each block: {raised(error)}")
+    return [found for i in range(len(blocks)) for found in _read_out(model, inputs, target, blocks, [i])]
+
+
+def _read_out(
+    model: nn.Module, inputs: Inputs, target: Any, blocks: Sequence[str], chosen: Sequence[int]
+) -> list[Tensor]:
+    """The gradients for some of the blocks, all in one forward pass."""
     grids = grids_of(model, inputs)
     of_blocks = [grids.grid((len(inputs), 0, 0), name) for name in blocks]  # known by name, whatever the shape
     of_images = 1 if any(grid is not None and grid.of_images for grid in of_blocks) else 0
@@ -424,22 +438,23 @@ def attention_gradients(model: nn.Module, inputs: Inputs, target: Any) -> list[T
         if means and tokens.shape != means[0].shape:
             raise MethodError(f"legrad must have blocks of one size, got also {tuple(tokens.shape)}; use attnlrp")
         means.append(tokens.mean(1 - of_images, keepdim=True).expand_as(tokens))
-        return replace_first(output, torch.cat(means, of_images)) if len(means) == len(blocks) else None
+        read = [means[i] for i in chosen] if len(means) == len(blocks) else []
+        return replace_first(output, torch.cat(read, of_images)) if read else None
 
     with HookGroup(model) as group, torch.enable_grad():
         for name in blocks:
             group.forward_pre(name, begin, with_kwargs=True)
             group.forward(name, end)
         output = inputs.call(model)
-        wanted: Target = target(torch.arange(len(inputs), device=inputs.x.device).repeat(len(blocks)))
-        total = wanted.pick(output, len(inputs) * len(blocks))[0].sum()
+        wanted: Target = target(torch.arange(len(inputs), device=inputs.x.device).repeat(len(chosen)))
+        total = wanted.pick(output, len(inputs) * len(chosen))[0].sum()
     with HookGroup() as group:
         records = attention(total, group)
         differentiate(total, starts)
     # A tower of texts has attention of its own, which no way to the blocks' inputs comes by.
-    found = [record.gradient for record in records if record.gradient is not None][: len(blocks)]
-    if len(found) != len(blocks):
-        raise MethodError(f"legrad must see the attention of each of the {len(blocks)} blocks, got {len(found)}")
+    found = [record.gradient for record in records if record.gradient is not None][: len(chosen)]
+    if len(found) != len(chosen):
+        raise MethodError(f"legrad must see the attention of each of the {len(chosen)} blocks, got {len(found)}")
     return [by_image(gradient, len(inputs)) for gradient in found]
 
 

@@ -204,7 +204,7 @@ class _Passes:
         forward, at_once = self.forward, self.plan.answered_at_once
         with HookGroup() as group:  # first what needs no backward pass, while the graph is there to be read
             mine: Wanted = {need: () for need in at_once if need.kind.backward is None}
-            _record_attention(mine, resolved, group)
+            _record_attention(mine, resolved, forward, group)
             _answer(mine, forward, resolved, ())
         for backward in self.plan.backwards:
             self._back(backward, resolved, keep=self._create_graph or not last or backward != self.plan.backwards[-1])
@@ -220,7 +220,7 @@ class _Passes:
             stack.enter_context(forward.layers.paused())
             if backward.rule is not None:
                 resolved.coverage[backward.rule] = apply_rule(backward.rule, group, resolved.total, forward.operations)
-            _record_attention(wanted, resolved, group)
+            _record_attention(wanted, resolved, forward, group)
             if backward.composite is not None:
                 self._propagate(backward, resolved, group, wanted)
                 stack.callback(resolved.propagated[backward].flow.close)
@@ -282,9 +282,11 @@ class _Passes:
         return node
 
 
-def _record_attention(mine: Iterable[NeedAtLayer], resolved: ResolvedTarget, group: HookGroup) -> None:
+def _record_attention(
+    mine: Iterable[NeedAtLayer], resolved: ResolvedTarget, forward: Forward, group: HookGroup
+) -> None:
     if any(isinstance(need.kind, (needs.Attention, needs.AttentionRelevance)) for need in mine):
-        resolved.attention = attention(resolved.total, group)
+        resolved.attention = attention(resolved.total, group, forward.end)
 
 
 def _answer(wanted: Wanted, forward: Forward, resolved: ResolvedTarget, gradients: Sequence[Tensor | None]) -> None:

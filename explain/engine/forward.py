@@ -97,6 +97,8 @@ class Forward:
     """What was watched for needs of some kinds, by the kind."""
 
     def __post_init__(self) -> None:
+        self.end: int = torch._C._autograd._get_sequence_nr()
+        """The sequence number that Nodes behind the model begin with, as those of a target."""
         self.logits = self._logits()
 
     @cached_property

@@ -6,12 +6,14 @@ softmax(q k' scale + mask), and since its output is weights times values, the gr
 that arrives times v'. Nothing in the forward pass is changed.
 """
 
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from explain.hooks.attention_parts import fused_scores, spread
-from explain.hooks.graph import graph
+from explain.hooks.graph import graph, is_of_hooks
 from explain.hooks.group import HookGroup
 
 _FUSED = "ScaledDotProduct"
@@ -49,8 +51,10 @@ class AttentionRecord:
             self.gradient = arrived.detach().clone()
 
 
-def attention(output: torch.Tensor, group: HookGroup) -> list[AttentionRecord]:
+def attention(output: torch.Tensor, group: HookGroup, until: int | None = None) -> list[AttentionRecord]:
     """Find every attention in the graph of ``output``, in the order of the forward pass.
+
+    With ``until``, Nodes from this sequence number on do not count: a score may take a softmax over classes itself.
 
     >>> layer = torch.nn.MultiheadAttention(4, 2, batch_first=True)
     >>> x = torch.rand(1, 3, 4, requires_grad=True)
@@ -59,8 +63,17 @@ def attention(output: torch.Tensor, group: HookGroup) -> list[AttentionRecord]:
     >>> [tuple(record.weights.shape) for record in found]
     [(1, 2, 3, 3)]
     """
-    nodes = [node for node in graph(output) if node.name().startswith(_FUSED) or _is_attention(node)]
-    return [AttentionRecord(node, group) for node in sorted(nodes, key=lambda node: node._sequence_nr())]
+    consumers: dict[Any, list[Any]] = {}
+    nodes = list(graph(output))
+    for node in nodes:
+        for parent, _ in node.next_functions:
+            consumers.setdefault(parent, []).append(node)
+    found = [
+        node for node in nodes
+        if (until is None or node._sequence_nr() < until)
+        and (node.name().startswith(_FUSED) or (_is_softmax_of_keys(node) and _weighs_values(node, consumers)))
+    ]  # fmt: skip
+    return [AttentionRecord(node, group) for node in sorted(found, key=lambda node: node._sequence_nr())]
 
 
 def by_image(maps: torch.Tensor, count: int) -> torch.Tensor:
@@ -86,10 +99,39 @@ def _multiplied(node: Any) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     return query, key.transpose(-2, -1)
 
 
-def _is_attention(node: Any) -> bool:
-    """Whether a Node is a softmax over keys, not one over classes: three or four dimensions, the last one summed."""
+def _is_softmax_of_keys(node: Any) -> bool:
+    """Whether a Node is a softmax of three or four dimensions, over the last one."""
     if "SoftmaxBackward" not in node.name() or "Log" in node.name():
         return False
     dimensions = node._saved_result.ndim
     dim = node._saved_dim if "_saved_dim" in dir(node) else -1
     return dimensions in (3, 4) and (dim if dim < 2**62 else dim - 2**64) in (-1, dimensions - 1)
+
+
+_PASSED_ON = (
+    "View", "UnsafeView", "Reshape", "Expand", "Transpose", "Permute", "Clone", "Unsqueeze", "Squeeze", "Slice",
+    "Select", "Split", "Unbind", "T", "ToCopy", "Alias", "Cat", "Mul", "Div", "Add", "Sub", "MaskedFill", "Where",
+    "NativeDropout", "Mm", "Convolution", "NativeBatchNorm", "CudnnBatchNorm", "NativeLayerNorm",
+)  # fmt: skip
+"""Nodes of what is done to weights before values are multiplied by them; heads may be mixed."""
+
+
+def _weighs_values(softmax: Any, consumers: Mapping[Any, Sequence[Any]]) -> bool:
+    """Whether values are multiplied by the result of a softmax: one over classes is read, or multiplied by a mask."""
+    size, seen, waiting = _numel(softmax), {softmax}, [softmax]
+    while waiting:
+        for consumer in consumers.get(waiting.pop(), ()):
+            name = consumer.name()
+            has_more = _numel(consumer) > size
+            if "bmm" in name.lower() or (name.startswith("Mul") and has_more):
+                return True
+            passes_on = name.startswith(_PASSED_ON) or is_of_hooks(consumer)
+            if passes_on and not has_more and consumer not in seen:
+                seen.add(consumer)
+                waiting.append(consumer)
+    return False
+
+
+def _numel(node: Any) -> int:
+    """How many values the result of a Node has."""
+    return math.prod(node._input_metadata[0].shape)
