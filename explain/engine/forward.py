@@ -181,7 +181,7 @@ class Forward:
             raise LayerError(capturing.why_not_called(self.model, layer, calls))
         shape = tuple(record.activation.shape)
         of_images = self.count in shape[:1] or self.grids.folded_frames(layer) is not None
-        if not of_images and self.grids.grid(shape) is None:
+        if not of_images and self.grids.grid(shape, layer) is None:
             must = f"layer {layer!r} must give one map for each of {self.count} images, got {shape}"
             raise LayerError(f"{must}; name another, or use a method without layers, such as saliency or attnlrp")
         return record

@@ -251,5 +251,7 @@ def continue_from(tensor: torch.Tensor, other: torch.Tensor, *, both: bool = Fal
     Raises:
         RuntimeError: autograd does not allow it.
     """
-    with _unsafe_preserve_version_counter(tensor):  # its values stay as they are: nothing is lost for who has saved it
+    # Its values stay as they are: nothing is lost for who has saved it. No tracer may look at the history of a view
+    # meanwhile: autograd holds its lock.
+    with _unsafe_preserve_version_counter(tensor), torch._C.DisableTorchFunction():
         _Continued.apply(tensor, other, both)

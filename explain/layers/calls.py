@@ -413,14 +413,17 @@ class _Places:
 
     @cached_property
     def of_tokens(self) -> dict[int, Grid | None]:
-        """How so many tokens lie, if all sequences of this length lie in one way."""
+        """How so many tokens lie: those that modules give, or else all sequences of this length, if they lie alike."""
+        of_modules = [(shape, state) for shape, state in self.of_calls.values() if isinstance(state, tuple)]
+        others = [(shape, positions) for shape, several in self.sequences.items() for positions in several]
+        return self._in_one_way(others) | self._in_one_way(of_modules)
+
+    def _in_one_way(self, sequences: Iterable[tuple[Size, Positions]]) -> dict[int, Grid | None]:
         found: dict[int, set[Grid]] = {}
-        for shape, several in self.sequences.items():
-            for positions in several:
-                grid = layouts.token_grid(positions, shape, self.rows)
-                if grid is not None:
-                    length = shape[grid.of_tokens]
-                    found.setdefault(length, set()).add(replace(grid, layout="tokens"))
+        for shape, positions in sequences:
+            grid = layouts.token_grid(positions, shape, self.rows) if len(shape) == 3 else None
+            if grid is not None:
+                found.setdefault(shape[grid.of_tokens], set()).add(replace(grid, layout="tokens"))
         return {length: grids.pop() if len(grids) == 1 else None for length, grids in found.items()}
 
     def as_long(self, shape: Size) -> Grid | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -13,7 +14,8 @@ from torch.testing import assert_close
 import explain
 from explain import MethodError
 from explain.methods import CheferBimodal
-from tests.conftest import settled, snapshot
+from tests.conftest import Made, settled, snapshot
+from tests.methods import plain_attention
 from tests.methods import plain_transformer as plain
 from tests.relevance.test_relevance import random
 
@@ -59,7 +61,17 @@ def test_it_does_not_matter_who_computes_attention_nor_who_shares_the_batch() ->
     assert_close(alone, found[0][2:], rtol=1e-9, atol=1e-12)
 
 
-def test_gradient_rollout_is_its_formula() -> None:
+SCORES: dict[str, Callable[[Tensor], Tensor]] = {
+    "logit": lambda logits: logits[:, 2],
+    "probability": lambda logits: logits[:, None].softmax(-1)[:, 0, 2],
+    "probabilities that weigh numbers": lambda logits: logits[:, None].softmax(-1).bmm(NUMBERS)[:, 0, 0],
+}
+NUMBERS = torch.tensor([[[1.0], [3.0], [-2.0], [0.5]]], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("score_of", SCORES.values(), ids=SCORES.keys())
+def test_gradient_rollout_is_its_formula(score_of: Callable[[Tensor], Tensor]) -> None:
+    """A softmax over classes, which a target may take, is no attention."""
     model, x = transformer(fused=False), random(0, 1, 3, 6, 6)
     kept: list[Tensor] = []
     attended = plain.Block.attended
@@ -70,10 +82,10 @@ def test_gradient_rollout_is_its_formula() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plain.Block, "attended", watched)
-        score = model(x)[0, 2]
+        score = score_of(model(x))[0]
     assert plain.Block.attended is attended
     expected = plain.gradientrollout(*attention_of(model, kept, score))
-    found = explain.attribute(model, x, "gradientrollout", target=2).values
+    found = explain.attribute(model, x, "gradientrollout", target=score_of).values
     assert_close(found.flatten(), expected, rtol=1e-9, atol=1e-12)
 
 
@@ -89,20 +101,49 @@ def test_tokens_that_meet_are_followed_rule_by_rule(frozen: bool) -> None:
     assert_close(found.values, torch.stack(expected), rtol=1e-9, atol=1e-12)
 
 
-def test_queries_that_look_at_a_photo_are_followed_rule_by_rule() -> None:
+@pytest.mark.parametrize("in_the_model", [False, True])
+def test_queries_that_look_at_a_photo_are_followed_rule_by_rule(in_the_model: bool) -> None:
+    """The score is a probability of one query, as of a detection."""
+
+    def score_of(logits: Tensor) -> Tensor:
+        probabilities = logits if in_the_model else logits[:, None].softmax(-1)
+        return probabilities[:, 0, 1]
+
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = plain.Queries().double().eval()
+        queries = plain.Queries().double().eval()
+    model = Made(lambda net, x: net.queries(x)[:, None].softmax(-1), queries=queries) if in_the_model else queries
     x = random(0, 2, 3, 6, 6)
     expected = []
     for i in range(2):
-        score = model(x[i : i + 1])[0, 1]
-        found = plain.cheferbimodal(*attention_of(model, model.meeting.seen, score), photo=9)
+        score = score_of(model(x[i : i + 1]))[0]
+        found = plain.cheferbimodal(*attention_of(model, queries.meeting.seen, score), photo=9)
         expected.append(found[2].reshape(3, 3))
     for free in (True, False):
         model.requires_grad_(free)
-        a = explain.attribute(model, x, CheferBimodal(token=2), target=1)
+        a = explain.attribute(model, x, CheferBimodal(token=2), target=score_of)
         assert_close(a.values, torch.stack(expected), rtol=1e-9, atol=1e-12)
+
+
+class Joined(torchvision.models.VisionTransformer):
+    """What follows the blocks joins them with a map that has one row for each photo (TransUNet, depth models)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        patches = self._process_input(x)
+        tokens = torch.cat([self.class_token.expand(len(x), -1, -1), patches], 1)
+        tokens = self.encoder(tokens)
+        both = torch.cat([tokens[:, :1], patches.mean(1, keepdim=True)], 2)
+        return self.heads(both[:, 0, : tokens.shape[2]])
+
+
+def test_legrad_of_blocks_that_are_joined_with_other_rows_reads_each_alone() -> None:
+    vit = settled(Joined(12, 4, 3, 2, 8, 12, num_classes=5)).double().eval()
+    x = random(0, 2, 3, 12, 12)
+    found = explain.attribute(vit, x, "legrad", target=2).values
+    by_hand = plain_attention.ViT(dict(vit.named_parameters()), heads=2, patch=4)
+    for image, values in zip(x, found, strict=True):
+        expected = plain_attention.legrad(by_hand.attention_gradients(image, 2), (3, 3))
+        assert_close(values, expected, rtol=1e-8, atol=1e-12)
 
 
 def test_networks_without_the_kind_of_attention_are_refused() -> None:

@@ -1,0 +1,117 @@
+"""Where values lie in a photo, against plain perturbation: the mean of the pixels that a value changes with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.testing import assert_close
+
+from explain.tracing.positions import EVERYWHERE, NOWHERE, UNKNOWN, PositionTracer
+
+SIZE = (8, 12)
+g = torch.Generator().manual_seed(0)
+KERNEL = torch.rand(5, 2, 4, 4, generator=g, dtype=torch.float64)
+SMALL = torch.rand(5, 2, 3, 3, generator=g, dtype=torch.float64)
+WEIGHT = torch.rand(6, 32, generator=g, dtype=torch.float64)
+TINY = torch.rand(5, 2, 2, 2, generator=g, dtype=torch.float64)
+MERGE = torch.rand(6, 20, generator=g, dtype=torch.float64)
+TOKEN = torch.rand(1, 2, 5, generator=g, dtype=torch.float64)
+CONSTANTS = (KERNEL, SMALL, TINY, WEIGHT, MERGE, TOKEN)
+
+
+def patches(x: Tensor) -> Tensor:
+    return torch.conv2d(x, KERNEL, stride=4).flatten(2).transpose(1, 2)
+
+
+def merged(x: Tensor) -> Tensor:
+    """Four neighbours become one token (Swin)."""
+    maps = torch.conv2d(x, TINY, stride=2).permute(0, 2, 3, 1)
+    parts = [maps[:, i::2, j::2] for i in (0, 1) for j in (0, 1)]
+    return F.linear(torch.cat(parts, -1), MERGE).flatten(1, 2)
+
+
+def in_windows(x: Tensor) -> Tensor:
+    """Rolled, cut into windows, changed there, and put together again."""
+    maps = torch.conv2d(x, SMALL, stride=2, padding=1).permute(0, 2, 3, 1)
+    maps = F.pad(maps, (0, 0, 0, 2)).roll((1, 1), (1, 2))
+    windows = maps.view(len(x), 2, 2, 4, 2, 5).permute(0, 1, 3, 2, 4, 5).reshape(-1, 4, 5) * 2
+    maps = windows.view(len(x), 2, 4, 2, 2, 5).permute(0, 1, 3, 2, 4, 5).reshape(len(x), 4, 8, 5)
+    return maps.roll((-1, -1), (1, 2))[:, :, :6]
+
+
+def written(x: Tensor) -> Tensor:
+    tokens = torch.zeros(len(x), 8, 5, dtype=x.dtype)
+    tokens[:, 1:7] = patches(x)
+    tokens[:, :1] += TOKEN[:, :1]
+    return tokens
+
+
+def among_words(x: Tensor) -> Tensor:
+    words = torch.ones(len(x), 9, 5, dtype=x.dtype)
+    is_photo = torch.tensor([0, 1, 1, 1, 0, 1, 1, 1, 0], dtype=torch.bool)
+    return words.masked_scatter(is_photo[None, :, None].expand(words.shape), patches(x))
+
+
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "a convolution of windows that overlap, with padding": lambda x: torch.conv2d(x, SMALL, stride=2, padding=1),
+    "a convolution after padding": lambda x: torch.conv2d(F.pad(x, (2, 1, 3, 0), value=1.0), SMALL, stride=2),
+    "a pooled map": lambda x: F.avg_pool2d(torch.conv2d(x, TINY, stride=2), 2),
+    "patches": patches,
+    "other tokens at both ends": lambda x: torch.cat([TOKEN, patches(x), TOKEN], 1),
+    "tokens first": lambda x: torch.cat([TOKEN[:, :1], patches(x)], 1).transpose(0, 1),
+    "patches that are cut by hand": lambda x: F.linear(F.unfold(x, 4, stride=4).mT, WEIGHT),
+    "patches that are cut by strides": lambda x: x.unfold(2, 4, 4).unfold(3, 4, 4).flatten(4).sum((1, 4)),
+    "a product of letters": lambda x: torch.einsum("ncl,kc->nlk", F.unfold(x, 4, stride=4), WEIGHT),
+    "merged tokens": merged,
+    "windows that are rolled and padded": in_windows,
+    "tokens that are written into others": written,
+    "tokens among those of a text": among_words,
+}
+
+
+def by_perturbation(function: Callable[[Tensor], Tensor], x: Tensor) -> list[Tensor]:
+    """For each dimension of the photo, the mean position of the pixels that each value changes with, or 0."""
+    plain = function(x)
+    count = torch.zeros_like(plain)
+    total = [torch.zeros_like(plain) for _ in SIZE]
+    for row in range(SIZE[0]):
+        for column in range(SIZE[1]):
+            other = x.clone()
+            other[:, :, row, column] += 1
+            changed = (function(other) != plain).to(x.dtype)
+            count += changed
+            for each, place, length in zip(total, (row, column), SIZE, strict=True):
+                each += changed * (place + 0.5) / length
+    return [each / count.clamp(min=1) for each in total]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_values_lie_where_the_pixels_are_that_they_change_with(name: str) -> None:
+    function = FUNCTIONS[name]
+    x = torch.rand(1, 2, *SIZE, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    with PositionTracer(x, CONSTANTS) as tracer:
+        result = function(x)
+    found = tracer.of(result)
+    assert isinstance(found, tuple)
+    for position, expected in zip(found, by_perturbation(function, x), strict=True):
+        assert_close(position.expand(result.shape).double(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_rows_of_an_attention_lie_where_their_queries_do() -> None:
+    x = torch.rand(1, 2, *SIZE, dtype=torch.float64)
+    with PositionTracer(x, CONSTANTS) as tracer:
+        tokens = patches(x)
+        latents = TOKEN[:, :1].expand(1, 6, 5) * 1.0  # as many as there are patches
+        of_tokens = (tokens @ tokens.mT).softmax(-1) @ tokens
+        of_latents = latents + (latents @ tokens.mT).softmax(-1) @ tokens
+        fused = F.scaled_dot_product_attention(latents, tokens, tokens)
+        mixed = torch.matmul(torch.ones(6, 6, dtype=x.dtype), tokens)
+    for found, expected in zip(tracer.of(of_tokens), tracer.of(tokens), strict=True):
+        assert torch.equal(found, expected)
+    assert tracer.of(of_latents) is tracer.of(fused) is NOWHERE
+    assert tracer.of(mixed) is EVERYWHERE
+    assert tracer.of(torch.ones(1)) is UNKNOWN  # which was made outside
