@@ -243,10 +243,10 @@ def _candidates(output: Any, count: int) -> Mapping[Any, torch.Tensor]:
     for tensor in named_scores:
         if tensor.ndim in (1, 2) and len(tensor) == count:
             return {(): tensor}
-    rows = {key: t for key, t in tensors.items() if t.ndim in (1, 2) and len(t) == count}
-    if any(t.ndim == 2 for t in rows.values()):
-        floating = {key: t for key, t in rows.items() if t.is_floating_point()}
-        return dict(sorted((floating or rows).items(), key=lambda item: -item[1].ndim))
+    with_rows = {key: t for key, t in tensors.items() if t.ndim in (1, 2) and len(t) == count}
+    if any(t.ndim == 2 for t in with_rows.values()):
+        floating = {key: t for key, t in with_rows.items() if t.is_floating_point()}
+        return dict(sorted((floating or with_rows).items(), key=lambda item: -item[1].ndim))
     first = next(iter([*named_scores, *tensors.values()]), None)
     return {} if first is None or first.ndim > 1 or first.numel() != count else {(): first}
 
