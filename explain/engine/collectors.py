@@ -323,7 +323,8 @@ def _hessian_product(total: Tensor, forward: Forward, layer: str) -> Tensor | No
 
 def _check_third_derivatives(total: Tensor, wanted: Sequence[Source]) -> None:
     """Refuse a layer normalisation behind the layer: PyTorch's third derivative of it is wrong (2.14)."""
-    reach = Reach((), [node for each in wanted if (node := each.grad_fn if isinstance(each, Tensor) else each.node)])
+    nodes = [source.grad_fn if isinstance(source, Tensor) else source.node for source in wanted]
+    reach = Reach((), [node for node in nodes if node is not None])
     if any(node.name().startswith("NativeLayerNorm") and reach.of(node) for node in graph(total)):
         must = "have no layer_norm behind the layer with create_graph: PyTorch's third derivative of it is wrong"
         raise MethodError(f"shapleycam must {must}; use gradcam")

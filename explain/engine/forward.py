@@ -284,9 +284,9 @@ class RerunContext:
 
     def same_scores(self, resolved: ResolvedTarget, one: Tensor, other: Tensor) -> bool:
         """Whether two scores of perturbed rows are the same but for rounding."""
-        scale, half = self.forward.scale(resolved), self.footprint.half
+        scale = self.forward.scale(resolved)
         one, other = one.to(resolved.score), other.to(resolved.score)
-        return agree(one, other, self.inputs.x, self.settings, scale, 1e-2, half=half)
+        return agree(one, other, self.inputs.x, self.settings, scale, 1e-2, half=self.footprint.half)
 
     @layouts.reading_once()
     def are_known(self, images: Tensor, output: Any, targets: Sequence[ResolvedTarget]) -> bool:

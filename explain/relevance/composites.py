@@ -213,7 +213,8 @@ def propagate(
     reached: list[Step | LinearNode] = [*maps_in(behind, nodes, do_not_merge), *(s for s in behind if not s.is_map)]
     calls: set[int] = set()
     for step in reached:
-        name, rule, is_first = step.kind, chosen.rule(step), True
+        name, rule = step.kind, chosen.rule(step)
+        is_first = True
         if isinstance(step, LinearNode):
             rule, flow = rule or Gradient(), found.flow.for_step(step.exit)
             for entrance in step.constants:

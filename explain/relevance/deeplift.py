@@ -74,7 +74,8 @@ def propagate_differences(
 
 def _slope(x: Tensor, x0: Tensor, y: Tensor, y0: Tensor) -> Tensor:
     """(y - y0) / (x - x0); NaN where x and its reference are as good as equal."""
-    change, rounding = x - x0, torch.finfo(x.dtype).eps
+    change = x - x0
+    rounding = torch.finfo(x.dtype).eps
     least = 1e-7 if rounding < 1e-6 else 8 * rounding  # in half precision, nothing is left of smaller changes
     near = change.abs() <= least * torch.maximum(x.abs(), x0.abs())
     return torch.where(near, torch.nan, (y - y0) / torch.where(near, 1, change))
@@ -98,7 +99,8 @@ def _through(step: Step, arrived: Tensor) -> Tensor:
     """The plain gradient in a step's first input, with its graph."""
     before, output = step.node.next_functions[0]
     assert before is not None  # a rule acts where a gradient leads on
-    result, first_input = GradientEdge(step.node, step.output), GradientEdge(before, output)
+    result = GradientEdge(step.node, step.output)
+    first_input = GradientEdge(before, output)
     return torch.autograd.grad(result, first_input, arrived, create_graph=True)[0]
 
 
@@ -129,8 +131,8 @@ def _mean(factor: Tensor, of_reference: Tensor) -> Tensor:
 
 def _meeting(gradient: Tensor, value: Tensor) -> Tensor:
     """The gradient of what was broadcast or made complex, for the value as it was."""
-    found = gradient.sum_to_size(value.shape)
-    return found.real if found.is_complex() and not value.is_complex() else found
+    summed = gradient.sum_to_size(value.shape)
+    return summed.real if summed.is_complex() and not value.is_complex() else summed
 
 
 def _of_softmax(x: Tensor, x0: Tensor, dim: int, gradient: Tensor) -> Tensor:

@@ -57,9 +57,9 @@ class Call:
         if not is_registered(self.name):
             return self.flat[:1] if self.in_place else []
         arguments = schema_of(self.function).arguments
-        values = {**dict(zip((each.name for each in arguments), self.args, strict=False)), **self.kwargs}
-        written = (values.get(each.name) for each in arguments if each.alias_info and each.alias_info.is_write)
-        return [tensor for value in written for _, tensor in nested.paths(value)]
+        values = {**dict(zip((argument.name for argument in arguments), self.args, strict=False)), **self.kwargs}
+        names = [argument.name for argument in arguments if argument.alias_info and argument.alias_info.is_write]
+        return [tensor for name in names for _, tensor in nested.paths(values.get(name))]
 
     def results(self, result: Any) -> list[Tensor]:
         """The tensors that it returned, and those that it has overwritten, also where these are views of others."""
@@ -320,16 +320,16 @@ def _deformed_convolution(call: Call, place: int) -> LinearMap | None:
 
     Which contributions are positive is said by the weights of its kernel, place by place.
     """
-    given, function = call.named, call.function
-    weight, bias, offset, mask = (detached(given[name]) for name in ("weight", "bias", "offset", "mask"))
+    arguments = call.named
+    weight, bias, offset, mask = (detached(arguments[name]) for name in ("weight", "bias", "offset", "mask"))
     if place != 0:
         return None
 
     def run(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
         b = x.new_zeros(len(w)) if b is None else b.flatten()
         changed = {"input": x, "weight": w, "offset": offset.to(x), "mask": mask.to(x), "bias": b}
-        found: Tensor = function(**{**given, **changed})
-        return found
+        result: Tensor = call.function(**{**arguments, **changed})
+        return result
 
     def signed(factor: Tensor) -> Tensor:
         return weight * factor.reshape(-1, 1, 1, 1)

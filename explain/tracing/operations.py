@@ -261,7 +261,8 @@ class Operations:
         """
         yielded = set()
         for node in graph(score):
-            name, noted = node.name().rstrip("0123456789"), self.noted.get(node)
+            name = node.name().rstrip("0123456789")
+            noted = self.noted.get(node)
             if noted is not None:
                 if noted not in yielded:  # one with several results has left several Nodes
                     yielded.add(noted)

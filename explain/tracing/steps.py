@@ -208,7 +208,8 @@ class StepRecorder(Tracer):
 
     def _record_name(self, call: Call, dependent: Sequence[int]) -> Any:
         """Make a call of an operator of which the name is all to note: it overwrites its input, or gives a view."""
-        result, entrances = self._made(call, dependent), dict[int, Entrance]()
+        result = self._made(call, dependent)
+        entrances: dict[int, Entrance] = {}
         for tensor in call.results(result):
             if tensor.grad_fn is not None:
                 self._add("other", call.name, dependent, tensor, entrances=entrances)

@@ -142,7 +142,7 @@ def operator_of_node(node_name: str) -> str | None:
     if node_name.startswith(_OF_PYTHON):
         name = node_name.removeprefix(_OF_PYTHON).rpartition("_")[0]  # without "defaultBackward"
         splits = (f"{name[:i]}::{name[i + 1 :]}" for i, letter in enumerate(name) if letter == "_")
-        return next((each for each in splits if torch._C._jit_get_schemas_for_operator(each)), name)
+        return next((split for split in splits if torch._C._jit_get_schemas_for_operator(split)), name)
     if _OF_CPP not in node_name:
         return None
     name = node_name.partition(_OF_CPP)[2].rpartition(">")[0].rpartition("::")[2].removesuffix("Function")
