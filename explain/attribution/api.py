@@ -538,9 +538,9 @@ def attribute(
     To explain a model that another thread trains, explain ``explain.hooks.copied(model)``, made between two steps. An
     explanation that another thread's ``train()`` came in between is refused.
 
-    A batch is explained by the gradient of the sum of its scores. Where a model lets the images of a batch depend on
-    each other (a normalisation over the batch), each image's values hold its part in the other scores too: explain
-    such images one at a time. Methods that run altered images refuse such batches.
+    Where a model normalises over the images of a batch, each is explained as it stands among the others: by the
+    gradient of its own score, or by altering it alone. Where they depend on each other in another way, methods that run
+    altered images do the same, but gradients hold an image's part in the other scores too: explain it alone.
 
     Args:
         model: any ``nn.Module``; it and the caller's autograd state are left exactly as found.

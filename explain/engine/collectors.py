@@ -24,7 +24,7 @@ from explain.engine.settings import RuntimeSettings, agree, raise_unless_of_netw
 from explain.hooks import HookGroup
 from explain.hooks.attention import attention, by_image
 from explain.hooks.capturing import Source, read_outputs
-from explain.hooks.graph import Reach, differentiate, graph
+from explain.hooks.graph import Reach, differentiate, graph, normalises_over_rows
 from explain.hooks.preserve import detached, recording, untouched
 from explain.layers.calls import grids_of, independent_calls, summary_of
 from explain.relevance.deeplift import RevealCancelTracer, joined
@@ -226,7 +226,7 @@ def _attention(
         length = records[-1].weights.shape[-1]
         grid = forward.grids.grid((forward.count, length, 1))
         if grid is not None and min(grid.tokens) != length - len(grid.tokens):  # which tokens the score is read from
-            torch.autograd.grad(resolved.total, forward.source(need.input), retain_graph=True, allow_unused=True)
+            differentiate(resolved.total, [forward.source(need.input)], retain_graph=True)
     for record in records:
         parts = record.weights, record.gradient, record.query, record.key
         weights, gradient, *others = (None if part is None else by_image(part, forward.count) for part in parts)
@@ -449,6 +449,8 @@ def _read_out(
         output = inputs.call(model)
         wanted: Target = target(torch.arange(len(inputs), device=inputs.x.device).repeat(len(chosen)))
         total = wanted.pick(output, len(inputs) * len(chosen))[0].sum()
+    if normalises_over_rows(total):
+        raise MethodError("legrad must have a network that does not normalise over its batch, but it does; use attnlrp")
     with HookGroup() as group:
         records = attention(total, group)
         differentiate(total, starts)

@@ -36,7 +36,7 @@ from explain.engine.settings import Footprint, Precision, RuntimeSettings, autoc
 from explain.hooks import HookGroup
 from explain.hooks.attention import attention
 from explain.hooks.capturing import Capture, Source, cut_where_allowed, read_outputs
-from explain.hooks.graph import differentiate
+from explain.hooks.graph import differentiate, normalises_over_rows
 from explain.hooks.preserve import own_statistics, recording, run_compiled, untouched
 from explain.hooks.unwrap import has_hooks, scripted, sharded
 from explain.layers.calls import executed_modules, grids_of, split_call
@@ -83,6 +83,8 @@ def gather(
             check_modules(passes.ran)
         with layouts.reading_once():
             resolved = passes.forward.resolve_all(targets)  # all fit before the first backward
+            if origin is not None and origin.image is not None:
+                resolved = [passes.forward.of_image(each, origin.image) for each in resolved]
         if plan.reruns:
             pieces = len(inputs) > 1 or settings.batch_size != 1  # of other numbers of rows than there are images
             for each in resolved if pieces else ():
@@ -93,7 +95,8 @@ def gather(
     evidence = partial(_evidence, passes.forward, origin, {})
     if plan.reruns:
         again = partial(gather, model, precision=settings.precision)
-        context = RerunContext(passes.forward, resolved, evidence, passes.footprint, settings, again, passes.tapes())
+        found = passes.forward, resolved, evidence, passes.footprint
+        context = RerunContext(*found, settings, again, origin, passes.tapes())
         with reading(model, inputs, settings.activation):
             reruns.run_streams(plan, context)
         leave = [need.kind for need in plan.needs if isinstance(need.kind, perturbations.PerturbationRuns)]
@@ -212,9 +215,22 @@ class _Passes:
                 self._of_reference.pop(backward.reference, None)
 
     def _back(self, backward: Backward, resolved: ResolvedTarget, *, keep: bool) -> None:
+        """Answer all needs that one backward pass is for.
+
+        Where images change each other's scores, each has a pass of its own, in which only its own score counts.
+        """
+        forward = self.forward
+        wanted = {n: collectors.sources(forward, n) for n in self.plan.answered_at_once if n.kind.backward == backward}
+        mixed = forward.count > 1 and resolved.image is None and normalises_over_rows(resolved.total)
+        own = [forward.of_image(resolved, i) for i in range(forward.count)] if mixed else [resolved]
+        for each in own:
+            self._pass_back(backward, wanted, each, keep=keep or each is not own[-1])
+        for need in wanted if mixed else ():
+            resolved.found[need] = _own_rows([each.found[need] for each in own])
+
+    def _pass_back(self, backward: Backward, wanted: Wanted, resolved: ResolvedTarget, *, keep: bool) -> None:
         """Run one backward pass, and answer all needs that it is for."""
-        forward, at_once = self.forward, self.plan.answered_at_once
-        wanted = {need: collectors.sources(forward, need) for need in at_once if need.kind.backward == backward}
+        forward = self.forward
         with ExitStack() as stack:
             group = stack.enter_context(HookGroup())
             stack.enter_context(forward.layers.paused())
@@ -231,10 +247,15 @@ class _Passes:
                 stack.enter_context(torch.autocast(total.device.type, enabled=False))
             _answer(wanted, forward, resolved, _gradients(total, flat, keep, self._create_graph))
 
-    def _run_reference(self, reference: needs.Reference) -> Sequence[Step]:
-        """The steps of the model on what the photo is compared with."""
-        inputs = self.forward.inputs
-        made = {path: reference.of(inputs.tensor(path)).clone().requires_grad_() for path in inputs.paths}
+    def _run_reference(self, reference: needs.Reference, image: int | None) -> Sequence[Step]:
+        """The steps of the model on what the photos are compared with, or one ``image`` among the others."""
+        inputs, made = self.forward.inputs, {}
+        for path in inputs.paths:
+            start = reference.of(inputs.tensor(path)).clone()
+            if image is not None:
+                others = torch.arange(len(start), device=start.device) != image
+                start[others] = inputs.tensor(path)[others]
+            made[path] = start.requires_grad_()
         recorder = StepRecorder(self.forward.model, list(made.values()), values=True, images=len(inputs))
         with recording(True), autocast(inputs.x, self._precision), recorder:
             output = inputs.replaced(made).call(self.forward.model)
@@ -244,8 +265,8 @@ class _Passes:
 
     def _compare(self, reference: needs.Reference, resolved: ResolvedTarget, group: HookGroup) -> RelevanceFlow:
         """Make the backward pass that follows propagate differences from a reference."""
-        if reference not in self._of_reference:
-            self._of_reference[reference] = self._run_reference(reference)
+        if reference not in self._of_reference or resolved.image is not None:
+            self._of_reference[reference] = self._run_reference(reference, resolved.image)
         others = self._of_reference[reference]
         return propagate_differences(group, resolved.total, self.forward.compared, others, self.forward.count)
 
@@ -294,6 +315,14 @@ def _answer(wanted: Wanted, forward: Forward, resolved: ResolvedTarget, gradient
     found = iter(gradients)
     for need, mine in wanted.items():
         resolved.found[need] = collectors.ANSWERS[type(need.kind)](forward, resolved, need, [next(found) for _ in mine])
+
+
+def _own_rows(values: Sequence[Any]) -> Any:
+    """Evidence of which each image's row is that of the pass for this image."""
+    tensors = [dict(nested.paths(value)) for value in values]
+    return nested.replace(
+        values[0], lambda path, t: torch.stack([each.get(path, t)[i] for i, each in enumerate(tensors)])
+    )
 
 
 def _gradients(total: Tensor, wanted: Sequence[Source], keep: bool, create_graph: bool) -> Sequence[Tensor | None]:

@@ -6,7 +6,7 @@ that their scores do not depend on each other, and where results add up.
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NoReturn, TypeAlias, TypeVar
 
@@ -19,7 +19,7 @@ from explain.data.inputs import Inputs, Path, dotted
 from explain.engine import perturbations, plan
 from explain.engine.ends import outputs_of
 from explain.engine.incremental import IncrementalInference, Tape
-from explain.engine.needs import Backward, Evidence, EvidenceLookup, NeedAtLayer, applied, at_least_float32
+from explain.engine.needs import Backward, Evidence, EvidenceLookup, NeedAtLayer, RowOrigin, applied, at_least_float32
 from explain.engine.settings import (
     MEMORY,
     BatchSizeTuner,
@@ -53,7 +53,9 @@ class ResolvedTarget:
     target: Target
     score: Tensor
     total: Tensor
+    """What is differentiated: the sum of the scores, or that of one ``image``."""
     classes: Tensor | None
+    image: int | None = None
     coverage: dict[gradient_rules.Rule, gradient_rules.Coverage] = field(default_factory=dict)
     propagated: dict[Backward, composites.PropagationResult] = field(default_factory=dict)
     attention: Sequence[AttentionRecord] = ()
@@ -159,14 +161,21 @@ class Forward:
                     raise
         return found
 
+    def of_image(self, resolved: ResolvedTarget, image: int) -> ResolvedTarget:
+        """The same target, of which the score of one image alone is differentiated."""
+        with recording(self.graph_is_on):
+            score = resolved.target.pick(self.output, self.count)[0]
+            return replace(resolved, total=score[image], image=image, found=dict(resolved.found))
+
     def total(self, resolved: ResolvedTarget, objective: Objective | None) -> Tensor:
-        """What is differentiated: the sum of the scores, or of another objective."""
+        """What is differentiated: the sum of the scores, or of another objective; or that of one image."""
         if objective is None:
             return resolved.total
         if resolved.classes is None:
             raise TargetError(f"target must be a class to be compared with others, got {resolved.name}; give a label")
         with recording(self.graph_is_on):
-            return objective(find_logits(self.output, self.count), resolved.classes).sum()
+            scores = objective(find_logits(self.output, self.count), resolved.classes)
+            return scores.sum() if resolved.image is None else scores[resolved.image]
 
     def record(self, layer: str) -> capturing.Record:
         """Return the call that a layer's name stands for.
@@ -207,11 +216,15 @@ class RerunContext:
     settings: RuntimeSettings
     gather: Callable[..., Sequence[EvidenceLookup]]
     """The engine's `gather`, for perturbed rows."""
+    origin: RowOrigin | None = None
+    """What the inputs are rows of, if they are."""
     tapes: dict[str, Tape] = field(default_factory=dict)
     """What lies before a layer, by its name, if the forward pass recorded it."""
     channels_last: bool = True
     """Whether the network takes inputs in this layout, which convolutions on a CPU are faster in."""
     one_at_a_time: bool = False
+    among_others: bool = False
+    """Whether each row is run in the place of its image among the others, since these change its score."""
     fixed: bool = False
     """Whether the network takes as many rows as there are images, and no other number."""
     checked: set[str | None] = field(default_factory=set)
@@ -317,39 +330,49 @@ class RerunContext:
             self.checked.add(place)
 
     def check_images(self, *, if_possible: bool = False) -> None:
-        """Refuse a batch in which an image has another score than alone; perturbed rows could not be compared with it.
+        """See whether an image has another score in its batch than alone: then its rows are run in that batch.
 
-        Quantised networks take one scale for all images, which makes a small difference: it is accepted.
+        Quantised networks take one scale for all images, which makes a small difference: it is accepted. With
+        ``if_possible``, images that cannot be run alone are accepted too.
 
         Raises:
-            DependentImagesError: an image has another score, or (unless only ``if_possible``) cannot be run alone.
+            DependentImagesError: an image has another score when the same batch is run again; or what depends on each
+                other are themselves rows, that batches were made of.
         """
         several = len(self.inputs) > 1
         if not several and (if_possible or self.settings.precision != "full"):
             return
-        quantised = any("quantized" in type(module).__module__ for module in self.model.modules())
-        for image in range(len(self.inputs)):
-            mine = torch.tensor([image], device=self.inputs.x.device)
+        every = torch.arange(len(self.inputs), device=self.inputs.x.device)
+        for mine in every[:, None] if several else ():
             with interventions.rows_of(mine):
                 output = self.run_alone(self.inputs.rows(mine))
             if output is None and if_possible:
                 return
-            must = "score each image on its own to be run on perturbed images"
-            if output is None:
-                but = f"takes {len(self.inputs)} images only, which change each other's scores"
-                raise DependentImagesError(f"model must {must}, but {but}; export it for one image")
-            for resolved in self.targets:
-                alone, among = resolved.scores_in(mine, output), resolved.score[mine]
-                close = abs(alone - among) <= 0.05 * max(alone.abs().max(), among.abs().max())
-                if self.same_scores(resolved, alone, among) or (quantised and close):
-                    continue
-                but = f"image {image} scores {among.item():.4g} among the others and {alone.item():.4g} alone"
-                remedy = "(a normalisation over the batch?); explain one image at a time"
-                if not several:
-                    must = "give an image the same score whenever it is run"
-                    but = f"gave image {image} {among.item():.4g} and then {alone.item():.4g}"
-                    remedy = "(a counter, or random numbers that go on?); put back what it remembers, or use gradcam"
+            self.among_others |= output is None or not self._has_known_scores(mine, output)
+        if several and not self.among_others:
+            return
+        if several and self.origin is not None and self.origin.image is None:
+            raise DependentImagesError("model must score each row of a batch on its own, but does not; run them alone")
+        with interventions.rows_of(every), self.runs_model():
+            output = self.inputs.rows(every).call(self.model)
+        for resolved in self.targets:
+            again, known = resolved.scores_in(every, output), resolved.score
+            if not self.same_scores(resolved, again, known):
+                image = int((again - known).abs().argmax())
+                but = f"gave image {image} {known[image].item():.4g} and then {again[image].item():.4g}"
+                remedy = "(a counter, or random numbers that go on?); put back what it remembers, or use gradcam"
+                must = "give an image the same score whenever it is run"
                 raise DependentImagesError(f"model must {must}, but {but} {remedy}")
+        self.one_at_a_time |= self.among_others
+
+    def _has_known_scores(self, image: Tensor, output: Any) -> bool:
+        quantised = any("quantized" in type(module).__module__ for module in self.model.modules())
+        for resolved in self.targets:
+            alone, among = resolved.scores_in(image, output), resolved.score[image]
+            close = abs(alone - among) <= 0.05 * max(alone.abs().max(), among.abs().max())
+            if not (self.same_scores(resolved, alone, among) or (quantised and close)):
+                return False
+        return True
 
     def check_width(self, logits: Tensor | None) -> None:
         """Refuse scores for other classes than those of the unperturbed images: some input says what they are."""
@@ -451,30 +474,31 @@ class TargetAccumulators:
             if need in self._errors:
                 self._inexact[need] = reducer.begin(evidence)
 
-    def read(self, images: Tensor, numbers: Tensor, evidence_of: EvidenceLookup) -> Add:
-        """Read what the unfinished accumulators need from the evidence on these rows."""
+    def read(self, images: Tensor, numbers: Tensor, evidence_of: EvidenceLookup, first: int = 0) -> Add:
+        """Read what the unfinished accumulators need from the evidence on these rows, from the ``first`` on."""
         given = {need: evidence_of(need.layer, need.input) for need in self._unfinished}
         values = {need: applied(need.kind.method, evidence) for need, evidence in given.items()}  # type: ignore[attr-defined]
 
         def add() -> None:
             for need, found in values.items():
-                of_rows = found[: len(numbers)]
+                rows = slice(first, first + len(numbers))
+                of_rows = found[rows]
                 self._of[need].add(images, numbers, of_rows)
                 if need in self._inexact:
-                    errors = self._errors[need].of(numbers, given[need].inputs[: len(numbers)])
+                    errors = self._errors[need].of(numbers, given[need].inputs[rows])
                     self._inexact[need].add(images, numbers, of_rows + errors)
 
         return add
 
-    def read_output(self, images: Tensor, numbers: Tensor, output: Any) -> Add:
-        """The same from the output for rows of the first of ``images``; behind the rows with numbers may be others."""
+    def read_output(self, images: Tensor, numbers: Tensor, output: Any, first: int = 0) -> Add:
+        """The same from the output for rows of one of ``images``; beside the rows with numbers may be others."""
         forward, resolved, count = self._context.forward, self.resolved, len(images)
         logits = None if forward.logits is None else at_least_float32(find_logits(output, count).detach())
         classes = None if resolved.classes is None else resolved.classes[images]
-        x = self._context.inputs.x[images[:1]].expand(count, *self._context.inputs.x.shape[1:])
+        x = self._context.inputs.x[images[first : first + 1]].expand(count, *self._context.inputs.x.shape[1:])
         about = x, resolved.scores_in(images, output), classes, resolved.name, forward.grids, logits
         evidence = Evidence(*about, find_outputs=self._context.evidence(resolved, None).find_outputs)
-        return self.read(images[: len(numbers)], numbers, lambda *place: evidence)
+        return self.read(images[first : first + len(numbers)], numbers, lambda *place: evidence, first)
 
     @property
     def _unfinished(self) -> list[NeedAtLayer]:

@@ -322,11 +322,15 @@ def at_least_float32(tensor: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class RowOrigin:
-    """Where perturbed rows come from: ``count`` images of the caller, whose tensors ``carry`` brings to the rows."""
+    """Where perturbed rows come from: ``count`` images of the caller, whose tensors ``carry`` brings to the rows.
+
+    ``image`` is the one row that counts, where a perturbed image is run among the others of its batch.
+    """
 
     count: int
     carry: Callable[[Tensor], Tensor]
     outputs: Callable[[], Outputs] = Outputs
+    image: int | None = None
 
 
 @dataclass(frozen=True)

@@ -222,7 +222,12 @@ class _StreamRun:
             images = first.owners[numbers]
             perturbed = {path: each.make(numbers).to(inputs.tensor(path)) for path, each in self.rows.items()}
         unperturbed = images[:1].repeat(len(inputs) - len(numbers) if context.fixed else int(check))
-        if len(unperturbed):
+        place = 0
+        if context.among_others:
+            place = int(images)
+            perturbed = {path: inputs.tensor(path).index_copy(0, images, t) for path, t in perturbed.items()}
+            images = torch.arange(len(inputs), device=images.device)
+        elif len(unperturbed):
             images = torch.cat([images, unperturbed])
             perturbed = {path: torch.cat([t, inputs.tensor(path)[unperturbed]]) for path, t in perturbed.items()}
         given, size = context.evidence(context.targets[0], None), context.settings.batch_size
@@ -232,16 +237,18 @@ class _StreamRun:
             owners = images[:count]
 
             def carried(tensor: Tensor) -> Tensor:
-                """Bring a tensor of the caller's images to the rows; behind these may be one that is not perturbed."""
+                """Bring a tensor of the caller's images to the rows; others, not perturbed, may be beside them."""
                 found, mine = given.of_images(tensor)[owners], numbers[:count]
                 if first.carry is None:
                     return found
-                return torch.cat([first.carry(found[: len(mine)], mine), found[len(mine) :]])
+                end = place + len(mine)
+                return torch.cat([found[:place], first.carry(found[place:end], mine), found[end:]])
 
             rows = inputs if count is None else inputs.rows(torch.arange(count))
             targets = [of_target.resolved.of_rows(owners) for of_target in self.accumulators]
             settings = replace(context.settings, progress=None, batch_size=1 if context.one_at_a_time else size)
-            about = {"precision": precision, "origin": RowOrigin(given.images, carried, given.find_outputs)}
+            image = place if context.among_others else None
+            about = {"precision": precision, "origin": RowOrigin(given.images, carried, given.find_outputs, image)}
             with rows_of(owners):
                 return context.gather(rows, plan=inner, targets=targets, settings=settings, **about, **how)
 
@@ -289,7 +296,7 @@ class _StreamRun:
         for of_target, evidence_of in zip(self.accumulators, found, strict=True):
             context.check_width(evidence_of(None).logits)
             with calculating(inputs.x.device.type, create_graph=context.settings.create_graph):
-                added.append(of_target.read(images[: len(numbers)], numbers, evidence_of))
+                added.append(of_target.read(images[place : place + len(numbers)], numbers, evidence_of, place))
         return added
 
     def run_in_batches(self, numbers: Tensor, run: Run, tuner: BatchSizeTuner, owners: Tensor | None = None) -> None:
@@ -448,20 +455,25 @@ class LayerRerun:
     @reading_once()
     def run(self, rows: PerturbedRows, numbers: Tensor, check: bool) -> list[Add]:
         """Run these perturbed maps of the image."""
-        unperturbed = len(self._context.inputs) - len(numbers) if self._context.fixed else int(check)
+        context, image = self._context, self._image
+        unperturbed = len(context.inputs) - len(numbers) if context.fixed else int(check)
 
         def make() -> Tensor:
-            with calculating(self._context.inputs.x.device.type):
+            with calculating(context.inputs.x.device.type):
                 maps = rows.make(numbers)
-                return torch.cat([maps, *[self._own_maps().to(maps)] * unperturbed]) if unperturbed else maps
+                if context.among_others:
+                    return self._own_maps(slice(None)).to(maps).index_copy(0, image, maps)
+                return torch.cat([maps, *[self._own_maps(image).to(maps)] * unperturbed]) if unperturbed else maps
 
         if self._tape is not None and not check and not self._tape_is_checked:
             self._check_tape()
-        images = torch.cat([rows.owners[numbers], self._image.repeat(unperturbed)])
+        images, place = torch.cat([rows.owners[numbers], image.repeat(unperturbed)]), 0
+        if context.among_others:
+            images, place = torch.arange(len(context.inputs), device=image.device), int(image)
         output = self._output(images, make, check)
-        if self._tape is not None and len(self._context.inputs) == 1:
-            self._context.tapes[self._layer] = self._tape  # for further rows of the image
-        return [of_target.read_output(images, numbers, output) for of_target in self._accumulators]
+        if self._tape is not None and len(context.inputs) == 1:
+            context.tapes[self._layer] = self._tape  # for further rows of the image
+        return [of_target.read_output(images, numbers, output, place) for of_target in self._accumulators]
 
     def _output(self, images: Tensor, make: Callable[[], Tensor], check: bool) -> Any:
         """The network's output for maps, run in the next slower way if one fails."""
@@ -492,16 +504,16 @@ class LayerRerun:
     def _check_tape(self) -> None:
         """Replay the tape for the unperturbed maps; if the score differs, do without it for this image."""
         try:
-            output = self._run_maps(self._image, self._image, self._own_maps())
+            output = self._run_maps(self._image, self._image, self._own_maps(self._image))
             agrees = self._context.are_known(self._image, output, self._targets)
         except Exception as error:  # whatever the network says of a replay
             runtime.raise_unless_of_network(error)
             agrees = False
         self._tape_is_checked, self._tape = True, self._tape if agrees else None
 
-    def _own_maps(self) -> Tensor:
-        """The layer's own feature maps for the image."""
-        return self._context.forward.spatial(self._record.activation, self._layer)[self._image]
+    def _own_maps(self, images: Tensor | slice) -> Tensor:
+        """The layer's own feature maps for these images."""
+        return self._context.forward.spatial(self._record.activation, self._layer)[images]
 
     def _record_prefix(self) -> Tape | None:
         """Run up to the layer and record the operations; None if they cannot be replayed."""
@@ -526,7 +538,8 @@ class LayerRerun:
         raw = record.activation
         grid = context.forward.grids.grid(tuple(raw.shape), self._layer)
         assert grid is not None  # the maps were laid out by it
-        like = grid.repeated(raw, images[:1], len(images))  # all of them are of one image
+        # Unless each has the others beside it, all of them are of one image.
+        like = raw if context.among_others else grid.repeated(raw, images[:1], len(images))
         perturbed = grid.fold(maps.to(raw), like)  # as the layer would have returned them
         calls = Counter[str]()
         tape = self._tape if len(before) == 1 else None

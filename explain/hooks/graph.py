@@ -86,6 +86,18 @@ def differentiate(
             handle.remove()
 
 
+def normalises_over_rows(score: torch.Tensor) -> bool:
+    """Whether a batch normalisation on the way to a score takes its statistics from several rows.
+
+    >>> x, norm = torch.ones(2, 3, 4, 4, requires_grad=True), torch.nn.functional.batch_norm
+    >>> of_batch, of_training = norm(x, None, None, training=True), norm(x, torch.zeros(3), torch.ones(3))
+    >>> normalises_over_rows(of_batch.sum()), normalises_over_rows(of_training.sum())
+    (True, False)
+    """
+    norms = (node for node in graph(score) if getattr(node, "_saved_training", False))
+    return any("BatchNorm" in norm.name() and norm._input_metadata[0].shape[0] > 1 for norm in norms)
+
+
 def _laid_out_as_input(saved: Any, gradients: Gradients) -> Gradients | None:
     """The gradients that arrive at a batch normalisation of one row: the first in the layout of its ``saved`` input."""
     first = gradients[0]

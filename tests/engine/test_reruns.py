@@ -202,16 +202,55 @@ def test_one_image_of_a_network_that_couples_rows_is_run_one_row_at_a_time(
     torch.testing.assert_close(found, plain(model, X[:1], 2), **EXACT)
 
 
-@pytest.mark.parametrize("batch_size", [None, 1, 3])
-@pytest.mark.parametrize("coupling", [name for name in COUPLED if name != "all but the last row"])
-def test_several_images_of_a_network_that_couples_them_are_refused(coupling: str, batch_size: int | None) -> None:
-    model = COUPLED[coupling]()
-    for name, (method, _) in PLAIN.items():
-        if "input" in coupling and name == "ablationcam":
-            continue  # each image has its maps, and what follows is done row by row
-        with pytest.raises(ModelError, match="explain") as error:
-            explain.attribute(model, X, method, target=2, layer="conv", batch_size=batch_size)
-        assert "\n" not in str(error.value)
+@dataclass
+class Among:
+    """A network as a function of one image of the batch: the others stay as they are."""
+
+    model: Small
+    image: int
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self._own(self.model(self._put(x, X)))
+
+    def maps(self, x: torch.Tensor) -> torch.Tensor:
+        return self._own(self.model.maps(self._put(x, X)))
+
+    def head(self, maps: torch.Tensor) -> torch.Tensor:
+        return self._own(self.model.head(self._put(maps, self.model.maps(X))))
+
+    def _put(self, row: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        return torch.cat([rows[: self.image], row, rows[self.image + 1 :]])
+
+    def _own(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows[self.image : self.image + 1]
+
+
+@pytest.mark.parametrize("batch_size", [None, 1])
+@pytest.mark.parametrize("coupling", COUPLED)
+def test_images_that_change_each_others_scores_are_explained_as_they_are_in_their_batch(
+    coupling: str, batch_size: int | None
+) -> None:
+    model, methods = COUPLED[coupling](), [made for made, _ in PLAIN.values()]
+    found = explain.attribute(model, X, methods, target=2, layer="conv", batch_size=batch_size)
+    for attribution, (_, plain) in zip(found.values(), PLAIN.values(), strict=True):
+        expected = [plain(Among(model, i), X[i : i + 1], 2) for i in range(len(X))]  # type: ignore[arg-type]
+        torch.testing.assert_close(attribution.values, torch.cat(expected), **EXACT)
+
+
+class Counting(Small):
+    """Remembers how often it has run."""
+
+    def head(self, maps: torch.Tensor) -> torch.Tensor:
+        return super().head(maps) + len(self.rows)
+
+
+def test_a_network_that_gives_other_scores_each_time_is_refused() -> None:
+    model = settled(Counting()).double().eval()
+    for method, _ in PLAIN.values():
+        for images in (X, X[:1]):
+            with pytest.raises(ModelError, match="; ") as error:
+                explain.attribute(model, images, method, target=2, layer="conv")
+            assert "\n" not in str(error.value)
 
 
 class Scaled(nn.Module):
