@@ -287,7 +287,8 @@ def token_grid(positions: Positions, shape: Size, count: int) -> Grid | None:
     >>> str(grid), grid.tokens
     ('2 x 2', (1, 3, 2, 4))
     """
-    if len(positions) == 3 and positions[0].shape[0] == positions[0].numel() > 1:  # frames are folded into the batch
+    frames, *of_frame = positions
+    if len(positions) == 3 and len(frames) > 1 and all(len(p) == 1 for p in of_frame):  # they are folded into the batch
         grid = token_grid(positions[1:], shape, shape[0])
         return None if grid is None else grid.folded_from(shape[0] // count)
     along = [{dim for dim, length in enumerate(p.shape) if length > 1} for p in positions if p.numel() > 1]
@@ -309,9 +310,10 @@ def token_grid(positions: Positions, shape: Size, count: int) -> Grid | None:
     if len(tokens) < 2 or len(tokens) != math.prod(lengths) or int(cells.bincount().amax()) > 1:
         return None
     places = tuple(tokens[cells.argsort()].tolist())
-    skip, frames = places[0], lengths[0] if len(lengths) == 3 else None
+    skip = places[0]
     in_a_row = places == tuple(range(skip, skip + len(places)))
-    grid = Grid(layouts[dim], lengths[-2], lengths[-1], skip if in_a_row else 0, frames)
+    of_frames = lengths[0] if len(lengths) == 3 else None
+    grid = Grid(layouts[dim], lengths[-2], lengths[-1], skip if in_a_row else 0, of_frames)
     return grid if in_a_row else replace(grid, places=places)
 
 

@@ -101,7 +101,7 @@ class PositionTracer(Tracer):
 
     def _states_of(self, call: Call, results: Sequence[Tensor]) -> Sequence[State]:
         """Where the results of a call lie."""
-        if all(self.of(tensor) is NOWHERE for tensor in call.tensors):
+        if call.info.has("fills") or all(self.of(tensor) is NOWHERE for tensor in call.tensors):
             return [NOWHERE] * len(results)
         try:
             if _moves(call, results):

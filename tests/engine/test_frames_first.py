@@ -207,6 +207,29 @@ def test_tokens_over_time_and_place_lie_where_they_come_from(order: str) -> None
     assert ((found != 0).flatten(1).sum(1) == 1).all()
 
 
+class TokenOfFrame(nn.Module):
+    """Each frame is an image of its own, with a class token; the answer is that of one token of one frame."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch, self.token = nn.Conv2d(3, 16, 4, 4), nn.Parameter(torch.randn(1, 1, 16))
+        self.norm, self.head = nn.LayerNorm(16), nn.Linear(16, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tokens = self.patch(x.flatten(0, 1)).flatten(2).mT
+        tokens = self.norm(torch.cat([tokens, self.token.expand(len(tokens), -1, -1)], 1))
+        return self.head(tokens.unflatten(0, x.shape[:2])[:, 2, 4])
+
+
+@pytest.mark.filterwarnings(SEEN)
+def test_tokens_of_frames_that_are_images_lie_where_they_come_from() -> None:
+    model, x = made(TokenOfFrame()), clips(4)
+    found = explain.attribute(model, x, explain.methods.HiResCAM(relu=False), target=TARGETS, layer="norm").values
+    assert found.shape == (3, 4, 3, 2)
+    assert (found[:, 2, 2, 0] != 0).all()
+    assert ((found != 0).flatten(1).sum(1) == 1).all()
+
+
 class Folded(nn.Module):
     """Frames and channels are channels together; or there is no convolution at all."""
 
