@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import explain
-from explain.hooks import Ablate, intervene, trace
+from explain.hooks import Ablate, intervene
 from explain.methods import TIS, GradCAM, HiResCAM
 from tests.fuzz.test_networks import ALWAYS
 
@@ -204,7 +204,7 @@ def test_interventions_and_traces_meet_the_token_of_a_place(arrangement: Arrange
         ):
             with intervene(model, [ablated]):
                 assert_close(model(x), expected, **EXACT)
-    effects = trace(model, x[:1], x[1:], at="positions", layers="norm", target=1)
+    effects = explain.trace(model, x[:1], x[1:], at="positions", layers="norm", target=1)
     found = effects.by_layer["norm"].reshape(arrangement.rows, arrangement.columns)
     expected_effects = torch.zeros_like(found)
     expected_effects[row, column] = (before[0] - before[1])[1]
