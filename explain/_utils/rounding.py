@@ -13,7 +13,8 @@ def rounding_error(terms: Tensor, dim: Dims) -> Tensor:
     """How far the sum over some dimensions may be off."""
     sizes: Tensor = torch.linalg.vector_norm(terms, 1, dim)
     count = terms.numel() / max(1, sizes.numel())
-    return _ROUNDING * torch.finfo(terms.dtype).eps * count**0.5 * sizes
+    error: Tensor = _ROUNDING * torch.finfo(terms.dtype).eps * count**0.5 * sizes
+    return error
 
 
 def all_cancel(terms: Tensor, dim: Dims) -> Tensor:

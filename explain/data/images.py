@@ -241,7 +241,7 @@ def _decode(image: Image.Image, name: str) -> Image.Image:
         with suppress(Exception):  # a damaged EXIF block says nothing about the pixels: show them as they are stored
             image = ImageOps.exif_transpose(image)
         # Of 16 bits, Pillow keeps the upper 8.
-        if deep_colors and max(high for _, high in image.convert("RGB").getextrema()) < 64:
+        if deep_colors and max(high for _, high in image.convert("RGB").getextrema()) < 64:  # type: ignore[misc]
             warn("the photo's colors use 14 or less of their 16 bits, and are nearly black; save it with 8 bits")
         picture = _to_rgb(image, bits)
         picture.info.clear()  # nothing is left to do: it is upright, and nothing in it is transparent

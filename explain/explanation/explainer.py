@@ -468,11 +468,15 @@ class Explainer:
         >>> Explainer().as_input(Image.new("RGB", (30, 20))).shape
         torch.Size([1, 3, 224, 224])
         """
-        x = self._placed(as_input(self.preprocess(load_image(image)))[None])
+        made = as_input(self.preprocess(load_image(image)))
+        config = huggingface.config_of(self.model)
+        if made.ndim == 4 and len(made) == 1 and self.layout is None and config is None:
+            remedy = "leave out the batch dimension, or give layout='NTCHW' for a single tile"
+            raise ImageError(f"preprocess must return a tensor (C, H, W), got {shown(made)}; {remedy}")
+        x = self._placed(made[None])
         if x.ndim == 4 and self.layout is None:
             return x
         x = x[:, None] if x.ndim == 4 else x
-        config = huggingface.config_of(self.model)
         repeated = getattr(config, "num_frames", getattr(config, "frames_per_clip", 1)) if x.shape[1] == 1 else 1
         x = x.repeat_interleave(repeated, 1)
         return x.transpose(1, 2) if self.layout == "NCTHW" else x

@@ -116,11 +116,12 @@ def find_layout(
     about = (count, size, torch.is_grad_enabled(), is_detector)
     way = id(decode) if callable(decode) else decode
     if (*about, way) not in last.found:
+        read: Found | None
         if callable(decode):
-            found = _decoded(output, count, decode)
+            read = _decoded(output, count, decode)
         else:
-            found = _in_layout(output, count, size, decode, is_detector)
-        found = None if found is None else _without_broken(found)
+            read = _in_layout(output, count, size, decode, is_detector)
+        found = None if read is None else _without_broken(read)
         last.found[*about, way] = found
         if found is not None:
             last.found[*about, way or found.layout] = found

@@ -404,9 +404,9 @@ def test_labels_may_be_one_for_each_image() -> None:
 @pytest.mark.parametrize("categories", ["tabby", b"tabby", 3, {0: "tabby"}, {"tabby"}, ["tabby", 3], [None], object()])
 def test_categories_that_are_no_list_of_texts_are_refused(categories: Any) -> None:
     for target in (0, "tabby", None):
-        with pytest.raises(ModelError, match="categories must"):
+        with pytest.raises(ModelError, match="categories"):
             as_target(target, categories)
-    with pytest.raises(ModelError, match="categories must"):
+    with pytest.raises(ModelError, match="categories"):
         explain.Explainer(nn.Identity(), categories, preprocess=lambda photo: torch.zeros(3, 2, 2))
     assert as_target("tabby", np.array(LABELS)) == as_target("tabby", iter(LABELS)) == ClassTarget(0)
 
