@@ -37,7 +37,7 @@ from explain.hooks import HookGroup
 from explain.hooks.attention import attention
 from explain.hooks.capturing import Capture, Source, cut_where_allowed, read_outputs
 from explain.hooks.graph import differentiate, normalises_over_rows
-from explain.hooks.preserve import own_statistics, recording, run_compiled, untouched
+from explain.hooks.preserve import keeping_state, own_statistics, recording, run_compiled, untouched
 from explain.hooks.unwrap import has_hooks, scripted, sharded
 from explain.layers.calls import executed_modules, grids_of, split_call
 from explain.relevance.composites import propagate
@@ -73,36 +73,41 @@ def gather(
     _must_keep_weights(model, plan, len(targets), create_graph=settings.create_graph)
     own = own_statistics(model) if settings.create_graph else nullcontext()
     reader = reading(model, inputs, settings.activation)
-    with validation.alone(), untouched(model, create_graph=settings.create_graph), own, reader:
-        run = partial(_Passes, model, inputs, plan, settings, precision, compiled, follow=check_modules is not None)
-        passes = cut_where_allowed(run)
-        if passes.forward.layers.misses and passes.cut:
-            note("the pass is recorded from the input on: what a layer gives reaches the score in more than one way")
-            passes = run(False)
-        if check_modules is not None:
-            check_modules(passes.ran)
-        with layouts.reading_once():
-            resolved = passes.forward.resolve_all(targets)  # all fit before the first backward
-            if origin is not None and origin.image is not None:
-                resolved = [passes.forward.of_image(each, origin.image) for each in resolved]
+    with keeping_state(model):  # what a pass writes into it is there in the passes after it, and then put back
+        with validation.alone(), untouched(model, create_graph=settings.create_graph), own, reader:
+            run = partial(_Passes, model, inputs, plan, settings, precision, compiled, follow=check_modules is not None)
+            passes = cut_where_allowed(run)
+            if passes.forward.layers.misses and passes.cut:
+                note(
+                    "the pass is recorded from the input on: what a layer gives reaches the score in more than one way"
+                )
+                passes = run(False)
+            if check_modules is not None:
+                check_modules(passes.ran)
+            with layouts.reading_once():
+                resolved = passes.forward.resolve_all(targets)  # all fit before the first backward
+                if origin is not None and origin.image is not None:
+                    resolved = [passes.forward.of_image(each, origin.image) for each in resolved]
+            if plan.reruns:
+                pieces = len(inputs) > 1 or settings.batch_size != 1  # of other numbers of rows than there are images
+                for each in resolved if pieces else ():
+                    per_image.must_follow_rows(each.target, passes.forward.output, len(inputs))
+                check_other_inputs(passes.forward, resolved[0], settings)
+            for each in resolved:
+                passes.answer(each, last=each is resolved[-1])
+        evidence = partial(_evidence, passes.forward, origin, {})
         if plan.reruns:
-            pieces = len(inputs) > 1 or settings.batch_size != 1  # of other numbers of rows than there are images
-            for each in resolved if pieces else ():
-                per_image.must_follow_rows(each.target, passes.forward.output, len(inputs))
-            check_other_inputs(passes.forward, resolved[0], settings)
-        for each in resolved:
-            passes.answer(each, last=each is resolved[-1])
-    evidence = partial(_evidence, passes.forward, origin, {})
-    if plan.reruns:
-        again = partial(gather, model, precision=settings.precision)
-        found = passes.forward, resolved, evidence, passes.footprint
-        context = RerunContext(*found, settings, again, origin, passes.tapes())
-        with reading(model, inputs, settings.activation):
-            reruns.run_streams(plan, context)
-        leave = [need.kind for need in plan.needs if isinstance(need.kind, perturbations.PerturbationRuns)]
-        if leave:  # runners are made on demand: one among what was found would keep it, and all it holds, in a circle
-            runner = partial(reruns.PerturbationRunner, context, precision=mixed_precision_now(inputs.x.device))
-            evidence = partial(_evidence, passes.forward, origin, dict.fromkeys(leave, runner))
+            again = partial(gather, model, precision=settings.precision)
+            found = passes.forward, resolved, evidence, passes.footprint
+            context = RerunContext(*found, settings, again, origin, passes.tapes())
+            with reading(model, inputs, settings.activation):
+                reruns.run_streams(plan, context)
+            leave = [need.kind for need in plan.needs if isinstance(need.kind, perturbations.PerturbationRuns)]
+            if (
+                leave
+            ):  # runners are made on demand: one among what was found would keep it, and all it holds, in a circle
+                runner = partial(reruns.PerturbationRunner, context, precision=mixed_precision_now(inputs.x.device))
+                evidence = partial(_evidence, passes.forward, origin, dict.fromkeys(leave, runner))
     return [partial(evidence, each) for each in resolved]
 
 

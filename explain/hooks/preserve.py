@@ -127,6 +127,97 @@ def _release(use: _Use) -> None:
         use.module.training = use.training
 
 
+_MODULE = frozenset(vars(nn.Module())) | {"forward", "train"}
+"""What hooks and modes change in a module, and models do not."""
+
+
+class _WrittenState:
+    """What forward passes may write into modules: their buffers, and other attributes of modules that have some.
+
+    Quantisation observers, running averages and counters are such. Normalisations write nothing in evaluation mode.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.holders = 0
+        self._buffers: list[tuple[nn.Module, dict[str, Any]]] = []
+        self._copies: list[tuple[torch.Tensor, torch.Tensor, int]] = []
+        self._attributes: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        for module in modules_of(model):
+            buffers = module._buffers
+            if not buffers or isinstance(module, nn.modules.batchnorm._NormBase):
+                continue
+            kept = dict(buffers.items())
+            self._buffers.append((module, kept))
+            self._attributes.append((vars(module), {**vars(module)}))
+            for tensor in kept.values():
+                if tensor is not None:
+                    self._copies.append((tensor, tensor.detach().clone(), _version(tensor)))
+
+    def put_back(self) -> None:
+        """Give modules the buffers, the values in these, and the other attributes that they had."""
+        for module, kept in self._buffers:
+            buffers = module._buffers
+            for name in [name for name, tensor in buffers.items() if kept.get(name) is not tensor]:
+                if name in kept:
+                    buffers[name] = kept[name]
+                else:
+                    del buffers[name]
+        for now, before in self._attributes:
+            for name in (now.keys() | before.keys()) - _MODULE:
+                if name not in before:
+                    del now[name]
+                elif now.get(name, now) is not before[name]:
+                    now[name] = before[name]
+        for tensor, copied, version in self._copies:
+            if not _is_same(tensor, copied, version):
+                with torch.no_grad():
+                    tensor.resize_(copied.shape).copy_(copied)
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version
+
+
+def _is_same(tensor: torch.Tensor, copied: torch.Tensor, version: int) -> bool:
+    try:
+        return torch.equal(tensor, copied)
+    except RuntimeError:  # not every kind of tensor can be compared
+        return _version(tensor) == version
+
+
+_states: dict[int, _WrittenState] = {}
+
+
+@signal_safe
+def keeping_state(model: nn.Module) -> Iterator[None]:
+    """Put back what forward passes write into a model, when the last of such blocks that run at one time has ended.
+
+    >>> model = nn.BatchNorm2d(3)
+    >>> model.seen = nn.Module()
+    >>> model.seen.register_buffer("count", torch.zeros(()))
+    >>> with keeping_state(model):
+    ...     _ = model.seen.count.add_(1)
+    >>> model.seen.count
+    tensor(0.)
+    """
+    if is_transforming():
+        yield
+        return
+    with lock:
+        state = _states.get(id(model))
+        if state is None:
+            state = _states[id(model)] = _WrittenState(model)
+        state.holders += 1
+    try:
+        yield
+    finally:
+        with lock:
+            state.holders -= 1
+            if not state.holders and _states.get(id(model)) is state:  # a forked child has forgotten it
+                state.put_back()
+                del _states[id(model)]
+
+
 @contextmanager
 def _restoring_torch(gradients: bool) -> Iterator[None]:
     """Outside inference mode, switch gradients; after errors, restore them, mixed precision and function modes."""
@@ -201,7 +292,8 @@ def untouched(model: nn.Module, *, grad: bool = False, create_graph: bool = Fals
 
     With ``create_graph``, gradients are on, and what is noted of the pass stays in the graph; see `detached`.
 
-    Parameters, buffers, ``.grad`` and ``requires_grad`` are not restored because nothing here ever writes to them.
+    Buffers that the model writes in its forward pass are put back. Parameters, ``.grad`` and ``requires_grad`` are not
+    restored because nothing here ever writes to them.
 
     Raises:
         ModelError: another thread put the model in training mode meanwhile; or torch refuses to compute gradients in
@@ -211,8 +303,9 @@ def untouched(model: nn.Module, *, grad: bool = False, create_graph: bool = Fals
     _used_threads = _used_threads or torch.get_num_threads() > 1
     rng = preserving_rng([p.device for p in parameters_of(model)])
     here = temporarily(_here, busy=True, create_graph=create_graph)
+    torch_state, buffers = _restoring_torch(grad or create_graph), keeping_state(model)
     try:
-        with here, _restoring_torch(grad or create_graph), eager(), rng, evaluating(model) as disturbed:
+        with here, torch_state, eager(), rng, evaluating(model) as disturbed, buffers:
             yield
     except (RuntimeError, HookError) as error:
         remedy = next((_REMEDIES[part] for part in _REMEDIES if part in str(error)), None)
@@ -350,6 +443,9 @@ def _begin_child() -> None:
     """
     _, compiler = changed.get(_EAGER, (0, None))
     changed.clear()
+    for state in _states.values():
+        state.put_back()
+    _states.clear()
     for use in _uses.values():
         _release(use)
     _uses.clear()

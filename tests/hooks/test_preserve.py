@@ -1,9 +1,15 @@
 from __future__ import annotations
 
+import copy
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
+from torch.ao.quantization import FakeQuantize, HistogramObserver, MinMaxObserver
+from torch.testing import assert_close
 
+import explain
 from explain.hooks.preserve import evaluating, untouched
 from tests.conftest import TinyNet, snapshot
 
@@ -28,3 +34,69 @@ def test_rng_gradient_mode_and_inference_mode_come_back(net: TinyNet, mode: type
             torch.rand(3)
             torch.set_grad_enabled(not torch.is_grad_enabled())
         assert snapshot(net) == before
+
+
+# --- what forward passes write into a model
+
+
+class Average(nn.Module):
+    """Takes off a running mean: the first photos set it, and each pass moves it, by ``data`` that no version shows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(3, dtype=torch.float64))
+        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+        self.is_first = True
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        if self.is_first:
+            self.mean.copy_(x.detach().mean((0, 2, 3)))
+            self.is_first = False
+        self.mean.data.mul_(0.5).add_(0.5 * x.detach().mean((0, 2, 3)))
+        return x - self.mean[:, None, None]
+
+
+class Replaced(nn.Module):
+    """Puts another tensor in the place of a buffer, and makes one that was not there, for the size of the photos."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(3, dtype=torch.float64))
+        self.register_buffer("ramp", None)
+        self.width: int | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.total = self.total + x.detach().mean((0, 2, 3))
+        if self.width != x.shape[3]:
+            self.width, self.ramp = x.shape[3], torch.linspace(0, 1, x.shape[3], dtype=x.dtype)
+        return (x + self.total[:, None, None]) * self.ramp
+
+
+WRITERS: dict[str, Any] = {
+    "running mean": Average,
+    "other tensors": Replaced,
+    "minimum and maximum": MinMaxObserver,
+    "histogram": HistogramObserver,
+    "fake quantisation": FakeQuantize,
+}
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_what_passes_write_into_a_model_is_put_back(kind: str) -> None:
+    torch.manual_seed(0)
+    exact = kind in ("running mean", "other tensors")
+    convolution = nn.Conv2d(3, 4, 3)
+    rest = nn.Sequential(convolution, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
+    model = nn.Sequential(WRITERS[kind](), rest.double() if exact else rest).eval()
+    x = torch.rand(1, 3, 8, 8, dtype=torch.float64 if exact else torch.float32)
+    before, buffers = snapshot(model), dict(model[0].named_buffers())
+    attributes = {name: value for name, value in vars(model[0]).items() if not name.startswith("_")}
+    pristine = copy.deepcopy(model)
+    found = explain.attribute(model, x, ["gradcam(relu=False)", "saliency"], target=1)
+    assert_close(found["gradcam"].score, pristine(x)[:, 1].detach())
+    if not exact:
+        explain.attribute(model, x, "occlusion(window=4, stride=4)", target=1)
+    assert snapshot(model) == before
+    assert all(each is buffers[name] for name, each in model[0].named_buffers())
+    assert {name: value for name, value in vars(model[0]).items() if not name.startswith("_")} == attributes
