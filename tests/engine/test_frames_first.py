@@ -279,8 +279,12 @@ LAYOUTS = {
 @pytest.mark.filterwarnings(SEEN)
 def test_the_layout_is_found_out(case: tuple[nn.Module, tuple[int, ...], str]) -> None:
     model, shape, layout = case
-    x = torch.rand(shape)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(shape, generator=generator)
     model(x)  # makes the weights of lazy layers
+    with torch.no_grad():  # positive ones, so that no rectifier is closed
+        for parameter in model.parameters():
+            parameter.copy_(torch.rand(parameter.shape, generator=generator) / parameter.numel())
     assert with_layout(model.eval(), x).layout == layout
     assert explain.attribute(model, x, "saliency", target=0).frames_first == (layout == "NTCHW")
 
