@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from itertools import chain
 from typing import Any, Literal, TypeAlias, TypedDict, Unpack, overload
 
 import torch
@@ -23,7 +24,7 @@ from explain.data.inputs import InputLayout, Inputs, InputsLike, Path, dotted
 from explain.engine import Evidence
 from explain.engine.ends import reading
 from explain.engine.execution import gather
-from explain.engine.needs import NeedAtLayer, applied, needs_at
+from explain.engine.needs import FollowsGradient, NeedAtLayer, applied, needs_at
 from explain.engine.perturbations import PerturbationRuns
 from explain.engine.plan import Plan
 from explain.engine.settings import MEMORY, Footprint, Precision, Progress, RuntimeSettings
@@ -242,7 +243,9 @@ class Request:
         found, altered = [], active_interventions(self.model)
         check = must_follow if follow and self.layers is None and any(layers.values()) else None
         plan = Plan(self._needs(layers))
-        for evidence_of in gather(self.model, self.inputs, plan, self.targets, self.settings, check_modules=check):
+        gathered = gather(self.model, self.inputs, plan, self.targets, self.settings, check_modules=check)
+        for target, evidence_of in zip(self.targets, gathered, strict=False):  # there may be fewer detections
+            follows = partial(self._follows_gradient, target)
             attributions = {}
             for name, method in self.methods.items():
                 calls: dict[str | None, Sequence[str | None]] = {layer: self._calls(layer) for layer in layers[name]}
@@ -268,11 +271,19 @@ class Request:
                     rounding = max(rounding, self._off_by_rounding(method, used, attributions[name]))
                 attributions[name] = replace(attributions[name], interventions=altered, rounding=rounding)
                 if not self.settings.create_graph:  # early in training, maps of zeros are nothing unusual
-                    warn_of_result(method, attributions[name], [each for calls in used[0].values() for each in calls])
+                    warn_of_result(method, attributions[name], list(chain(*used[0].values())), follows)
             found.append(attributions)
         if not all(found):
             raise KeyboardInterrupt("interrupted before any method had something to show")
         return found
+
+    def _follows_gradient(self, target: Target) -> bool:
+        """Whether the scores change along their gradient in the inputs as it says."""
+        need = FollowsGradient()
+        if len(self.inputs.paths) > 1:
+            return True
+        (evidence_of,) = gather(self.model, self.inputs, Plan({"": needs_at({need}, [])}), [target], RuntimeSettings())
+        return evidence_of(None)[need]
 
     def _off_by_rounding(self, method: Method, used: Sequence[EvidenceOfCalls], exact: Attribution) -> float:
         """By how much values are off with other rounding errors of the same size, as a share of the largest value."""

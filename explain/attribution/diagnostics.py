@@ -1,6 +1,6 @@
 """Why a map is zero everywhere, and what callers are warned of."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from explain._utils.rounding import all_cancel
 from explain.attribution.result import Attribution
 from explain.engine import Activations, Attributions, Evidence, InputGradients, LayerGradients
 from explain.engine.needs import RelevanceCoverage, RuleCoverage, Uninspected
-from explain.methods import DeepLIFT, DeepLIFTSHAP, Method
+from explain.methods import DeepLIFT, DeepLIFTSHAP, IntegratedGradients, Method
 from explain.methods.base import spatial_dims
 from explain.relevance.gradient_rules import Coverage
 
@@ -133,16 +133,21 @@ def image_names(wrong: torch.Tensor) -> str:
     return ", ".join(map(image_name, wrong.nonzero().flatten().tolist()))
 
 
-def warn_of_result(method: Method, attribution: Attribution, evidence: Sequence[Evidence]) -> None:
-    """Warn of images whose values mean something else than one expects: of one input, from its layers' evidence."""
+def warn_of_result(
+    method: Method, attribution: Attribution, evidence: Sequence[Evidence], follows_gradient: Callable[[], bool]
+) -> None:
+    """Warn of images whose values mean something else than one expects: of one input, from its layers' evidence.
+
+    ``follows_gradient`` runs the model, to see whether its gradient is the derivative of the score.
+    """
     name, score = attribution.method, attribution.score
     negative = (score < 0) & attribution.values.flatten(1).any(1)
     if method.by_score and negative.any():
         scores = ", ".join(f"{each:.3g}" for each in score[negative].tolist())
         which = f"which is negative for image {image_names(negative)} ({scores}): that reverses all signs"
         warn(f"{name} divides by the score, {which}; choose a target with a positive score, or gradcam")
-    if isinstance(method, (DeepLIFT, DeepLIFTSHAP)) and attribution.delta is not None:
-        _warn_of_missed(attribution, method.expected_sum(evidence[0]).abs())
+    if isinstance(method, (DeepLIFT, DeepLIFTSHAP, IntegratedGradients)) and attribution.delta is not None:
+        _warn_of_missed(method, attribution, method.expected_sum(evidence[0]).abs(), follows_gradient)
     if attribution.rounding is not None and attribution.rounding > _ROUNDED:
         warn(f"{name} has {attribution.rounded}; use precision='full'")
     taken = {} if attribution.coverage is None else attribution.coverage.taken
@@ -167,15 +172,25 @@ def warn_of_result(method: Method, attribution: Attribution, evidence: Sequence[
         warn(f"{name} is zero everywhere for image {', '.join(images)}: {reason}")
 
 
-def _warn_of_missed(attribution: Attribution, whole: torch.Tensor) -> None:
-    """Warn of images for which DeepLIFT's values do not add up to the difference of the scores, ``whole``."""
+def _warn_of_missed(
+    method: Method, attribution: Attribution, whole: torch.Tensor, follows_gradient: Callable[[], bool]
+) -> None:
+    """Warn of images whose values do not add up to the difference of the scores, ``whole``.
+
+    A path of few points misses it too; that is told by ``delta`` alone.
+    """
     assert attribution.delta is not None
     off = attribution.delta.abs()
     parts = [part.values for part in attribution.parts.values()] or [attribution.values]
     sizes = sum((part.abs().flatten(1).sum(1) for part in parts), attribution.score.abs())
     wrong = off > torch.maximum(_MISSED * whole, _ROUNDING * torch.finfo(off.dtype).eps * sizes)
     if wrong.any():
+        follows = follows_gradient()
+        if follows and isinstance(method, IntegratedGradients):
+            return
         worst = int(torch.where(wrong, off, -1).argmax())
         by = f"by up to {float(off[worst]):.2g} of {float(whole[worst]):.2g} for image {image_names(wrong)}"
         why = "operations without a rule take it, or rounding errors; try double precision or integratedgradients"
+        if not follows:
+            why = "the model's backward is not the derivative of its score; take occlusion or kernelshap"
         warn(f"{attribution.method} misses the difference of the scores {by}: {why}")

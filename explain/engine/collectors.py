@@ -17,6 +17,7 @@ from explain._utils.errors import LayerError, MethodError, TargetError, UnusedLa
 from explain._utils.nested import first_tensor, replace_first
 from explain.data.inputs import Inputs
 from explain.engine import needs
+from explain.engine.derivative import is_derivative
 from explain.engine.forward import Forward, ResolvedTarget
 from explain.engine.hooked_gradients import hooked_input_gradient, hooked_layer_gradient
 from explain.engine.needs import NeedAtLayer, at_least_float32
@@ -169,6 +170,10 @@ def _input_gradients(forward: Forward, resolved: ResolvedTarget, need: NeedAtLay
     return at_least_float32(gradient)
 
 
+def _follows_gradient(forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients) -> bool:
+    return is_derivative(forward, resolved, None, _of_input(gradients[0], forward, resolved))
+
+
 def _relevance(forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients) -> Tensor:
     """Value times gradient, and what rules for the input gave it without one."""
     found = detached(forward.source(need.input)) * _of_input(gradients[0], forward, resolved)
@@ -249,6 +254,7 @@ ANSWERS: dict[type[needs.Need[Any]], Callable[[Forward, ResolvedTarget, NeedAtLa
     needs.ClassWeights: _class_weights,
     needs.DetectionSimilarity: _similarity,
     needs.InputGradients: _input_gradients,
+    needs.FollowsGradient: _follows_gradient,
     needs.RuleCoverage: lambda _, resolved, need, __: resolved.coverage[need.kind.rule],  # type: ignore[attr-defined]
     needs.Relevance: _relevance,
     needs.LayerRelevance: lambda *given: _layer_gradients(*given) * _activations(*given),

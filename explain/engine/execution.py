@@ -23,11 +23,13 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.hooks import RemovableHandle
 
 from explain._utils import nested
-from explain._utils.errors import LayerError, MethodError, note
+from explain._utils.errors import LayerError, MethodError, note, warn
 from explain.data.inputs import Inputs, InputsLike, Path, as_inputs
 from explain.engine import collectors, incremental, needs, perturbations, reruns, validation
+from explain.engine.derivative import custom_functions, is_derivative
 from explain.engine.ends import reading
 from explain.engine.forward import Forward, RerunContext, ResolvedTarget, check_other_inputs
 from explain.engine.needs import Backward, Concept, Evidence, EvidenceLookup, NeedAtLayer, RowOrigin, at_least_float32
@@ -157,9 +159,10 @@ class _Passes:
                 stack.enter_context(recorder)
             self.ran = executed_modules(group, model) if follow else []
             self._prefix = None if taped is None else incremental.PrefixRecorder(group, model, taped)
-            given = inputs.replaced(explained)
+            given, handles = inputs.replaced(explained), RemovableHandle.next_id
             with nullcontext() if self._prefix is None else self._prefix.tape:
                 output = given.call(model) if compiled is None else run_compiled(compiled, model, given.copied())
+            self._hooked = RemovableHandle.next_id - handles > layers.hooks
             graph_is_on = torch.is_grad_enabled() or any(tensor.requires_grad for _, tensor in nested.paths(output))
         about = model, inputs, explained, grids_of(model, inputs), layers, output, graph_is_on
         noted = Operations() if operations is None else operations.operations
@@ -250,7 +253,27 @@ class _Passes:
             total, flat = forward.total(resolved, backward.objective), [s for found in wanted.values() for s in found]
             if backward.propagates:  # rules run maps again, each in the widest type of what it is given
                 stack.enter_context(torch.autocast(total.device.type, enabled=False))
-            _answer(wanted, forward, resolved, _gradients(total, flat, keep, self._create_graph))
+            gradients = _gradients(total, flat, keep, self._create_graph)
+            _answer(wanted, forward, resolved, gradients)
+        if backward == Backward() and not self._create_graph and self.plan.names_of(*wanted):
+            self._check_derivative(wanted, resolved, gradients)
+
+    def _check_derivative(self, wanted: Wanted, resolved: ResolvedTarget, gradients: Sequence[Tensor | None]) -> None:
+        """Warn of plain gradients that custom functions on their way make something else than the derivative."""
+        found = iter(gradients)
+        for need, sources in wanted.items():
+            own = [gradient for gradient in (next(found) for _ in sources) if gradient is not None]
+            names = custom_functions(resolved.total, list(sources)) if len(own) == 1 and not need.input else []
+            if self._hooked and len(own) == 1 and not need.input:
+                names.append("a hook that the forward pass registers")
+            plain = ":" not in (need.layer or "") and isinstance(
+                need.kind, (needs.InputGradients, needs.LayerGradients)
+            )
+            if names and plain and not is_derivative(self.forward, resolved, need.layer, own[0]):
+                what = f"{', '.join(self.plan.names_of(need))} takes gradients through {', '.join(names)}"
+                warn(
+                    f"{what}, whose backward is not the derivative: the score changes otherwise; take occlusion or rise"
+                )
 
     def _run_reference(self, reference: needs.Reference, image: int | None) -> Sequence[Step]:
         """The steps of the model on what the photos are compared with, or one ``image`` among the others."""

@@ -160,6 +160,12 @@ class InputGradients(Need[Tensor]):
         return self.hooked
 
 
+class FollowsGradient(Need[bool]):
+    """Whether the scores change along the gradient in the input as it says."""
+
+    of_input = whole = differentiates = detached = True
+
+
 class RuleCoverage(Need[Coverage]):
     """Which operations between the input and the score a rule acted on, and which it should have but could not."""
 

@@ -123,6 +123,8 @@ class Capture:
         self._sources: dict[Record, list[Source]] = {}
         self._requested_with: dict[Record, list[Source]] = {}
         self._without_graph: set[Record] = set()
+        self.hooks = 0
+        """How many hooks on tensors it has registered."""
         self._paused: list[bool] = []  # shared with hooks in the graph, which must not hold the capture itself
         group.swap_inputs("", self._begin_pass, self._end_pass)
         for place in {place.layer: place for place in (place_of(n, self._model) for n in self._names)}.values():
@@ -378,6 +380,7 @@ class Capture:
 
         if not seen.activation.requires_grad:  # a record with a graph would be kept alive by it
             tensor.register_hook(collect)  # type: ignore[no-untyped-call]
+            self.hooks += 1
         return _source(tensor)
 
     def _mark_without_graph(self, record: Record) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import explain
+from explain import ExplainWarning
 from tests.conftest import Made
 
 STEP = 1e-6
@@ -108,3 +111,90 @@ def test_of_a_batch_with_statistics_of_its_own_each_photo_has_its_own_gradient()
         }  # fmt: skip
         for name, values in expected.items():
             assert_close(found[name].values[i], values.detach(), msg=f"{name} of photo {i}")
+
+
+class Reversed(torch.autograd.Function):
+    """As in domain adaptation."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return -gradient
+
+
+class Rounded(torch.autograd.Function):
+    """A straight-through estimator."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return (4 * x).round() / 4
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+class Swish(torch.autograd.Function):
+    """A function of its own whose backward is its derivative, as in networks that save memory."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * x.sigmoid()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return gradient * x.sigmoid() * (1 + x * (1 - x.sigmoid()))
+
+
+def scaled(x: Tensor) -> Tensor:
+    if x.requires_grad:
+        x.register_hook(lambda gradient: 0.1 * gradient)
+    return x
+
+
+def kept(x: Tensor) -> Tensor:
+    if x.requires_grad:
+        x.register_hook(lambda gradient: None)
+    return x
+
+
+def through(function: Callable[[Tensor], Tensor]) -> nn.Module:
+    torch.manual_seed(0)
+    parts = {"conv": nn.Conv2d(3, 6, 3), "head": nn.Linear(6, 3)}
+    return Made(lambda net, x: net.head(function(F.relu(net.conv(x)) + 0).mean((2, 3)).tanh()), **parts).double().eval()
+
+
+GRADIENTS = ["gradcam", "saliency", "inputxgradient"]
+
+
+@pytest.mark.filterwarnings("ignore:gradcam is zero everywhere")
+@pytest.mark.parametrize("function", [Reversed.apply, Rounded.apply, scaled], ids=["reversal", "rounding", "hook"])
+def test_a_backward_that_is_not_the_derivative_is_named(function: Callable[[Tensor], Tensor]) -> None:
+    x = torch.rand(2, 3, 8, 8).double()
+    for name in [*GRADIENTS, "integratedgradients(steps=64)"]:
+        with pytest.warns(ExplainWarning, match="derivative"):
+            explain.attribute(through(function), x, name, target=1, layer="conv")
+    with warnings.catch_warnings(record=True) as given:
+        warnings.simplefilter("always")
+        explain.attribute(through(function), x, "deeplift", target=1)
+    assert not any("integratedgradients" in str(each.message) for each in given)
+
+
+@pytest.mark.filterwarnings("ignore:gradcam is zero everywhere")
+@pytest.mark.parametrize("function", [Swish.apply, kept, F.silu], ids=["function", "hook", "plain"])
+def test_a_backward_that_is_the_derivative_is_not_warned_of(function: Callable[[Tensor], Tensor]) -> None:
+    x = torch.rand(2, 3, 8, 8).double()
+    for name in [*GRADIENTS, "integratedgradients(steps=2)"]:
+        explain.attribute(through(function), x, name, target=1, layer="conv")
+        explain.attribute(through(function).float(), x.float(), name, target=1, layer="conv")
+
+
+def test_what_a_model_decouples_is_seen_by_integrated_gradients() -> None:
+    x = torch.rand(2, 3, 8, 8).double()
+    with pytest.warns(ExplainWarning, match="derivative"):
+        explain.attribute(through(lambda h: h * (3 * h).sigmoid().detach()), x, "integratedgradients", target=1)

@@ -1,0 +1,74 @@
+"""Whether a gradient is the derivative of the score, seen by moving along it; custom functions may say otherwise."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from explain._utils.nested import first_tensor, replace_first
+from explain.engine.forward import Forward, ResolvedTarget
+from explain.hooks import HookGroup
+from explain.hooks.graph import Reach, graph, is_of_hooks
+from explain.layers.calls import split_call
+
+_STEP = 3e-4
+"""By what share of the scores a step along the gradient changes them."""
+_OFF = 0.05
+"""By how much of what the gradient says the change may be off: kinks and rounding make 0.01 in float32."""
+
+
+def custom_functions(score: Tensor, sources: list[Any]) -> list[str]:
+    """The functions with a backward of their own, of the model's, on the way from a score to sources of gradients."""
+    found = [node for node in graph(score) if _is_custom(node)]
+    if not found:
+        return []
+    tensors = [source for source in sources if isinstance(source, Tensor)]
+    reach = Reach(tensors, [source.node for source in sources if not isinstance(source, Tensor)])
+    return list(dict.fromkeys(node.name().removesuffix("Backward") for node in found if reach.of(node)))
+
+
+def _is_custom(node: Any) -> bool:
+    if not isinstance(node, torch.autograd.function.BackwardCFunction) or is_of_hooks(node):
+        return False
+    if node.name().startswith("GeneratedBackwardFor_"):  # an operator of a library's
+        return not node.name().startswith("GeneratedBackwardFor_torchvision_")
+    module = str(getattr(getattr(node, "_forward_cls", None), "__module__", ""))
+    return module.split(".")[0] != "torch"
+
+
+def is_derivative(forward: Forward, resolved: ResolvedTarget, layer: str | None, gradient: Tensor) -> bool:
+    """Whether the scores change along the gradient in the input, or in a layer, as it says; True where unsure."""
+    gradient, images = gradient.detach(), torch.arange(forward.count, device=gradient.device)
+    if (
+        resolved.image is not None
+        or len(gradient) != forward.count
+        or gradient.dtype in (torch.float16, torch.bfloat16)
+    ):
+        return True
+    size = gradient.flatten(1).norm(dim=1)
+    scale = torch.full_like(size, forward.scale(resolved)).maximum(resolved.score.abs().to(size))
+    step = torch.where(size > 0, _STEP * scale / size.square(), 0)
+    move = step.reshape(-1, *[1] * (gradient.ndim - 1)) * gradient
+    with torch.no_grad():
+        ends = [resolved.scores_in(images, _output(forward, layer, sign * move)) for sign in (0, 1, -1)]
+    same = (ends[0] - resolved.score).abs() <= 0.01 * _STEP * scale  # not where it draws random numbers
+    off = ((ends[1] - ends[2]) / 2 - _STEP * scale).abs() > _OFF * _STEP * scale
+    return not bool((off & same & (size > 0)).any())
+
+
+def _output(forward: Forward, layer: str | None, move: Tensor) -> Any:
+    """What the model gives where the input, or a layer's output, is moved."""
+    inputs, calls = forward.inputs, list[int]()
+    if layer is None:
+        return inputs.replaced(inputs.x + move).call(forward.model)
+    name, number = split_call(layer, forward.model)
+    wanted = forward.record(layer).call if number is None else number
+
+    def moved(module: nn.Module, args: Any, output: Any) -> Any:
+        calls.append(len(calls))
+        tensor = first_tensor(output)
+        return replace_first(output, tensor + move) if tensor is not None and calls[-1] == wanted else None
+
+    with HookGroup(forward.model) as group:
+        group.forward(name, moved)
+        return inputs.call(forward.model)
