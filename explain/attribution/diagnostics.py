@@ -82,6 +82,10 @@ def _is_saturated(evidence: Evidence, image: int) -> bool:
 
 _MISSED = 0.05
 """The share of the difference of the scores from which on DeepLIFT says what it misses."""
+_MISSED_BY_POINTS = 0.2
+"""The share from which on it is seen whether the points of a path are too few, or the backward is no derivative."""
+_POINTS = 20
+"""Of fewer points, a path misses much by itself."""
 _STABILISED = 0.01
 """The share of the score from which on what stabilisers take is said."""
 _ROUNDED = 0.1
@@ -146,7 +150,8 @@ def warn_of_result(
         scores = ", ".join(f"{each:.3g}" for each in score[negative].tolist())
         which = f"which is negative for image {image_names(negative)} ({scores}): that reverses all signs"
         warn(f"{name} divides by the score, {which}; choose a target with a positive score, or gradcam")
-    if isinstance(method, (DeepLIFT, DeepLIFTSHAP, IntegratedGradients)) and attribution.delta is not None:
+    few = isinstance(method, IntegratedGradients) and method.steps < _POINTS
+    if isinstance(method, (DeepLIFT, DeepLIFTSHAP, IntegratedGradients)) and attribution.delta is not None and not few:
         _warn_of_missed(method, attribution, method.expected_sum(evidence[0]).abs(), follows_gradient)
     if attribution.rounding is not None and attribution.rounding > _ROUNDED:
         warn(f"{name} has {attribution.rounded}; use precision='full'")
@@ -183,7 +188,8 @@ def _warn_of_missed(
     off = attribution.delta.abs()
     parts = [part.values for part in attribution.parts.values()] or [attribution.values]
     sizes = sum((part.abs().flatten(1).sum(1) for part in parts), attribution.score.abs())
-    wrong = off > torch.maximum(_MISSED * whole, _ROUNDING * torch.finfo(off.dtype).eps * sizes)
+    share = _MISSED_BY_POINTS if isinstance(method, IntegratedGradients) else _MISSED
+    wrong = off > torch.maximum(share * whole, _ROUNDING * torch.finfo(off.dtype).eps * sizes)
     if wrong.any():
         follows = follows_gradient()
         if follows and isinstance(method, IntegratedGradients):
