@@ -28,7 +28,8 @@ def custom_functions(score: Tensor, sources: list[Any]) -> list[str]:
 
 
 def _is_custom(node: Any) -> bool:
-    if not isinstance(node, torch.autograd.function.BackwardCFunction) or is_of_hooks(node):
+    custom: Any = torch.autograd.function.BackwardCFunction
+    if not isinstance(node, custom) or is_of_hooks(node):
         return False
     if node.name().startswith("GeneratedBackwardFor_"):  # an operator of a library's
         return not node.name().startswith("GeneratedBackwardFor_torchvision_")
