@@ -61,11 +61,12 @@ def _cancelled(evidence: Sequence[Evidence], image: int) -> str:
         for need, of_batch in item.found.items():
             if isinstance(need, LayerGradients):
                 gradients = of_batch[image : image + 1]
-                if all_cancel(gradients, places):
+                products = gradients * maps
+                if all_cancel(gradients.mean(places), gradients):
                     return "the gradients"
-                if all_cancel(gradients * maps, places) or all_cancel(gradients * maps, 1):
+                if any(all_cancel(products.mean(dim), products) for dim in (places, 1)):
                     return "the products of maps and gradients"
-                if all_cancel(maps, places):
+                if all_cancel(maps.mean(places), maps):
                     return "the maps"
     return ""
 

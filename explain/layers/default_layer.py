@@ -23,7 +23,6 @@ from explain.layers.calls import ForwardSummary, ModuleCall, grids_of, split_cal
 from explain.layers.frames import with_layout
 from explain.layers.layouts import MAPS, Size, has_aspect, to_spatial
 from explain.layers.stitched import Stitched
-from explain.targets.base import find_tensor
 
 T = TypeVar("T")
 Score: TypeAlias = Callable[[Any], Tensor]
@@ -65,8 +64,9 @@ def default_layer(
     summary = summary_of(model, inputs)
     if score is not None and not summary.gives_scores:
         return _map_behind_answers(model, inputs, summary, score)
-    if score is not None and (refresh or (summary.outputs > 1 and not of_class)):
-        return _choose(model, inputs, summary, score)[0]
+    if score is not None and (refresh or summary.outputs > 1):
+        kept = of_class and not refresh
+        return _once(summary, "class" if kept else None, lambda: _choose(model, inputs, summary, score))
     return _once(summary, "default", lambda: _choose(model, inputs.first() if summary.alone else inputs, summary))
 
 
@@ -91,19 +91,20 @@ def stage_layers(
         found = stage_layers(model.model, model.first(inputs), model.energy(inputs), count=count, refresh=refresh)
         return [f"model.{layer}" for layer in found]
     summary = summary_of(model, inputs)
-    of_target = not summary.gives_scores or (summary.outputs > 1 and not of_class)
-    if score is not None and (refresh or of_target):
-        found = _stages(model, inputs, summary, count, score)[0]
+    if score is not None and (refresh or summary.outputs > 1 or not summary.gives_scores):
+        kept = of_class and summary.gives_scores and not refresh
+        key = f"class {count}" if kept else None
+        found = _once(summary, key, lambda: _stages(model, inputs, summary, count, score))
     else:
         first = inputs.first() if summary.alone else inputs
         found = _once(summary, count, lambda: _stages(model, first, summary, count))
     return [*found] or [default_layer(model, inputs, score, of_class=of_class, refresh=refresh)]
 
 
-def _once(summary: ForwardSummary, key: str | int, find: Callable[[], tuple[T, bool]]) -> T:
-    """Compute something once for a summary, if the result is certain."""
+def _once(summary: ForwardSummary, key: str | int | None, find: Callable[[], tuple[T, bool]]) -> T:
+    """Compute something once for a summary, if the result is certain; without a key, each time."""
     found, certain = (summary.chosen[key], False) if key in summary.chosen else find()
-    if certain:
+    if certain and key is not None:
         summary.chosen[key] = found
     return found
 
@@ -303,7 +304,7 @@ def _influences(
         with preserve.untouched(model, grad=not cut), HookGroup(model) as group:
             capture = capturing.Capture(group, names, gradients=True, cut=cut)
             output = inputs.detached().call(model)
-            total = _best_score(output, len(inputs)) if score is None else score(output).sum()
+            total = _best_score(output) if score is None else score(output).sum()
             if total is not None:
                 capture.backward(total, roughly=True)
         return capture, total, output
@@ -322,9 +323,9 @@ def _influences(
     factors = _factors(total, set().union(*nodes.values()))
     influences = {}
     for layer, gradient in gradients.items():
-        places = tuple(range(2, gradient.ndim))
+        means = gradient.flatten(2).mean(2)
         positions = (gradient != 0).any(1).flatten(1).sum(1)
-        rounding = all_cancel(gradient, places) & (positions > 0)
+        rounding = all_cancel(means, gradient) & (positions > 0)
         influences[layer] = _Influence(
             positions.tolist(),
             cancels=bool(rounding.any() and (rounding | (positions == 0)).all()),
@@ -334,11 +335,10 @@ def _influences(
     return influences
 
 
-def _best_score(output: Any, count: int) -> Tensor | None:
-    """The best score of a class, if a network gives any, or else the largest number of its first tensor."""
-    logits = find_tensor(output, count, (2,))
-    scores = sorted(tensors_in(output), key=lambda tensor: tensor.ndim != 2) if logits is None else [logits]
-    return scores[0].float().amax() if scores else None
+def _best_score(output: Any) -> Tensor | None:
+    """The best score of a row of numbers, if a network gives any, or else the largest number of its first tensor."""
+    tensors = sorted(tensors_in(output), key=lambda tensor: tensor.ndim != 2)
+    return tensors[0].float().amax() if tensors else None
 
 
 def _unweighted(score: Tensor | None, output: Any) -> set[Node]:

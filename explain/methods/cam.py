@@ -13,7 +13,7 @@ import torch
 
 from explain._utils.errors import MethodError
 from explain._utils.random_numbers import seeded, uniform
-from explain._utils.rounding import Dims, all_cancel, rounding_error
+from explain._utils.rounding import all_cancel, rounding_error
 from explain.engine import Activations, Evidence, LayerGradients, Need
 from explain.engine.needs import ClassWeights, GradientsBy, LayerCurvature
 from explain.methods.base import MAPS, PATTERNS, Method, Style, map_of, register, spatial_dims
@@ -33,13 +33,12 @@ def ratio(above: torch.Tensor, below: torch.Tensor) -> torch.Tensor:
     return torch.where(below == 0, torch.zeros_like(above), above / torch.where(below == 0, 1, below))
 
 
-def unless_rounding(sums: torch.Tensor, terms: torch.Tensor, dim: Dims) -> torch.Tensor:
-    """Sums ``(N, ...)`` of terms over some dimensions; zero for an image of which all sums are rounding errors.
-
-    Else a map of rounding errors would be as bright as any other.
+def unless_rounding(values: torch.Tensor, terms: torch.Tensor, count: int = 1) -> torch.Tensor:
+    """Means ``(N, ...)`` of terms ``(N, ...)``, or ``count`` times as much; zero for an image where all are rounding
+    errors. Else a map of rounding errors would be as bright as any other.
     """
-    rounding = all_cancel(terms, dim)
-    return torch.where(rounding.reshape(-1, *[1] * (sums.ndim - 1)), 0, sums)
+    rounding = all_cancel(values / count, terms)
+    return values.masked_fill(rounding.reshape(-1, *[1] * (values.ndim - 1)), 0)
 
 
 class ClassActivationMap(Method):
@@ -122,8 +121,7 @@ class GradCAM(ClassActivationMap):
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         g = evidence[LayerGradients(gradients=self.gradients)]
-        places = spatial_dims(g)
-        return weighted(unless_rounding(g.mean(places), g, places), evidence, relu=self.relu)
+        return weighted(unless_rounding(g.mean(spatial_dims(g)), g), evidence, relu=self.relu)
 
 
 @register
@@ -193,9 +191,10 @@ class XGradCAM(ClassActivationMap):
         a = evidence.activations
         places = spatial_dims(a)
         products = a * evidence.gradients
-        gradients = unless_rounding(products.sum(places), products, places)
+        count = a[0, 0].numel()
+        gradients = unless_rounding(products.sum(places), products, count)
         totals = a.sum(places)
-        totals = totals.masked_fill(totals.abs() <= rounding_error(a, places), 0)
+        totals = totals.masked_fill(totals.abs() <= count * rounding_error(a, places), 0)
         return weighted(ratio(gradients, totals), evidence, relu=self.relu)
 
 
@@ -229,7 +228,8 @@ class HiResCAM(ClassActivationMap):
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         cam = torch.einsum("nk...,nk...->n...", evidence.gradients, evidence.activations)
-        cam = unless_rounding(cam, evidence.gradients * evidence.activations, 1)
+        products = evidence.gradients * evidence.activations
+        cam = unless_rounding(cam, products, products.shape[1])
         return cam.clamp(min=0) if self.relu else cam
 
 
@@ -315,8 +315,7 @@ class ShapleyCAM(ClassActivationMap):
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         objective = ResidualSoftmax() if self.residual_softmax else None
         slope = evidence[LayerGradients(objective)] - 0.5 * evidence[LayerCurvature(objective)]
-        places = spatial_dims(slope)
-        return weighted(unless_rounding(slope.mean(places), slope, places), evidence, relu=True)
+        return weighted(unless_rounding(slope.mean(spatial_dims(slope)), slope), evidence, relu=True)
 
 
 @register

@@ -242,9 +242,8 @@ class AblationCAM(ClassActivationMap):
         score = evidence[Scores(Unperturbed(of_layer=True))][:, None]  # differences are taken in one precision
         without = score.repeat(1, a.shape[1]).to(a.dtype)
         without[_alive(a)] = evidence[Scores(ChannelAblation())].to(a.dtype)
-        score = score.expand_as(without)
-        drops = unless_rounding(score - without, torch.stack([score, -without], 2), 2)
-        return weighted(ratio(drops, score), evidence, relu=self.relu)
+        drops = unless_rounding(score - without, score)
+        return weighted(ratio(drops, score.expand_as(without)), evidence, relu=self.relu)
 
 
 def masks(maps: torch.Tensor, size: tuple[int, ...]) -> torch.Tensor:
