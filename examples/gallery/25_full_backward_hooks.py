@@ -23,7 +23,8 @@ import explain
 from explain.methods import GradCAM, GuidedBackprop, Saliency
 from explain.render.sheets import Tile, table
 
-photo = Path(sys.argv[0]).resolve().parents[2] / "assets" / "chelsea.png"
+assets = Path(sys.argv[0]).resolve().parents[2] / "assets"
+photo = assets / "chelsea.png"
 explainer = explain.Explainer(crop="whole")
 model = explainer.model
 x = explainer.as_input(photo).requires_grad_()

@@ -20,7 +20,7 @@ from explain.data.inputs import Inputs, InputsLike
 from explain.hooks import HookGroup
 from explain.hooks.graph import Reach, without_values
 from explain.hooks.layer_names import LayerPlace, Where, name_of, place_of, select_places
-from explain.hooks.preserve import untouched
+from explain.hooks.preserve import untouched, without_proxy
 from explain.hooks.unwrap import hookable, leaves, modules_of, submodule, unwrapped
 from explain.layers import layouts, stitched
 from explain.layers.frames import with_layout
@@ -397,8 +397,8 @@ def _read(model: nn.Module, inputs: Inputs, read: Callable[[CallKey, Tensor], T]
 
 
 def _figures(tensor: Tensor) -> tuple[float, float]:
-    """Two figures of a tensor, which change when it does."""
-    values = tensor.double().flatten()
+    """Two figures of a tensor, which change when it does; inside a transform of `torch.func`, of all that it maps."""
+    values = without_proxy(tensor).double().flatten()
     weights = torch.linspace(1, 2, len(values), dtype=torch.float64, device=values.device)
     return float(values.sum()), float((values * weights).sum())
 

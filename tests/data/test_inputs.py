@@ -392,11 +392,14 @@ class ReadsText(nn.Module):
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor")
 @pytest.mark.parametrize("words", [4, 9])
 def test_tokens_of_a_text_are_not_taken_for_places(words: int) -> None:
+    """Behind the 16 tokens of the photo, as many stand for words as would make a square of 20, or 25, tokens."""
     model, image = settled(ReadsText()).eval(), torch.rand(1, 3, 16, 16)
     ids = torch.arange(words)[None] % 9
-    assert explain.attribute(model, (image, ids), "layercam", target=0).layer == "patches"
-    with pytest.raises(LayerError, match="must give a"):
-        explain.attribute(model, (image, ids), "layercam", target=0, layer="block")
+    found = explain.attribute(model, (image, ids), "hirescam(relu=False)", target=0, layer="block")
+    tokens = model.block(torch.cat([model.patches(image).flatten(2).mT, model.words(ids)], 1))
+    (gradients,) = torch.autograd.grad(model.fc(tokens.mean(1))[0, 0], tokens)
+    of_patches = (tokens * gradients).sum(2)[0, :16].reshape(4, 4)
+    assert_close(found.values[0], of_patches)
 
 
 def test_a_switch_among_the_inputs_may_change_which_layers_are_called_and_when() -> None:

@@ -469,15 +469,6 @@ def test_a_record_of_regions_of_a_layer_is_loaded_and_repeated(tmp_path: Path) -
     )
 
 
-def test_sets_of_five_crops_are_drawn_together_and_not_told_as_one() -> None:
-    explainer = explain.Explainer(Marks(), size=SIDE, crop="five", mean=(0.0,) * 3, std=(1.0,) * 3)
-    picture = Image.new("RGB", (2 * SIDE, SIDE), "white")
-    explanation = explainer(picture, methods=[Sufficient(3, Zero())], target=1)
-    assert explanation["sufficient"].sets is None
-    assert explanation["sufficient"].values.any()
-    assert explanation.overlay().size == picture.size
-
-
 def test_a_caption_says_what_is_proved_and_what_turns_the_answer() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2, bias=False)).double()
     with torch.no_grad():

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import explain
+from explain._utils.nested import first_tensor
 from explain.targets import Answer
 
 SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -278,7 +279,18 @@ def test_cams_explain_a_layer_that_keeps_images_apart_and_else_say_what_to_use(g
         assert found.values.shape == (1, 2, 2)
         assert bool(found.values.any())
         return
-    for layer in (None, "model.visual.blocks.1", "model.visual.merger"):  # all patches are one batch: (patches, values)
+    found = explain.attribute(model, inputs, "hirescam(relu=False)", target=Answer(ANSWER))
+    layer = model.get_submodule(found.layer)  # of the language model, where the photo has 2 x 3 tokens
+    kept: list[Tensor] = []
+    handle = layer.register_forward_hook(lambda module, args, output: kept.append(first_tensor(output)))
+    ids, answer = inputs["input_ids"], torch.tensor([ANSWER])
+    scores = run(model, inputs, model.photo, torch.cat([ids, answer], 1)).logits[0].log_softmax(1)
+    handle.remove()
+    score = scores[ids.shape[1] - 1 : -1].gather(1, answer.mT).sum()
+    (gradients,) = torch.autograd.grad(score, kept[0])
+    of_photo = (kept[0] * gradients).sum(2)[0, : ids.shape[1]][inputs["mm_token_type_ids"][0] == 1]
+    assert_close(found.values[0], of_photo.reshape(2, 3))
+    for layer in ("model.visual.blocks.1", "model.visual.merger"):  # all patches are one batch: (patches, values)
         with pytest.raises(explain.LayerError, match="saliency"):
             explain.attribute(model, inputs, "gradcam", target=Answer(ANSWER), layer=layer)
 
