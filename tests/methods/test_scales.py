@@ -198,7 +198,9 @@ def test_the_default_dtype_of_the_caller_changes_no_map(name: str, dtype: torch.
     with default(torch.float64):
         found = map_of(model, method, x)
     assert found.dtype == expected.dtype
-    assert torch.equal(found, expected)
+    # Rounding may differ: whether parts of the network run again, or all of it, is decided by the time that it takes.
+    rounding = 100 * torch.finfo(dtype).eps
+    assert_close(found, expected, rtol=rounding, atol=rounding * float(expected.abs().max()))
 
 
 def test_the_default_dtype_changes_no_figure_of_a_random_metric() -> None:
