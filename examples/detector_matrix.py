@@ -209,12 +209,21 @@ def followed(boxes: Boxes, box: Tensor, label: int, of: str) -> float:
     return float(number(boxes, cell, label, of)) if shared[cell] >= 0.5 or of in ("left", "right") else 0.0
 
 
+def with_contiguous_gradient(module: nn.Module, args: Any, output: Tensor) -> None:
+    """PyTorch's batch normalisation is wrong for one image whose gradient arrives laid out channels last."""
+    if output.requires_grad:
+        output.register_hook(Tensor.contiguous)
+
+
 def plain_maps(subject: Subject, cell: int, label: int, of: str, window: int) -> dict[str, Tensor | None]:
     """The map of each method, by hand."""
     kept: list[Tensor] = []
     x = subject.x.clone().requires_grad_()
+    norms = [module for module in subject.model.modules() if isinstance(module, nn.BatchNorm2d)]
     with HookGroup(subject.model) as group:
         group.forward(subject.layer, lambda module, args, output: kept.append(output))
+        for norm in norms:
+            group.forward(norm, with_contiguous_gradient)
         boxes = subject.decode(subject.model(x))
     score = number(boxes, cell, label, of)
     of_input, of_layer = torch.autograd.grad(score, [x, kept[-1]], allow_unused=True)
