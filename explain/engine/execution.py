@@ -264,7 +264,8 @@ class _Passes:
         for need, sources in wanted.items():
             own = [gradient for gradient in (next(found) for _ in sources) if gradient is not None]
             names = custom_functions(resolved.total, list(sources)) if len(own) == 1 and not need.input else []
-            if self._hooked and len(own) == 1 and not need.input:
+            watched = torch.nn.modules.module._has_any_global_hook()  # which would fire once more
+            if self._hooked and not watched and len(own) == 1 and not need.input:
                 names.append("a hook that the forward pass registers")
             plain = ":" not in (need.layer or "") and isinstance(
                 need.kind, (needs.InputGradients, needs.LayerGradients)
