@@ -16,7 +16,19 @@ from typing import Any
 from explain._utils.errors import ExplainError, ImageError, RunError, did_you_mean, shown
 from explain.data.images import EXTENSIONS
 from explain.runs import sources
-from explain.runs.sources import Content, DataSet, Entry, Folder, Label, Photos, Source, as_boxes, as_label, stamp, text
+from explain.runs.sources import (
+    Content,
+    DataSet,
+    Entry,
+    Folder,
+    Photos,
+    Source,
+    as_boxes,
+    as_label,
+    each_label,
+    stamp,
+    text,
+)
 
 PATHS = ("path", "image", "file", "filename", "photo")
 LABELS = ("label", "class", "target")
@@ -63,7 +75,7 @@ class PhotoList(Source):
             try:
                 entry = self._entry(row)
                 before = found.get(entry.name, entry)
-                labels = dict.fromkeys((*_each_label(before.label), *_each_label(entry.label)))
+                labels = dict.fromkeys((*each_label(before.label), *each_label(entry.label)))
                 boxes = dict.fromkeys((*before.boxes, *entry.boxes))
                 found[entry.name] = replace(before, label=as_label(list(labels)), boxes=tuple(boxes))
             except (ExplainError, ValueError, RecursionError) as error:  # of JSON among the boxes
@@ -102,12 +114,6 @@ class PhotoList(Source):
         if not isinstance(rows, list):
             raise RunError(f"source {str(self.file)!r} must hold a JSON list, got {type(rows).__name__}; make one")
         return rows
-
-
-def _each_label(label: Label) -> tuple[str | int, ...]:
-    if label is None:
-        return ()
-    return label if isinstance(label, tuple) else (label,)
 
 
 SHARD_LABELS = ("cls", "txt", "json")

@@ -25,7 +25,7 @@ from explain._utils.errors import ExplainError, ImageError, either, overheard, q
 from explain._utils.signals import came_by_signal, signal_safe
 from explain.data.images import Box, Preprocess, as_input, hushed, load_image, locate, troubles
 from explain.explanation.photos import each_tried
-from explain.runs.sources import Corners, Entry, Label, Source
+from explain.runs.sources import Corners, Entry, Label, Source, each_label
 from explain.targets.labels import class_label
 
 
@@ -203,14 +203,11 @@ class Labels:
 
         A list with as many zeros and ones as there are classes says of each class whether it is true.
         """
-        if label is None:
-            return []
-        if not isinstance(label, tuple):
-            return [self._of_one(label)]
+        labels = each_label(label)
         names = self.categories if self.classes is None else self.classes
-        if names is not None and len(label) == len(names) and set(label) <= {0, 1}:
-            label = tuple(number for number, is_true in enumerate(label) if is_true)
-        return [self._of_one(each) for each in dict.fromkeys(label)]
+        if len(labels) > 1 and names is not None and len(labels) == len(names) and set(labels) <= {0, 1}:
+            labels = tuple(number for number, is_true in enumerate(labels) if is_true)
+        return [self._of_one(one) for one in dict.fromkeys(labels)]
 
     def first_class(self, label: Label) -> int | None:
         """Return the first class of the model that a photo with this label has."""

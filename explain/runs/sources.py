@@ -232,6 +232,17 @@ def _as_one_label(value: Any) -> str | int | None:
     return f"{value:.6g}" if isinstance(value, float) and not math.isnan(value) else None
 
 
+def each_label(label: Label) -> tuple[str | int, ...]:
+    """Return the labels that are true of a photo.
+
+    >>> each_label(None), each_label("cat"), each_label((1, "dog"))
+    ((), ('cat',), (1, 'dog'))
+    """
+    if label is None:
+        return ()
+    return label if isinstance(label, tuple) else (label,)
+
+
 def as_boxes(value: Any) -> tuple[Corners, ...]:
     """Return boxes: x0 y0 x1 y1 in pixels of the photo, ends exclusive; a single one too.
 

@@ -189,9 +189,12 @@ def test_a_backward_that_is_not_the_derivative_is_named(function: Callable[[Tens
 @pytest.mark.parametrize("function", [Swish.apply, kept, F.silu], ids=["function", "hook", "plain"])
 def test_a_backward_that_is_the_derivative_is_not_warned_of(function: Callable[[Tensor], Tensor]) -> None:
     x = torch.rand(2, 3, 8, 8).double()
-    for name in [*GRADIENTS, "integratedgradients(steps=2)"]:
-        explain.attribute(through(function), x, name, target=1, layer="conv")
-        explain.attribute(through(function).float(), x.float(), name, target=1, layer="conv")
+    with warnings.catch_warnings(record=True) as given:
+        warnings.simplefilter("always")
+        for name in [*GRADIENTS, "integratedgradients(steps=2)"]:
+            explain.attribute(through(function), x, name, target=1, layer="conv")
+            explain.attribute(through(function).float(), x.float(), name, target=1, layer="conv")
+    assert not [each for each in given if "zero everywhere" not in str(each.message)]
 
 
 def test_what_a_model_decouples_is_seen_by_integrated_gradients() -> None:
