@@ -264,7 +264,7 @@ class _Passes:
         for need, sources in wanted.items():
             own = [gradient for gradient in (next(found) for _ in sources) if gradient is not None]
             names = custom_functions(resolved.total, list(sources)) if len(own) == 1 and not need.input else []
-            watched = torch.nn.modules.module._has_any_global_hook()  # which would fire once more
+            watched = has_hooks(nn.Identity())  # hooks on every module would fire once more
             if self._hooked and not watched and len(own) == 1 and not need.input:
                 names.append("a hook that the forward pass registers")
             plain = ":" not in (need.layer or "") and isinstance(
