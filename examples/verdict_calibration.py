@@ -28,12 +28,12 @@ from verdicts import PAGE, photos_of, updated
 
 import explain
 from explain._utils.errors import muted
-from explain.checks.verdict import Share, check_maps
 from explain.engine import Evidence, InputGradients, Need
 from explain.methods import Method
 from explain.methods.base import Style
 from explain.metrics.base import digest_of
 from explain.metrics.masked_scores import photo_maps
+from explain.metrics.verdict import Share, check_maps
 from explain.targets import ClassTarget
 
 sys.path.append(str(Path(__file__).resolve().parent / "leaderboard"))

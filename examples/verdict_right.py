@@ -36,12 +36,12 @@ from verdicts import PAGE, updated
 
 import explain
 from explain._utils.errors import muted
-from explain.checks import Faithful
-from explain.checks.verdict import Share, check_maps
 from explain.engine import Evidence, Need
 from explain.methods import IntegratedGradients, Method
 from explain.methods.base import Style, get_method
+from explain.metrics import Faithful
 from explain.metrics.maps import Maps
+from explain.metrics.verdict import Share, check_maps
 from explain.models import load
 from explain.targets import ClassTarget
 

@@ -22,7 +22,7 @@ import torch
 
 import explain
 from explain._utils.errors import muted
-from explain.checks.verdict import Share
+from explain.metrics.verdict import Share
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "verdict.md"
 METHODS = ["gradcam", "guidedgradcam", "guidedbackprop", "randomcam"]

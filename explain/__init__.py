@@ -9,17 +9,15 @@ The package map; each room imports only from rooms above it:
     data/           image files and arrays to RGB, model inputs, files that appear whole
     render/         styles, overlays, captions, sheets, figures: arrays and PIL images only
     hooks/          every hook handle: groups, capture, extractor, inspect, timeline, a model left as found
-    tracing/        the tracer: a forward pass as operations and steps, and what is known of them
+    relevance/      a pass recorded as operations and steps; rules, composites, multipliers of DeepLIFT
     distributed/    communication hooks between processes, models packed into archives
     targets/        from a model's output to one score per image
     layers/         names, feature-map layouts, the default layer
     baselines/      what stands for "absent": zero, mean, blur, noise, neighbours, another photo
-    relevance/      rules, composites, relevance propagation, multipliers of DeepLIFT
     engine/         needs, plan, collectors, perturbations, reruns, execution
     methods/        frozen dataclasses: options and mathematics
     attribution/    `attribute`, requests, results, selection, warnings, citation, records, concepts
-    metrics/        how good a map is: figures for each image, in a table
-    checks/         the verdict: which maps of a photo stand up to questions
+    metrics/        how good a map is: figures for each image, in a table; the verdict on the maps of a photo
     models/         default, tiny, transformer, detector, segmenter; torchvision, timm, transformers; preprocessing
     report/         an explanation as a page for any browser: HTML, CSS and JavaScript in one file
     explanation/    `Explainer` and `Explanation`: photos and a model in, pictures, files and records out
@@ -62,9 +60,9 @@ _HOME = {
     "trace": "explain.attribution.effects",
 }
 _ROOMS = {
-    "_utils", "app", "attribution", "baselines", "checks", "cli", "data", "distributed", "engine", "explanation",
+    "_utils", "app", "attribution", "baselines", "cli", "data", "distributed", "engine", "explanation",
     "hooks", "insight", "layers", "methods", "metrics", "models", "relevance", "render", "report", "runs", "targets",
-    "tracing", "training",
+    "training",
 }  # fmt: skip
 
 __all__ = [

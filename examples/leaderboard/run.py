@@ -53,11 +53,10 @@ from torch import nn
 
 import explain
 from explain import ExplainError
-from explain.checks import Faithful
 from explain.engine import Evidence, Need
 from explain.methods import Method
 from explain.methods.base import get_method
-from explain.metrics import Metric, ReattributionMetric, get_metric
+from explain.metrics import Faithful, Metric, ReattributionMetric, get_metric
 from explain.metrics.maps import Maps
 from explain.metrics.masked_scores import photo_maps
 

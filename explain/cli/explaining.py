@@ -38,8 +38,7 @@ from explain.targets.labels import find_label
 from explain.targets.outputs import THRESHOLD, percent
 
 if TYPE_CHECKING:
-    from explain.checks import Verdict
-    from explain.metrics import Metric
+    from explain.metrics import Metric, Verdict
     from explain.metrics.evaluation import Table
 
 

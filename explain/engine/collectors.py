@@ -30,10 +30,10 @@ from explain.hooks.preserve import detached, recording, untouched
 from explain.layers.calls import grids_of, independent_calls, summary_of
 from explain.relevance.deeplift import RevealCancelTracer, joined
 from explain.relevance.gradient_rules import Rule, uninspected
+from explain.relevance.operations import AddedConstant
 from explain.relevance.propagation import relevance_of
 from explain.targets import Target
 from explain.targets.detections import Detected
-from explain.tracing.operations import AddedConstant
 
 _CONVOLUTIONS = (nn.modules.conv._ConvNd, nn.Linear)
 Gradients = Sequence[Tensor | None]

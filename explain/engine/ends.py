@@ -18,6 +18,7 @@ from explain.data.inputs import Inputs
 from explain.hooks.preserve import untouched
 from explain.hooks.tracer import Tracer
 from explain.layers.stitched import Stitched
+from explain.relevance.table import info, operation_name
 from explain.targets.base import READER, described, find_scores
 from explain.targets.outputs import (
     ROUNDING,
@@ -30,7 +31,6 @@ from explain.targets.outputs import (
     outputs_like,
     within,
 )
-from explain.tracing.table import info, operation_name
 
 Read: TypeAlias = Callable[[Any, int], Tensor | None]
 """Takes a tensor from a model's output for so many images."""

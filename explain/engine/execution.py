@@ -45,10 +45,10 @@ from explain.layers.calls import executed_modules, grids_of, split_call
 from explain.relevance.composites import propagate
 from explain.relevance.deeplift import propagate_differences
 from explain.relevance.gradient_rules import ZeroLeaves, apply_rule
+from explain.relevance.operations import OperationRecorder, Operations
 from explain.relevance.propagation import RelevanceFlow, consumers, pass_channels, stop_other_paths
+from explain.relevance.steps import Step, StepRecorder
 from explain.targets import Target, layouts, per_image
-from explain.tracing.operations import OperationRecorder, Operations
-from explain.tracing.steps import Step, StepRecorder
 
 Wanted: TypeAlias = Mapping[NeedAtLayer, Sequence[Source]]
 """Needs that one backward pass answers, and what it differentiates with respect to for each."""

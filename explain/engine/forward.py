@@ -37,12 +37,12 @@ from explain.hooks.preserve import detached, recording, untouched
 from explain.layers.calls import split_call
 from explain.layers.layouts import Grids, to_spatial
 from explain.relevance import composites, gradient_rules
+from explain.relevance.operations import Operations
+from explain.relevance.steps import Step
 from explain.targets import ClassTarget, Target, TopClass, detections, layouts
 from explain.targets.base import find_logits, find_scores
 from explain.targets.outputs import Activation, Outputs
 from explain.targets.resolve import Objective
-from explain.tracing.operations import Operations
-from explain.tracing.steps import Step
 
 
 @dataclass(eq=False)

@@ -23,7 +23,7 @@ from explain.hooks.graph import differentiate
 from explain.hooks.preserve import recording
 from explain.hooks.unwrap import submodule
 from explain.relevance.gradient_rules import Gradients, Rule
-from explain.tracing.operations import Operation
+from explain.relevance.operations import Operation
 
 
 def hooked_layer_gradient(forward: Forward, resolved: ResolvedTarget, layer: str, expected: Tensor) -> Tensor:

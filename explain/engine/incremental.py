@@ -27,8 +27,8 @@ from explain._utils.nested import first_tensor
 from explain.engine.settings import raise_unless_of_network
 from explain.hooks import HookGroup, guard, layer_names
 from explain.hooks.tracer import Tracer
-from explain.tracing.calls import Call, storage_of
-from explain.tracing.table import operation_name
+from explain.relevance.calls import Call, storage_of
+from explain.relevance.table import operation_name
 
 # What cannot change after it was returned, containers apart.
 _FIXED: tuple[type, ...] = (

@@ -34,7 +34,7 @@ from explain.targets.outputs import Outputs, Prediction, label_of_no, percent
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from explain.checks import Verdict
+    from explain.metrics import Verdict
 
 
 SHOWN_PREDICTIONS = 5
@@ -200,7 +200,7 @@ class Explanation(Reportable):
         """Run sanity checks: do the maps depend on the model and the class, are they faithful and stable?
 
         From then on, the record, captions and sheets contain the results. All maps share the masked photos, and each
-        method runs eleven times in other settings. See `explain.checks`.
+        method runs eleven times in other settings. See `explain.metrics`.
 
         Args:
             methods: which of `methods`; all of them by default.
@@ -217,7 +217,7 @@ class Explanation(Reportable):
             MetricError: this is a copy without a model; or the maps are of several crops.
             ExplainError: the method or target was not explained.
         """
-        from explain.checks.verdict import check_explained
+        from explain.metrics.verdict import check_explained
 
         index = self._target(target)
         names = self.methods if methods is None else [methods] if isinstance(methods, str) else methods

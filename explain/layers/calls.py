@@ -25,8 +25,8 @@ from explain.hooks.unwrap import hookable, leaves, modules_of, submodule, unwrap
 from explain.layers import layouts, stitched
 from explain.layers.frames import with_layout
 from explain.layers.layouts import MAPS, Grid, Grids, Layout, LayoutReading, Size
+from explain.relevance.positions import EVERYWHERE, UNKNOWN, Positions, PositionTracer, State
 from explain.targets.regions import read_class_maps
-from explain.tracing.positions import EVERYWHERE, UNKNOWN, Positions, PositionTracer, State
 
 CallKey: TypeAlias = tuple[str, int]
 """A call: the module's name, and which of its calls it is, counted from 0."""

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from explain._utils.errors import LayerError
-from explain.tracing.positions import Positions, averaged
+from explain.relevance.positions import Positions, averaged
 
 Size = tuple[int, ...]
 """Height and width; of a video, frames before them."""

@@ -13,6 +13,9 @@
     robustness        sensitivity, Lipschitz estimate, relative stability, continuity
     randomisation     parameter randomisation, random logit
     axioms            Gini index, entropy, effective complexity; input invariance; ADCC
+    sanity            a check is a metric with a threshold: does the map depend on model and class, is it faithful (a
+                      permutation test against the map in other places), is it stable under small changes of the photo?
+    verdict           `check_maps`: maps of one photo in, a verdict out; a summary of verdicts
 
 A metric is one class under ``@register``, which makes it a frozen dataclass: a subclass of `MapMetric`, `ScoreMetric`
 or `ReattributionMetric`.
@@ -38,16 +41,18 @@ from explain.metrics.localisation import (
 )  # fmt: skip
 from explain.metrics.randomisation import MPRT, EfficientMPRT, RandomLogit
 from explain.metrics.robustness import Continuity, LocalLipschitz, RelativeStability, Sensitivity
+from explain.metrics.sanity import Faithful
 from explain.metrics.variants import ReattributionMetric
+from explain.metrics.verdict import Verdict
 # isort: on
 
 __all__ = [
     "ADCC", "AUC", "IROF", "MPRT", "ROAD", "AttributionLocalisation", "AverageDrop", "Completeness", "Complexity",
     "Comprehensiveness", "Continuity", "Deletion", "EffectiveComplexity", "EfficientMPRT", "EnergyPointingGame",
-    "FaithfulnessCorrelation", "FaithfulnessEstimate", "IncreaseInConfidence", "Infidelity", "InputInvariance",
-    "Insertion", "IoU", "LocalLipschitz", "MapMetric", "MaxBoxAccV2", "Metric", "MetricInput", "MetricResult",
+    "Faithful", "FaithfulnessCorrelation", "FaithfulnessEstimate", "IncreaseInConfidence", "Infidelity",
+    "InputInvariance", "Insertion", "IoU", "LocalLipschitz", "MapMetric", "MaxBoxAccV2", "Metric", "MetricInput", "MetricResult",
     "Monotonicity", "MonotonicityCorrelation", "NonSensitivity", "PixelFlipping", "PointingGame", "RandomLogit",
     "ReattributionMetric", "RegionPerturbation", "RelativeStability", "RelevanceMass", "RelevanceRank", "ScoreMetric",
-    "Selectivity", "Sensitivity", "SensitivityN", "Sparseness", "Sufficiency", "TopKIntersection", "evaluate",
-    "get_metric", "list_metrics", "register",
+    "Selectivity", "Sensitivity", "SensitivityN", "Sparseness", "Sufficiency", "TopKIntersection", "Verdict",
+    "evaluate", "get_metric", "list_metrics", "register",
 ]  # fmt: skip

@@ -1,5 +1,11 @@
-"""Relevance propagation: rules, composites, and the backward pass that applies them; DeepLIFT's multipliers.
+"""A forward pass recorded as operations and steps; relevance propagation on them, and DeepLIFT's multipliers.
 
+table            what is known of PyTorch's operations (operations.csv)
+calls            one call of an operation; the linear map that it is
+operations       the operations of a pass, for rules on gradients
+steps            the steps of a pass, for rules on relevance
+batch_layout     which rows of a tensor belong to which image
+positions        which pixels a place of a tensor stands for
 linear_rules     rules for linear maps: epsilon, gamma, alpha-beta, and those for the first map
 nonlinear_rules  rules for products, activations (a ReLU's rule, too), softmaxes, normalisations, sums; passing on
 composites       which rule covers which step, and `propagate`, which attaches them

@@ -19,6 +19,7 @@ from explain.hooks import HookGroup
 from explain.relevance import nonlinear_rules as nonlinear
 from explain.relevance.gradient_rules import Coverage
 from explain.relevance.linear_rules import AlphaBeta, Epsilon, Flat, Gamma, Gradient, ZBox, ZPlus
+from explain.relevance.operations import Operations
 from explain.relevance.propagation import (
     LinearNode,
     RelevanceFlow,
@@ -27,9 +28,8 @@ from explain.relevance.propagation import (
     maps_in,
     send_nothing,
 )
-from explain.tracing.operations import Operations
-from explain.tracing.steps import Step
-from explain.tracing.table import KINDS, LINEAR, is_registered
+from explain.relevance.steps import Step
+from explain.relevance.table import KINDS, LINEAR, is_registered
 
 _MATERIAL = 1e-3
 """The share of what arrives from which on an operation without a rule is named for what it loses."""

@@ -27,6 +27,7 @@ from explain._utils import nested
 from explain._utils.errors import MethodError
 from explain.hooks import HookGroup
 from explain.hooks.tracer import ModuleTracker, Tracer
+from explain.relevance.calls import Call, linear_map
 from explain.relevance.nonlinear_rules import (
     along_line,
     attention_scores,
@@ -35,9 +36,8 @@ from explain.relevance.nonlinear_rules import (
     parameter_of,
 )
 from explain.relevance.propagation import RelevanceFlow, consumers
-from explain.tracing.calls import Call, linear_map
-from explain.tracing.steps import Step
-from explain.tracing.table import operation_name
+from explain.relevance.steps import Step
+from explain.relevance.table import operation_name
 
 
 class StepPair(NamedTuple):

@@ -2,7 +2,7 @@
 
 A rule is a frozen value that says which operations it covers and what replaces their gradients. `apply_rule` puts it on
 the Nodes of the graph, so it acts on modules, functions and in-place methods alike, and no module is touched. Which
-Nodes are rectifiers is found in the forward pass, by `explain.tracing.operations`.
+Nodes are rectifiers is found in the forward pass, by `explain.relevance.operations`.
 """
 
 from collections import Counter
@@ -17,8 +17,8 @@ from torch import Tensor
 from explain.hooks import HookGroup
 from explain.hooks.graph import Reach
 from explain.hooks.tracer import Tracer
-from explain.tracing.operations import Operation, Operations
-from explain.tracing.table import operation_name
+from explain.relevance.operations import Operation, Operations
+from explain.relevance.table import operation_name
 
 Gradients = tuple[Tensor | None, ...]
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from explain._utils.errors import MethodError
 from explain.hooks.attention_parts import fused_scores
+from explain.relevance.batch_layout import numbers_of
 from explain.relevance.propagation import (
     Gradients,
     RelevanceFlow,
@@ -23,8 +24,7 @@ from explain.relevance.propagation import (
     send_always,
     send_nothing,
 )
-from explain.tracing.batch_layout import numbers_of
-from explain.tracing.steps import Step
+from explain.relevance.steps import Step
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ from torch.autograd.graph import Node
 from explain._utils.options import Options
 from explain.hooks import HookGroup, graph
 from explain.hooks.graph import Answer, Entrance, Reach
-from explain.tracing.batch_layout import fits, numbers_of, summed
-from explain.tracing.calls import LinearMap
-from explain.tracing.steps import Snapshot, Step
+from explain.relevance.batch_layout import fits, numbers_of, summed
+from explain.relevance.calls import LinearMap
+from explain.relevance.steps import Snapshot, Step
 
 Gradients = tuple[Tensor | None, ...]
 Change = Callable[[Tensor], Tensor | None]

@@ -76,7 +76,7 @@ RERUN_PASSES = 40
 
 def cost_ahead(subject: Subject, *, check: bool, steps: int | None) -> tuple[int, float]:
     """About how many passes, and seconds, the checks and curves of all maps will take; the model runs a few times."""
-    from explain.checks import Faithful  # takes long to be imported
+    from explain.metrics import Faithful  # takes long to be imported
 
     passes, targets = costs(subject), len(subject.results)
     count = steps_for(targets * len(subject.methods)) if steps is None else steps

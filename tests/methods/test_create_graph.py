@@ -29,7 +29,7 @@ from explain.methods import (
 from explain.methods.base import ATTENTION, PATTERNS, PERTURBATION, get_method, options
 from explain.relevance import COMPOSITES
 from explain.relevance.composites import transformer_attribution
-from explain.tracing.table import TABLE
+from explain.relevance.table import TABLE
 from tests.conftest import settled, snapshot
 
 LABELS = torch.tensor([1, 2])

@@ -15,9 +15,18 @@ from torch import nn
 import explain
 from explain import ExplainError, MetricError, TargetError
 from explain.baselines import Zero
-from explain.checks import Faithful
 from explain.methods import GradCAM, Saliency
-from explain.metrics import ROAD, Completeness, Deletion, Insertion, PixelFlipping, get_metric, list_metrics, register
+from explain.metrics import (
+    ROAD,
+    Completeness,
+    Deletion,
+    Faithful,
+    Insertion,
+    PixelFlipping,
+    get_metric,
+    list_metrics,
+    register,
+)
 from explain.metrics.base import PerturbedPhotoPool, cover_ranks
 
 

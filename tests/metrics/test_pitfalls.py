@@ -21,8 +21,6 @@ import explain
 from explain import ExplainError, ExplainWarning, MetricError, TargetError
 from explain.baselines import Blur, Mean, Zero
 from explain.baselines.base import Baseline
-from explain.checks import Faithful
-from explain.checks.verdict import check_maps
 from explain.engine import Evidence, Need
 from explain.methods import Method
 from explain.methods.base import Style, get_method
@@ -31,6 +29,7 @@ from explain.metrics import (
     ROAD,
     AverageDrop,
     Deletion,
+    Faithful,
     FaithfulnessCorrelation,
     FaithfulnessEstimate,
     Insertion,
@@ -42,6 +41,7 @@ from explain.metrics import (
     list_metrics,
 )
 from explain.metrics.maps import ranks_of
+from explain.metrics.verdict import check_maps
 from explain.targets import as_target
 from tests.conftest import ROOT, snapshot
 

@@ -14,11 +14,11 @@ from torch.nn.utils import parametrizations, parametrize, prune
 
 import explain
 from explain import MetricError
-from explain.checks.sanity import DependsOnModel
-from explain.checks.verdict import check_maps
 from explain.data.inputs import as_inputs
 from explain.metrics import MPRT, EfficientMPRT
+from explain.metrics.sanity import DependsOnModel
 from explain.metrics.variants import Randomised
+from explain.metrics.verdict import check_maps
 from explain.targets import ClassTarget
 from tests.conftest import TinyNet, registered_backwards, snapshot
 

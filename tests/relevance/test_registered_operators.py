@@ -16,7 +16,7 @@ import explain
 from explain import ExplainWarning, ModelError
 from explain.methods import LRP, FullGrad
 from explain.relevance import COMPOSITES, Composite, Epsilon, When
-from explain.tracing.table import LINEAR, TABLE
+from explain.relevance.table import LINEAR, TABLE
 from tests.conftest import settled
 from tests.relevance.test_relevance import random
 

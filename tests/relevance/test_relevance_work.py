@@ -11,7 +11,7 @@ from torch import nn
 
 import explain
 from explain.methods import LRP
-from explain.tracing.steps import StepRecorder
+from explain.relevance.steps import StepRecorder
 from tests.conftest import settled
 from tests.methods import plain_relevance as plain
 from tests.relevance.test_relevance import RULES, SHAPE, Then, everywhere, random

@@ -13,10 +13,10 @@ from PIL import Image
 from torch import nn
 
 import explain
-from explain.checks import Verdict
-from explain.checks.sanity import CheckResult
-from explain.checks.verdict import CheckResults
 from explain.methods import RISE, GradCAM
+from explain.metrics import Verdict
+from explain.metrics.sanity import CheckResult
+from explain.metrics.verdict import CheckResults
 from explain.models import CenterCrop
 from explain.targets import Detections, Segmentation
 from tests.conftest import settled

@@ -15,8 +15,15 @@ from torch import nn
 
 import explain
 from explain import MetricError
-from explain.checks import Faithful, Verdict
-from explain.checks.sanity import (
+from explain.data.inputs import as_inputs
+from explain.engine import Evidence, InputGradients, Need
+from explain.methods import GradCAM, Method, RandomCAM, Saliency
+from explain.methods.base import Style, get_method
+from explain.metrics import Faithful, Verdict
+from explain.metrics.base import MetricResult, digest_of
+from explain.metrics.maps import spearman
+from explain.metrics.masked_scores import photo_maps
+from explain.metrics.sanity import (
     CheckResult,
     DependsOnClass,
     DependsOnModel,
@@ -24,15 +31,8 @@ from explain.checks.sanity import (
     far_down,
     with_noise,
 )
-from explain.checks.verdict import CheckResults, Share, check_maps, with_fewer_samples
-from explain.data.inputs import as_inputs
-from explain.engine import Evidence, InputGradients, Need
-from explain.methods import GradCAM, Method, RandomCAM, Saliency
-from explain.methods.base import Style, get_method
-from explain.metrics.base import MetricResult, digest_of
-from explain.metrics.maps import spearman
-from explain.metrics.masked_scores import photo_maps
 from explain.metrics.variants import Randomised
+from explain.metrics.verdict import CheckResults, Share, check_maps, with_fewer_samples
 from explain.targets import ClassTarget, Target
 from explain.targets.resolve import TargetLike
 from tests.conftest import snapshot

@@ -14,7 +14,7 @@ from torch.nn.utils import parametrizations
 import explain
 from explain import ExplainWarning
 from explain.methods import FullGrad
-from explain.tracing.operations import OperationRecorder
+from explain.relevance.operations import OperationRecorder
 from tests.conftest import GuidedFunction, settled
 
 RULES = ["guidedbackprop", "deconvnet"]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from explain.tracing.calls import Call, places
+from explain.relevance.calls import Call, places
 
 
 class BatchLayout:

@@ -16,7 +16,6 @@ from explain._utils.errors import ExplainError, MethodError, MetricError, did_yo
 from explain._utils.html import lines_html, table_html
 from explain.attribution.api import Settings, attribute, plan
 from explain.attribution.result import Attribution
-from explain.checks.sanity import LEVEL, Check, CheckResult, DependsOnClass, Faithful, default_checks
 from explain.data.inputs import Inputs
 from explain.engine.ends import reading
 from explain.engine.execution import gather
@@ -29,10 +28,10 @@ from explain.hooks.preserve import untouched
 from explain.hooks.unwrap import unwrapped
 from explain.layers.calls import cost_after
 from explain.methods.base import Method, get_method, options, title_of
-from explain.metrics import MetricInput, ScoreMetric, evaluate
-from explain.metrics.base import PerturbedPhotoPool
-from explain.metrics.evaluation import NotEvaluatedError
+from explain.metrics.base import MetricInput, PerturbedPhotoPool, ScoreMetric
+from explain.metrics.evaluation import NotEvaluatedError, evaluate
 from explain.metrics.masked_scores import MaskedScores
+from explain.metrics.sanity import LEVEL, Check, CheckResult, DependsOnClass, Faithful, default_checks
 from explain.metrics.variants import EvaluatedMethod, ModelContext, ReattributionMetric, Results, reattribute
 from explain.targets import ClassTarget, Target
 from explain.targets.texts import with_texts

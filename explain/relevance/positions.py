@@ -16,9 +16,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from explain._utils.signals import came_by_signal
 from explain.hooks.tracer import Tracer
-from explain.tracing.batch_layout import compact, fits
-from explain.tracing.calls import Call, places
-from explain.tracing.table import operation_name
+from explain.relevance.batch_layout import compact, fits
+from explain.relevance.calls import Call, places
+from explain.relevance.table import operation_name
 
 Positions: TypeAlias = tuple[Tensor, ...]
 """For each dimension of the photo, where along it the values of a tensor lie: from 0 to 1, the centre of a pixel or

@@ -15,8 +15,8 @@ from torch import nn
 
 import explain
 from explain import ExplainError, MetricError, RecordError
-from explain.checks import Verdict
 from explain.cli import main
+from explain.metrics import Verdict
 from explain.metrics.maps import similarity
 from explain.models import CenterCrop
 from explain.render import sheets

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.testing import assert_close
 
-from explain.tracing.positions import EVERYWHERE, NOWHERE, UNKNOWN, PositionTracer
+from explain.relevance.positions import EVERYWHERE, NOWHERE, UNKNOWN, PositionTracer
 
 SIZE = (8, 12)
 g = torch.Generator().manual_seed(0)

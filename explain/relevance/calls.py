@@ -16,7 +16,7 @@ from explain._utils import nested
 from explain._utils.errors import MethodError
 from explain.hooks.graph import differentiate
 from explain.hooks.preserve import detached
-from explain.tracing.table import OperationInfo, info, is_registered
+from explain.relevance.table import OperationInfo, info, is_registered
 
 _AUGMENTED = ("add", "sub", "mul", "truediv", "pow", "mod", "floordiv", "and", "or", "xor", "lshift", "rshift")
 _BY_OPERATOR = frozenset(["__setitem__", *(f"__i{name}__" for name in _AUGMENTED)])

@@ -17,9 +17,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 from explain.hooks.graph import Entrance, entrance
 from explain.hooks.preserve import detached, is_transforming
 from explain.hooks.tracer import ModuleTracker, Tracer
-from explain.tracing import batch_layout, calls, operations
-from explain.tracing.calls import Call, LinearMap
-from explain.tracing.table import LAYOUT_NODES, LINEAR, SCALE_NODES, info, is_registered, operation_name
+from explain.relevance import batch_layout, calls, operations
+from explain.relevance.calls import Call, LinearMap
+from explain.relevance.table import LAYOUT_NODES, LINEAR, SCALE_NODES, info, is_registered, operation_name
 
 _ENTERED = {*LINEAR, "deviation", "product", "quotient", "sampling", "attention"}
 _POSITIONS = {"offset": "position", "rois": "position", "grid": "position", "mask": "gate"}

@@ -26,8 +26,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 from explain.hooks.graph import Reach, graph, is_of_hooks
 from explain.hooks.preserve import detached, is_transforming, without_proxy
 from explain.hooks.tracer import ModuleTracker, Tracer
-from explain.tracing.calls import Call, inside_transform, storage_of
-from explain.tracing.table import (
+from explain.relevance.calls import Call, inside_transform, storage_of
+from explain.relevance.table import (
     RECTIFIER_NODES,
     SCORE_NODES,
     TABLE,

@@ -1,1 +1,0 @@
-"""The tracer: a forward pass recorded as operations and steps, and what is known of each."""
