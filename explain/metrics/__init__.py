@@ -21,38 +21,109 @@ A metric is one class under ``@register``, which makes it a frozen dataclass: a 
 or `ReattributionMetric`.
 """
 
-# isort: off
 from explain.metrics.axioms import ADCC, Complexity, EffectiveComplexity, InputInvariance, Sparseness
 from explain.metrics.base import (
-    MapMetric, Metric, MetricInput, MetricResult, ScoreMetric, get_metric, list_metrics, register,
-)  # fmt: skip
+    MapMetric,
+    Metric,
+    MetricInput,
+    MetricResult,
+    ScoreMetric,
+    get_metric,
+    list_metrics,
+    register,
+)
 from explain.metrics.contributions import (
-    Completeness, FaithfulnessCorrelation, FaithfulnessEstimate, Infidelity, MonotonicityCorrelation, NonSensitivity,
+    Completeness,
+    FaithfulnessCorrelation,
+    FaithfulnessEstimate,
+    Infidelity,
+    MonotonicityCorrelation,
+    NonSensitivity,
     SensitivityN,
-)  # fmt: skip
+)
 from explain.metrics.evaluation import evaluate
 from explain.metrics.faithfulness import (
-    IROF, ROAD, AverageDrop, Comprehensiveness, Deletion, IncreaseInConfidence, Insertion, Monotonicity, PixelFlipping,
-    RegionPerturbation, Selectivity, Sufficiency,
-)  # fmt: skip
+    IROF,
+    ROAD,
+    AverageDrop,
+    Comprehensiveness,
+    Deletion,
+    IncreaseInConfidence,
+    Insertion,
+    Monotonicity,
+    PixelFlipping,
+    RegionPerturbation,
+    Selectivity,
+    Sufficiency,
+)
 from explain.metrics.localisation import (
-    AUC, AttributionLocalisation, EnergyPointingGame, IoU, MaxBoxAccV2, PointingGame, RelevanceMass, RelevanceRank,
+    AUC,
+    AttributionLocalisation,
+    EnergyPointingGame,
+    IoU,
+    MaxBoxAccV2,
+    PointingGame,
+    RelevanceMass,
+    RelevanceRank,
     TopKIntersection,
-)  # fmt: skip
+)
 from explain.metrics.randomisation import MPRT, EfficientMPRT, RandomLogit
 from explain.metrics.robustness import Continuity, LocalLipschitz, RelativeStability, Sensitivity
 from explain.metrics.sanity import Faithful
 from explain.metrics.variants import ReattributionMetric
 from explain.metrics.verdict import Verdict
-# isort: on
 
 __all__ = [
-    "ADCC", "AUC", "IROF", "MPRT", "ROAD", "AttributionLocalisation", "AverageDrop", "Completeness", "Complexity",
-    "Comprehensiveness", "Continuity", "Deletion", "EffectiveComplexity", "EfficientMPRT", "EnergyPointingGame",
-    "Faithful", "FaithfulnessCorrelation", "FaithfulnessEstimate", "IncreaseInConfidence", "Infidelity",
-    "InputInvariance", "Insertion", "IoU", "LocalLipschitz", "MapMetric", "MaxBoxAccV2", "Metric", "MetricInput", "MetricResult",
-    "Monotonicity", "MonotonicityCorrelation", "NonSensitivity", "PixelFlipping", "PointingGame", "RandomLogit",
-    "ReattributionMetric", "RegionPerturbation", "RelativeStability", "RelevanceMass", "RelevanceRank", "ScoreMetric",
-    "Selectivity", "Sensitivity", "SensitivityN", "Sparseness", "Sufficiency", "TopKIntersection", "Verdict",
-    "evaluate", "get_metric", "list_metrics", "register",
-]  # fmt: skip
+    "ADCC",
+    "AUC",
+    "IROF",
+    "MPRT",
+    "ROAD",
+    "AttributionLocalisation",
+    "AverageDrop",
+    "Completeness",
+    "Complexity",
+    "Comprehensiveness",
+    "Continuity",
+    "Deletion",
+    "EffectiveComplexity",
+    "EfficientMPRT",
+    "EnergyPointingGame",
+    "Faithful",
+    "FaithfulnessCorrelation",
+    "FaithfulnessEstimate",
+    "IncreaseInConfidence",
+    "Infidelity",
+    "InputInvariance",
+    "Insertion",
+    "IoU",
+    "LocalLipschitz",
+    "MapMetric",
+    "MaxBoxAccV2",
+    "Metric",
+    "MetricInput",
+    "MetricResult",
+    "Monotonicity",
+    "MonotonicityCorrelation",
+    "NonSensitivity",
+    "PixelFlipping",
+    "PointingGame",
+    "RandomLogit",
+    "ReattributionMetric",
+    "RegionPerturbation",
+    "RelativeStability",
+    "RelevanceMass",
+    "RelevanceRank",
+    "ScoreMetric",
+    "Selectivity",
+    "Sensitivity",
+    "SensitivityN",
+    "Sparseness",
+    "Sufficiency",
+    "TopKIntersection",
+    "Verdict",
+    "evaluate",
+    "get_metric",
+    "list_metrics",
+    "register",
+]
