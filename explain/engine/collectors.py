@@ -21,14 +21,13 @@ from explain.engine.derivative import is_derivative
 from explain.engine.forward import Forward, ResolvedTarget
 from explain.engine.hooked_gradients import hooked_input_gradient, hooked_layer_gradient
 from explain.engine.needs import NeedAtLayer, at_least_float32
-from explain.engine.settings import RuntimeSettings, agree, raise_unless_of_network
+from explain.engine.settings import raise_unless_of_network
 from explain.hooks import HookGroup
 from explain.hooks.attention import attention, by_image
 from explain.hooks.capturing import Source, read_outputs
 from explain.hooks.graph import Reach, differentiate, graph, normalises_over_rows
-from explain.hooks.preserve import detached, recording, untouched
+from explain.hooks.preserve import detached, untouched
 from explain.layers.calls import grids_of, independent_calls, summary_of
-from explain.relevance.deeplift import RevealCancelTracer, joined
 from explain.relevance.gradient_rules import Rule, uninspected
 from explain.relevance.operations import AddedConstant
 from explain.relevance.propagation import relevance_of
@@ -196,26 +195,6 @@ def _bias_terms(forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, g
     return tuple(terms)
 
 
-def _reveal_cancel(forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients) -> Tensor:
-    """DeepLIFT's reveal-cancel: runs the network on three rows for each image; see `RevealCancelTracer`."""
-    inputs, path = forward.inputs, need.input or forward.inputs.path
-    if len(inputs.paths) > 1:
-        raise MethodError("rule of deeplift must be rescale where several inputs are explained; name one of them")
-    x = inputs.tensor(path)
-    with recording(True):
-        base = need.kind.reference.of(x).detach()  # type: ignore[attr-defined]
-        parts = [(x - base).clamp(min=0).requires_grad_(), (x - base).clamp(max=0).requires_grad_()]
-        images = torch.arange(len(x), device=x.device)
-        with RevealCancelTracer(forward.model) as mode:
-            output = inputs.rows(images.repeat(3), {path: mode.begin(base, *parts)}).call(forward.model)
-        score = resolved.of_rows(images).pick(joined(output, 3 * len(x)), len(x))[0]
-        found = differentiate(score.sum(), parts)
-    terms = [part.detach() * _of_input(g, forward, resolved) for part, g in zip(parts, found, strict=True)]
-    if not agree(at_least_float32(score.detach()), resolved.score, x, RuntimeSettings(), forward.scale(resolved)):
-        raise MethodError("rule of deeplift must be rescale for this network: reveal-cancel came to another score")
-    return at_least_float32(terms[0] + terms[1])
-
-
 def _attention(
     forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients
 ) -> tuple[needs.AttentionMap, ...]:
@@ -259,7 +238,6 @@ ANSWERS: dict[type[needs.Need[Any]], Callable[[Forward, ResolvedTarget, NeedAtLa
     needs.Relevance: _relevance,
     needs.LayerRelevance: lambda *given: _layer_gradients(*given) * _activations(*given),
     needs.Multipliers: _input_gradients,
-    needs.RevealCancel: _reveal_cancel,
     needs.RelevanceCoverage: lambda _, resolved, need, __: resolved.propagated[need.kind.backward].coverage,  # type: ignore[index]
     needs.BiasTerms: _bias_terms,
     needs.Uninspected: lambda forward, resolved, *_: uninspected(resolved.total, forward.operations),

@@ -208,14 +208,6 @@ class Multipliers(Need[Tensor]):
     of_input = whole = differentiates = True
 
 
-class RevealCancel(Need[Tensor]):
-    """What each value of the input adds to the score, against a reference, by reveal-cancel: ``(N, C, H, W)``."""
-
-    reference: Reference
-
-    of_input = looks_inside = detached = True
-
-
 class BiasTerms(Need[tuple[Tensor, ...]]):
     """What every bias of the network adds to the score: a tuple of ``(N, C, h, w)``, or ``(N, K)`` without a map."""
 

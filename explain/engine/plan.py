@@ -15,7 +15,7 @@ from typing import Any
 
 from explain._utils.html import lines_html
 from explain._utils.progress import duration
-from explain.engine.needs import Backward, BlockAttention, Need, NeedAtLayer, RevealCancel, needs_at
+from explain.engine.needs import Backward, BlockAttention, Need, NeedAtLayer, needs_at
 from explain.engine.perturbations import Attributions, Perturbation, PerturbationRuns, Unperturbed
 from explain.engine.settings import Precision
 
@@ -153,9 +153,9 @@ class Plan:
 
     @property
     def _own_passes(self) -> int:
-        """How many passes of their own needs have, for one target: of blocks, with hooks, of three rows an image."""
+        """How many passes of their own needs have, for one target: of blocks, with hooks."""
         kinds = [need.kind for need in self.needs]
-        return sum(isinstance(k, BlockAttention) + 3 * isinstance(k, RevealCancel) + k.hooked for k in kinds)
+        return sum(isinstance(k, BlockAttention) + k.hooked for k in kinds)
 
     @property
     def rows(self) -> int:

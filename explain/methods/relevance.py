@@ -1,7 +1,7 @@
 """Layer-wise relevance propagation, DeepLIFT, and FullGrad."""
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -15,7 +15,6 @@ from explain.engine.needs import (
     Multipliers,
     Relevance,
     RelevanceCoverage,
-    RevealCancel,
     Uninspected,
 )
 from explain.layers.layouts import enlarge
@@ -183,15 +182,9 @@ class DeepLIFT(path.CompleteMethod):
     So the values add up to the difference of the scores (summation to delta), and what operations without a rule miss
     is the attribution's ``delta``. The network is run once more, on the baseline.
 
-    By the second rule, reveal-cancel, what is added to each value and what is taken away are followed apart, and each
-    part's effect on a function of one number is the mean of what it does alone and beside the other: so two inputs of
-    which either would do share what they bring. It applies to networks of linear maps, functions of one number, sums
-    and averages, and is refused elsewhere. The network is run on three rows for each image.
-
     Args:
         baseline: a value for every input, ``mean`` (each image's mean colour), ``blur`` (the image, blurred), or a
             tensor ``(C, H, W)``; 0 is what preprocessing makes of the training data's mean colour.
-        rule: ``rescale``, or ``revealcancel`` where it applies.
 
     Returns:
         ``(N, C, H, W)``, in units of the score; positive speaks for the target, negative against it.
@@ -207,21 +200,16 @@ class DeepLIFT(path.CompleteMethod):
     """
 
     baseline: float | str | torch.Tensor | Baseline = 0.0
-    rule: Literal["rescale", "revealcancel"] = "rescale"
 
     family = RELEVANCE
 
     @property
-    def _difference(self) -> Multipliers | RevealCancel:
-        return RevealCancel(self.start) if self.rule == "revealcancel" else Multipliers(self.start)
-
-    @property
     def needs(self) -> frozenset[Need[Any]]:
-        return frozenset({self._difference, self.baseline_score})
+        return frozenset({Multipliers(self.start), self.baseline_score})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        found = evidence[self._difference]
-        return found if self.rule == "revealcancel" else found * (evidence.inputs - self.start.perturbed(evidence))
+        differences = evidence.inputs - self.start.perturbed(evidence)
+        return evidence[Multipliers(self.start)] * differences
 
 
 @register

@@ -12,7 +12,7 @@ composites       which rule covers which step, and `propagate`, which attaches t
 propagation      the relevance that flows back, the linear maps in the graph, and the bases of all rules
 input_prefix     from the first map back to the pixels
 gradient_rules   rules for gradients at rectifiers (guided backpropagation, deconvnet); zero leaves at attention
-deeplift         DeepLIFT's two rules, rescale and reveal-cancel
+deeplift         DeepLIFT's multipliers, by the rescale rule
 """
 
 from explain.relevance.composites import COMPOSITES, Composite, When

@@ -369,7 +369,7 @@ def test_gradcheck_in_the_input_and_in_weights(method: Method | str) -> None:
         assert torch.autograd.gradgradcheck(values, starts, fast_mode=True, atol=1e-4)
 
 
-MADE_OF_SUCH = [GuidedIntegratedGradients(), DeepLIFT(rule="revealcancel"), "smooth(lime)", "smooth(rollout)"]
+MADE_OF_SUCH = [GuidedIntegratedGradients(), "smooth(lime)", "smooth(rollout)"]
 
 
 @pytest.mark.parametrize("method", [*explain.list_methods(), *MADE_OF_SUCH])
