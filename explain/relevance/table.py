@@ -15,7 +15,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 
 Trait = Literal[
     "rectifies", "linear", "effect", "query", "adds", "adds to first", "biased", "fills", "fits second", "reshapes",
-    "moves", "joins", "reduces", "monotone", "greater", "less", "casts", "negates", "masks",
+    "moves", "joins", "reduces", "greater", "less", "casts", "negates", "masks",
 ]  # fmt: skip
 """What an operation does:
 
@@ -28,7 +28,6 @@ Trait = Literal[
 * fills: takes nothing but the shape of its first argument; fits second: but the shape or type of its second
 * reshapes: keeps the order of its first argument's values; moves: moves, repeats or selects them
 * joins: concatenates or stacks tensors; reduces: combines the values along dimensions
-* monotone: does the same to all rows, with weights that are not negative
 * greater: compares a > b; less: compares a < b
 * casts: keeps the sign, in another type; negates: inverts a mask; masks: may keep what a mask says
 """
