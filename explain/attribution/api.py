@@ -49,7 +49,6 @@ class CommonOptions(TypedDict, total=False):
     fuse: Fusion | None
     batch_size: int | None
     precision: Precision
-    compile: bool
     samples: int | None
     tolerance: float | None
     max_seconds: float | None
@@ -577,8 +576,6 @@ def attribute(
             If it takes a third argument, that is the maps so far, by method.
         precision: "bfloat16" (or "bf16") computes these runs in bfloat16 where only their scores are needed, and
             ``rounding`` of the result says how far they are off; gradients would be off by tens of percent.
-        compile: whether such runs of 256 inputs and more go through ``torch.compile``, which takes 10 to 60 seconds for
-            each model and size of photos: for many photos. Hooks and interventions run uncompiled.
         samples, tolerance, max_seconds: for methods that estimate, how many altered photos to run at most; the largest
             standard error over the largest magnitude that is small enough to stop; and after how many seconds to stop.
         keep_partial: whether an interrupt (Ctrl-C) gives what there is by then, with ``finished`` false.

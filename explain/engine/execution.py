@@ -39,7 +39,7 @@ from explain.hooks import HookGroup
 from explain.hooks.attention import attention
 from explain.hooks.capturing import Capture, Source, cut_where_allowed, read_outputs
 from explain.hooks.graph import differentiate, normalises_over_rows
-from explain.hooks.preserve import keeping_state, own_statistics, recording, run_compiled, untouched
+from explain.hooks.preserve import keeping_state, own_statistics, recording, untouched
 from explain.hooks.unwrap import has_hooks, scripted, sharded
 from explain.layers.calls import executed_modules, grids_of, split_call
 from explain.relevance.composites import propagate
@@ -57,13 +57,12 @@ Wanted: TypeAlias = Mapping[NeedAtLayer, Sequence[Source]]
 def gather(
     model: nn.Module, inputs: InputsLike, plan: Plan, targets: Sequence[Target],
     settings: RuntimeSettings | None = None, *, precision: Precision = "full", origin: RowOrigin | None = None,
-    check_modules: Callable[[Sequence[str]], None] | None = None, compiled: Callable[..., Any] | None = None,
+    check_modules: Callable[[Sequence[str]], None] | None = None,
 ) -> list[EvidenceLookup]:  # fmt: skip
     """Run a plan on ``inputs``; for each target, return a function from a layer or none, and an input, to evidence.
 
     ``precision`` is that of these passes; that of perturbed rows is in ``settings``. ``check_modules`` is called after
-    the forward pass with the names of the modules that ran, and may raise. ``compiled`` is called in place of the
-    model, for a plan that needs nothing of it but scores.
+    the forward pass with the names of the modules that ran, and may raise.
 
     Raises:
         ExplainError: bad input, a target that does not fit, a layer that is never called or has no map, a score that
@@ -77,7 +76,7 @@ def gather(
     reader = reading(model, inputs, settings.activation)
     with keeping_state(model):  # what a pass writes into it is there in the passes after it, and then put back
         with validation.alone(), untouched(model, create_graph=settings.create_graph), own, reader:
-            run = partial(_Passes, model, inputs, plan, settings, precision, compiled, follow=check_modules is not None)
+            run = partial(_Passes, model, inputs, plan, settings, precision, follow=check_modules is not None)
             passes = cut_where_allowed(run)
             if passes.forward.layers.misses and passes.cut:
                 note(
@@ -136,7 +135,7 @@ class _Passes:
 
     def __init__(
         self, model: nn.Module, inputs: Inputs, plan: Plan, settings: RuntimeSettings, precision: Precision,
-        compiled: Callable[..., Any] | None, cut: bool, *, follow: bool,
+        cut: bool, *, follow: bool,
     ) -> None:  # fmt: skip
         self.plan, self.cut, self.footprint = plan, cut and not (plan.whole or settings.create_graph), Footprint()
         self._precision, self._create_graph = precision, settings.create_graph
@@ -161,7 +160,7 @@ class _Passes:
             self._prefix = None if taped is None else incremental.PrefixRecorder(group, model, taped)
             given, handles = inputs.replaced(explained), RemovableHandle.next_id
             with nullcontext() if self._prefix is None else self._prefix.tape:
-                output = given.call(model) if compiled is None else run_compiled(compiled, model, given.copied())
+                output = given.call(model)
             self._hooked = RemovableHandle.next_id - handles > layers.hooks
             graph_is_on = torch.is_grad_enabled() or any(tensor.requires_grad for _, tensor in nested.paths(output))
         about = model, inputs, explained, grids_of(model, inputs), layers, output, graph_is_on

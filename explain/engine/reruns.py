@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from explain._utils.errors import ArgumentError, ExplainError, MethodError, note, raised
+from explain._utils.errors import ExplainError, MethodError, note, raised
 from explain._utils.nested import first_tensor, replace_first
 from explain._utils.signals import came_by_signal
 from explain.data.inputs import Inputs, Path, dotted
@@ -205,18 +205,14 @@ class _StreamRun:
         graph = inner.whole or bool(inner.layers)
         precision: Precision = context.settings.precision if self.stream.in_bfloat16 else "full"
         numbers = torch.arange(len(first.owners), device=device)
-        most, compile = context.footprint.most(device, graph=graph), context.settings.compile and not inner.wanted[""]
-        compile &= len(numbers) >= runtime.WORTH_COMPILING and not (context.one_at_a_time or has_hooks(context.model))
-        tuner = context.tuner((graph, compile), most, runtime.COMPILED.get(device.type, (64,)) if compile else None)
-        incremental = None if graph or compile or precision != "full" else context.incremental()
-        size = (context.settings.batch_size or tuner.size) if compile else 0
-        self.run_in_batches(numbers, partial(self._run_batch, inner, precision, incremental, size), tuner, first.owners)
+        tuner = context.tuner(graph, context.footprint.most(device, graph=graph))
+        incremental = None if graph or precision != "full" else context.incremental()
+        self.run_in_batches(numbers, partial(self._run_batch, inner, precision, incremental), tuner, first.owners)
 
     def _run_batch(
-        self, inner: Plan, precision: Precision, incremental: IncrementalInference | None, compiled: int,
-        numbers: Tensor, check: bool,
-    ) -> list[Add]:  # fmt: skip
-        """Gather what the accumulators need of a batch of perturbed inputs; compiled, if it has so many rows."""
+        self, inner: Plan, precision: Precision, incremental: IncrementalInference | None, numbers: Tensor, check: bool
+    ) -> list[Add]:
+        """Gather what the accumulators need of a batch of perturbed inputs."""
         context, inputs, first = self.context, self.context.inputs, self.rows[self.context.inputs.path]
         with calculating(inputs.x.device.type, create_graph=context.settings.create_graph):
             images = first.owners[numbers]
@@ -232,7 +228,7 @@ class _StreamRun:
             perturbed = {path: torch.cat([t, inputs.tensor(path)[unperturbed]]) for path, t in perturbed.items()}
         given, size = context.evidence(context.targets[0], None), context.settings.batch_size
 
-        def gather(inputs: Inputs, count: int | None = None, **how: Any) -> Sequence[EvidenceLookup]:
+        def gather(inputs: Inputs, count: int | None = None) -> Sequence[EvidenceLookup]:
             """Gather what is needed of all rows, or of so many."""
             owners = images[:count]
 
@@ -250,27 +246,14 @@ class _StreamRun:
             image = place if context.among_others else None
             about = {"precision": precision, "origin": RowOrigin(given.images, carried, given.find_outputs, image)}
             with rows_of(owners):
-                return context.gather(rows, plan=inner, targets=targets, settings=settings, **about, **how)
+                return context.gather(rows, plan=inner, targets=targets, settings=settings, **about)
 
         def agree(one: Sequence[EvidenceLookup], other: Sequence[EvidenceLookup]) -> bool:
             found = zip(self.accumulators, one, other, strict=True)
             scores = [(target.resolved, a(None).score, b(None).score) for target, a, b in found]
             return all(context.same_scores(target, a[: len(b)], b) for target, a, b in scores)
 
-        def run_compiled(inputs: Inputs) -> Sequence[EvidenceLookup]:
-            """Gather in the compiled model, whose first scores must be those of the model."""
-            try:
-                found = gather(inputs, compiled=torch.compile(context.model.forward, dynamic=False))
-            except Exception as error:
-                runtime.raise_unless_of_network(error)
-                raise ArgumentError(f"compile must be False here: torch.compile {raised(error)}") from error
-            if int(numbers[0]) <= compiled and not agree(found, gather(inputs, min(FEW, len(images)))):
-                raise ArgumentError("compile must be False: the compiled model gives other scores than the model")
-            return found
-
         def run(inputs: Inputs) -> Sequence[EvidenceLookup]:
-            if len(images) == compiled:
-                return run_compiled(inputs)
             if incremental is None or len(images) < 2 or context.fixed:
                 return gather(inputs)
             return incremental.run(images, inputs.x, partial(gather, inputs), agree, total=len(first.owners))

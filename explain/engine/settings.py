@@ -31,8 +31,6 @@ TRIED_ELSEWHERE = (64, 128, 256, 32)
 CACHE = 8 * 2**20
 """Bytes that the largest tensor of a batch may take to stay in a CPU's cache from one layer to the next."""
 BatchSizes = tuple[int, ...] | None
-WORTH_COMPILING = 256  # rows from which on the model is compiled
-COMPILED = {"cpu": (16,)}  # by kind of device, the sizes of the batches that it is compiled for
 WORTH_IT = 1.0  # seconds of work from which on the fastest batch size is looked for
 
 
@@ -44,7 +42,6 @@ class RuntimeSettings(Options):
         batch_size: the number of rows in a batch; None takes what fits into memory and was fastest in a short trial.
         progress: called with ``(done, total)`` after each batch.
         precision: "bf16" runs perturbed rows in bfloat16 where only their scores are needed.
-        compile: perturbed rows run in a compiled model where only their scores are needed.
         keep_partial: an interrupt ends the work early, and the result is what there is by then.
         activation: what makes probabilities of the model's outputs; None finds it out.
         create_graph: evidence keeps its graph.
@@ -53,7 +50,6 @@ class RuntimeSettings(Options):
     batch_size: int | None = None
     progress: Progress | None = None
     precision: Precision = "full"
-    compile: bool = False
     keep_partial: bool = False
     activation: Activation | None = None
     create_graph: bool = False

@@ -254,7 +254,7 @@ class Explainer:
                 with one for each photo.
             targets: a list of several targets for every photo, instead of ``target``.
             top_k: explain the k best classes, instead of ``target``.
-            layer, fuse, batch_size, progress, precision, compile, samples, tolerance, max_seconds, keep_partial,
+            layer, fuse, batch_size, progress, precision, samples, tolerance, max_seconds, keep_partial,
                 interventions: see `explain.attribute`; interventions take the place of the explainer's own.
 
         Raises:

@@ -3,7 +3,7 @@
 import copy
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -275,15 +275,6 @@ def eager() -> AbstractContextManager[None]:
     # `set_stance`: torch.compile would look into it.
     compiler = "torch._dynamo" in sys.modules
     return shared({_EAGER: partial(torch.compiler.set_stance, "force_eager")} if compiler else {})
-
-
-def run_compiled(compiled: Callable[..., Any], model: nn.Module, inputs: Any) -> Any:
-    """Run compiled code inside `untouched`, which lets none run; while another thread explains, the model itself."""
-    with lock:  # no other explanation begins meanwhile
-        if changed[_EAGER][0] > 1:
-            return model(*inputs.args, **inputs.kwargs)
-        with torch.compiler.set_stance("default"):
-            return compiled(*inputs.args, **inputs.kwargs)
 
 
 @signal_safe

@@ -172,7 +172,7 @@ def _pictures() -> list[Image.Image]:
     return found
 
 
-FREE = frozenset(["begun", "ended", "device", "batch_size", "compile"])
+FREE = frozenset(["begun", "ended", "device", "batch_size"])
 """Keys that may differ when a run is continued: they do not change the results."""
 
 

@@ -348,7 +348,7 @@ def run(
             file (CSV, TSV, JSON: ``path``, ``label``, ``x0 y0 x1 y1`` or ``boxes``), WebDataset shards (tar), a data
             set of PyTorch or Hugging Face, or a list or iterator of photos.
         explainer: an `Explainer`, a model, the name of one, or None for the default model.
-        methods, target, targets, top_k, layer, fuse, precision, compile, samples, tolerance, max_seconds: as for
+        methods, target, targets, top_k, layer, fuse, precision, samples, tolerance, max_seconds: as for
             calling an `Explainer`; ``target`` is one for all photos.
         output: the file. A run that it holds is continued.
         metrics: evaluate each map by these, too; those that need boxes skip photos without them.

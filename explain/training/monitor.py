@@ -272,7 +272,7 @@ class Monitor:
         output: the file of a run, which keeps maps, figures and gradients; see `film`. A training that goes on from an
             earlier step continues the file from there, and what came after that step is taken out of it.
         board: a folder for TensorBoard (extra ``tensorboard``), or a ``SummaryWriter``. One of the two must be given.
-        methods, target, targets, top_k, layer, fuse, batch_size, precision, compile, samples, tolerance, max_seconds:
+        methods, target, targets, top_k, layer, fuse, batch_size, precision, samples, tolerance, max_seconds:
             as for `explain.run`.
         window: in how many steps before each look gradients are watched; 0 for none.
         scaler: the ``torch.amp.GradScaler`` that scales the loss, if one does.

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
@@ -14,10 +12,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import explain
-from explain import ArgumentError, LayerError, MethodError
-from explain.hooks.preserve import eager
-from explain.methods import RISE, KernelSHAP
-from tests.conftest import TinyNet, settled, snapshot
+from explain import LayerError, MethodError
+from tests.conftest import TinyNet, settled
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit", "ignore::torch.jit.TracerWarning")
 LOOKING = ["guidedbackprop", "deconvnet", "fullgrad"]
@@ -173,70 +169,3 @@ def test_methods_that_look_inside_are_refused_with_scripted_parts(build: Callabl
 def test_a_scripted_layer_is_refused_in_one_line() -> None:
     with pytest.raises(LayerError, match="layer 'layer1' must"):
         explain.attribute(scripted_part(), PART[:, :3] + 1, target=1, layer="layer1")
-
-
-@pytest.mark.skipif(shutil.which("g++") is None, reason="no compiler")
-def test_rows_of_a_compiled_model_have_the_same_scores() -> None:
-    net, x = plain().float().train(), torch.randn(2, 3, 12, 10)
-    before = snapshot(net)
-    expected = explain.attribute(net, x, RISE(samples=130), target=1)
-    for _ in range(2):
-        found = explain.attribute(net, x, RISE(samples=130), target=1, compile=True)
-        torch.testing.assert_close(found.values, expected.values, rtol=1e-4, atol=1e-6 * expected.values.abs().max())
-    assert snapshot(net) == before
-    torch.compiler.reset()
-
-
-def test_only_long_runs_for_scores_alone_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[int] = []
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counting(calls)))
-    net, x = plain(), torch.randn(1, 3, 12, 10, dtype=torch.float64)
-
-    def run(method: Any, **options: Any) -> int:
-        expected = explain.attribute(net, x, method, target=1, **options)
-        calls.clear()
-        found = explain.attribute(net, x, method, target=1, compile=True, **options)
-        torch.testing.assert_close(found.values, expected.values, rtol=1e-9, atol=1e-13)
-        return len(calls)
-
-    assert run(RISE(samples=300)) == 17  # of 16 rows each; the first has one more, and 12 are left over
-    assert run(RISE(samples=300), batch_size=64) == 3
-    assert run(RISE(samples=300), batch_size=4) > 70  # fewer than the rows that are compared with the model
-    assert run(KernelSHAP(samples=300)) > 10
-    assert run("saliency") == run("integratedgradients(steps=300)") == run(RISE(samples=200)) == 0
-    assert run("ablationcam", layer="layer2") == 0
-    handle = net.layer1.register_forward_hook(lambda module, args, output: 2 * output)
-    assert run(RISE(samples=300)) == 0, "hooks are not looked for in compiled code"
-    handle.remove()
-    inside, leave = threading.Event(), threading.Event()
-
-    def explain_meanwhile() -> None:
-        with eager():
-            inside.set()
-            leave.wait(60)
-
-    thread = threading.Thread(target=explain_meanwhile)
-    thread.start()
-    assert inside.wait(10)
-    assert run(RISE(samples=300)) == 0, "another explanation needs compiled code not to run"
-    leave.set()
-    thread.join()
-    assert run(RISE(samples=300)) == 17
-    torch.compiler.reset()
-
-
-def test_a_compiler_that_fails_or_gives_other_scores_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    net, x, compile = plain(), torch.randn(1, 3, 12, 10, dtype=torch.float64), torch.compile
-
-    def failing(graph: Any, example: Any) -> Any:
-        raise RuntimeError("no C++ compiler found")
-
-    def wrong(graph: Any, example: Any) -> Any:
-        return lambda *args: [output + 1 for output in graph(*args)]
-
-    for backend, told in {failing: "compile must be False here.*C..", wrong: "gives other scores"}.items():
-        monkeypatch.setattr(torch, "compile", partial(compile, backend=backend))
-        with pytest.raises(ArgumentError, match=told) as error:
-            explain.attribute(net, x, RISE(samples=300), target=1, compile=True)
-        assert "\n" not in str(error.value)
-        torch.compiler.reset()
