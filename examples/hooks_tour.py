@@ -1,4 +1,4 @@
-"""A walk through every kind of hook, on networks so small that each figure can be worked out on paper.
+"""A walk through the kinds of hooks, on networks so small that each figure can be worked out on paper.
 
     python examples/hooks_tour.py                  all of it, in a few seconds
     python examples/hooks_tour.py tensor backward  some sections
@@ -480,21 +480,6 @@ def triple() -> None:
         y.sum().backward()
 
 
-@section
-def every() -> None:
-    """group.every_forward_pre, every_forward and every_backward call for whatever runs, of this model and no other."""
-    model, other = linear_network(), linear_network()
-    fired: list[str] = []
-    with HookGroup(model) as group:
-        group.every_forward_pre(lambda m, args: fired.append(f"before {type(m).__name__}"))
-        group.every_forward(lambda m, args, output: fired.append(f"after {type(m).__name__}"))
-        group.every_backward(lambda m, gi, go: fired.append(f"back through {type(m).__name__}"))
-        other(torch.ones(1, 3)).backward()
-        show("fired for another model", len(fired))
-        model(torch.ones(1, 3)).backward()
-    tell(", ".join(fired))
-
-
 # The autograd graph
 
 
@@ -613,27 +598,6 @@ def after_backward() -> None:
     show("y = 3 * x: order", *fired)
 
 
-@section
-def saved_tensors() -> None:
-    """group.saved_tensors(pack, unpack) decides how autograd keeps what backward will need: smaller, or elsewhere."""
-    x = torch.linspace(-2, 2, 1000).requires_grad_()
-    sizes: dict[str, int] = {"saved": 0, "held": 0}
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        small = tensor.half()
-        sizes["saved"] += tensor.nbytes
-        sizes["held"] += small.nbytes
-        return small
-
-    with HookGroup() as group:
-        group.saved_tensors(pack, lambda packed: packed.float())
-        y = x.sin().exp()
-    y.sum().backward()
-    error = (x.grad - x.detach().cos() * x.detach().sin().exp()).abs().max().item()
-    show("y = exp(sin x): bytes to be saved, bytes held as float16", sizes["saved"], sizes["held"])
-    show("largest error of x's gradient", f"{error:.1e}")
-
-
 # Tools made of hooks
 
 
@@ -653,7 +617,7 @@ def extractor() -> None:
     model = linear_network()
     ran: list[str] = []
     with HookGroup(model) as group:
-        group.every_forward(lambda m, args, output: ran.append(str(m)))
+        group.forward("*", lambda m, args, output: ran.append(str(m)))
         features = hooks.FeatureExtractor(model, ["0", "1"])(torch.ones(1, 3))
     for name, value in features.items():
         show(f"features of layer {name}", value)

@@ -25,7 +25,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from explain._utils.nested import first_tensor
 from explain.engine.settings import raise_unless_of_network
-from explain.hooks import HookGroup, guard, layer_names
+from explain.hooks import HookGroup, handles, layer_names
 from explain.hooks.tracer import Tracer
 from explain.relevance.calls import Call, storage_of
 from explain.relevance.table import operation_name
@@ -74,7 +74,7 @@ class Tape(Tracer):
 
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = func(*args, **kwargs)
-        if self.stopped or guard.acting.depth:
+        if self.stopped or handles.acting.depth:
             return result
         is_iterator = isinstance(result, Iterator)
         items = list(result) if is_iterator else result
@@ -114,7 +114,7 @@ class Replay(Tracer):
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.live:
             self.leaves_intact = self.leaves_intact and _name_of(func) not in _UNSEEN
-        if self.live or guard.acting.depth:
+        if self.live or handles.acting.depth:
             return func(*args, **kwargs)
         noted, result, is_iterator = next(self._calls, (None, None, False))
         if noted is None or noted != func:

@@ -1,6 +1,6 @@
 """All hooks of the package: this room knows nothing of images, methods or pictures.
 
-    group          `HookGroup`: every kind of hook, for as long as a block lasts
+    group          `HookGroup`: hooks on modules, tensors and Nodes, for as long as a block lasts
     interventions  `intervene`, `Patch`, `Ablate`, `Steer`, `Project`, `Replace`: what a layer gives instead
     capturing, graph_start
                    `capture`: activations and gradients of layers, call by call, and where the graph begins for them;
@@ -10,12 +10,11 @@
 The kinds of hooks, and what they are made of:
 
     module_hooks, graph_hooks
-                   on modules, state dicts and optimizers, on the graph; their handles, and warnings about hooks that
-                   never fired
+                   on modules, and on the graph; warnings about hooks that never fired
+    handles        their handles, and hooks as PyTorch stores them: for one thread, absent from copies
     full_backward  full-backward hooks that survive in-place operations
     call_hooks     PyTorch's own full-backward hooks, each for one call of a module
-    guard          the checks around every hook: arity, shapes, in-place edits, errors with names; and hooks as PyTorch
-                   stores them: for one thread and model, absent from copies
+    guard          the checks around every hook: arity, shapes, in-place edits, errors with names
 
 Models and graphs:
 

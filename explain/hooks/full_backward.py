@@ -2,8 +2,6 @@
 
 import math
 import operator
-import threading
-import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -11,14 +9,13 @@ from typing import Any
 import torch
 from torch import nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
-from torch.nn.modules import module as global_hooks
 
 from explain._utils import nested
 from explain._utils.errors import HookError
 from explain.hooks.graph import continue_from
-from explain.hooks.guard import Calls, Flag, Registered, Scope
+from explain.hooks.guard import GradientHook
+from explain.hooks.handles import Registered, Site
 
-Hook = Callable[..., Any]
 Gradients = tuple[torch.Tensor | None, ...]
 
 
@@ -40,71 +37,66 @@ class _Gate(torch.autograd.Function):
 
 
 class Gates:
-    """The full-backward hooks and pre-hooks of one module; of every module of ``scope`` that runs, if none is given.
+    """The full-backward hooks and pre-hooks of one module.
 
     Each call has a record of its own: a module that runs three times in one forward pass meets its hook three times in
     backward, each time with the gradients of that call. ``calls`` counts them. Gates hold nothing of their group: the
     graph holds them, and the two would keep each other alive forever.
     """
 
-    def __init__(self, thread: int | None, module: nn.Module | None, scope: Scope | None = None) -> None:
-        self.hooks: list[Hook] = []
-        self.pre_hooks: list[Hook] = []
+    def __init__(self, thread: int | None, module: nn.Module) -> None:
+        self.hooks: list[GradientHook] = []
+        self.pre_hooks: list[GradientHook] = []
         self.calls = 0
-        self.only: dict[Hook, Calls] = {}
-        """Of hooks for one call of their module alone: which one."""
-        self._open: dict[int, list[_Call]] = {}  # by thread
-        self._thread, self._module, self._scope = thread, module, scope
+        self._sites: list[Site] = []
+        self._running: list[_Call] = []
+        self._thread = thread
+        self._module = module
         self._remove: list[Callable[[], None]] = []
 
-    def add(self, hooks: list[Hook], fn: Hook, first: bool = False, only: Calls | None = None) -> Callable[[], None]:
-        """Add a hook to one of the two lists of hooks; return what removes it."""
-        if only is not None:
-            self.only[fn] = only
+    def add(self, hook: GradientHook, direction: str, *, first: bool) -> Callable[[], None]:
+        """Add a hook, ``first`` or last, to those of its direction; return what removes it."""
         if not self._remove:
-            before: Callable[[Any], Any] = BeforeEvery
-            after: Callable[[Any], Any] = global_hooks.register_module_forward_hook
-            if self._module is not None:
-                before = partial(self._module.register_forward_pre_hook, with_kwargs=True)
-                after = self._module.register_forward_hook
-            for register, act in ((before, self.enter), (after, self.leave)):
-                self._remove.append(Registered(act, thread=self._thread, scope=self._scope).placed(register))
-        hooks.insert(0 if first else len(hooks), fn)
+            register = partial(self._module.register_forward_pre_hook, with_kwargs=True)
+            self._remove.append(Registered(self.enter, self._sites, self._thread).placed(register))
+            register = self._module.register_forward_hook
+            self._remove.append(Registered(self.leave, self._sites, self._thread).placed(register))
+        hooks = self.hooks if direction == "backward" else self.pre_hooks
+        hooks.insert(0 if first else len(hooks), hook)
+        self._sites.append(hook.site)
 
         def remove() -> None:
-            if fn in hooks:
-                hooks.remove(fn)
+            if hook in hooks:
+                hooks.remove(hook)
+                self._sites.remove(hook.site)
             if self.hooks or self.pre_hooks:
                 return
             while self._remove:  # from now on gradients pass unchanged, also those of forward passes that are done
                 self._remove[-1]()
                 self._remove.pop()
-            self.only.clear()
-            self._open.clear()
+            self._running.clear()
 
         return remove
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.calls += 1
         call = _Call(self, module)
-        self._open.setdefault(threading.get_ident(), []).append(call)
+        self._running.append(call)
         return call.enter(args, kwargs)
 
     def leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        calls = self._open.get(threading.get_ident(), [])
-        while calls:
-            call = calls.pop()
-            if call.module is module:  # those above it never returned: their forward raised
-                return call.leave(output)
-        return None
+        return self._running.pop().leave(output) if self._running else None
 
 
 class _Call:
     """One call of one module: it holds the gradients of the outputs until those of the inputs have arrived."""
 
     def __init__(self, owner: Gates, module: nn.Module) -> None:
-        self.owner, self.module = owner, module
-        self._left_out = {hook for hook, only in owner.only.items() if not only.is_meant()}
+        self.owner = owner
+        self.module = module
+        hooks = [*owner.pre_hooks, *owner.hooks]
+        self._left_out = [hook for hook in hooks if hook.counter is not None and not hook.counter.is_meant()]
+        """Hooks for another call of the module than this one."""
         self.grad_output: Gradients | None = None
         self._began = torch._C._autograd._get_sequence_nr()
 
@@ -134,10 +126,10 @@ class _Call:
         made = dict(zip(paths, passed, strict=True))
         return nested.edit(output, lambda path, tensor: made[path])
 
-    def _changed(self, hooks: list[Hook], given: Gradients, *more: Gradients) -> Gradients:
+    def _changed(self, hooks: list[GradientHook], given: Gradients, *more: Gradients) -> Gradients:
         """Call those hooks that are for this call; what one returns replaces what the next one is given."""
-        for hook in [each for each in hooks if each not in self._left_out] if self._left_out else hooks:
-            changed = hook(self.module, given, *more)
+        for hook in hooks:
+            changed = None if hook in self._left_out else hook(self.module, given, *more)
             given = given if changed is None else changed
         return given
 
@@ -196,30 +188,3 @@ def _spread(gradients: Gradients, where: list[int], count: int) -> Gradients:
     """Put gradients at the places of their tensors, and None at the others."""
     found = dict(zip(where, gradients, strict=True))
     return tuple(found.get(i) for i in range(count))
-
-
-class BeforeEvery:
-    """A hook before the forward of every module that receives the keyword arguments too.
-
-    PyTorch passes them only to hooks that are noted in the module, even if the hook is one for every module. So a first
-    hook makes a note in the module that is about to run, before PyTorch looks there for the second one.
-    """
-
-    def __init__(self, hook: Registered) -> None:
-        self._noted: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-        self._hook = hook
-        self._first = global_hooks.register_module_forward_pre_hook(self._note)
-        self._second = global_hooks.register_module_forward_pre_hook(hook)
-        self.id = self._second.id
-
-    def _note(self, module: nn.Module, args: Any) -> None:
-        wanting = module._forward_pre_hooks_with_kwargs
-        if self.id not in wanting and self._hook.acts_for(module):
-            self._noted.add(module)
-            Flag(wanting, self.id)
-
-    def remove(self) -> None:
-        self._second.remove()
-        self._first.remove()
-        for module in list(self._noted):
-            module._forward_pre_hooks_with_kwargs.pop(self.id, None)

@@ -1,17 +1,19 @@
-"""`HookGroup`: every kind of hook that PyTorch has, for as long as a ``with`` block lasts."""
+"""`HookGroup`: hooks on modules, tensors and Nodes, for as long as a ``with`` block lasts."""
 
 from explain._utils.errors import warn
 from explain._utils.signals import SignalSafe, at_fork, unsplit
-from explain.hooks import graph_hooks, module_hooks, preserve
+from explain.hooks.graph_hooks import GraphHooks
+from explain.hooks.module_hooks import ModuleHooks
+from explain.hooks.preserve import is_under_way
 
 
-class HookGroup(SignalSafe["HookGroup"], module_hooks.ModuleHooks, graph_hooks.GraphHooks, module_hooks.StateHooks):
+class HookGroup(SignalSafe["HookGroup"], ModuleHooks, GraphHooks):
     """Registers hooks, and removes all of them when the block ends, whatever ended it.
 
     Every method that registers a hook returns its `Handle`, to remove that hook alone. Hooks of one kind fire in the
     order in which they were registered. Hooks on modules are also reached by calls that other threads make of the same
-    model; they ignore those calls, unless the group is made with ``all_threads``. Hooks on tensors and Nodes belong to
-    one graph and need no such guard. Without a model, the group takes these, and hooks on every module that runs.
+    model; they ignore those calls. Hooks on tensors and Nodes belong to one graph and need no such guard; a group
+    without a model takes these alone.
 
     A hook may return None, or a replacement for what it was given. One that takes the wrong arguments,
     returns the wrong number or shape of gradients, edits a gradient in place, or raises, is named in a `HookError`
@@ -24,7 +26,6 @@ class HookGroup(SignalSafe["HookGroup"], module_hooks.ModuleHooks, graph_hooks.G
 
     Args:
         model: the model whose layers are hooked.
-        all_threads: let hooks on modules, state dicts and optimizers act for calls of all threads.
 
     Raises:
         HookError: a hook does not fit its place, or the group is closed. LayerError: a layer is not in the model.
@@ -46,12 +47,12 @@ class HookGroup(SignalSafe["HookGroup"], module_hooks.ModuleHooks, graph_hooks.G
     """
 
     def begin(self) -> "HookGroup":
-        if preserve.is_under_way():
+        if is_under_way():
             _of_explanations.add(self)
         return self
 
     def end(self, error: BaseException | None) -> None:
-        message = module_hooks.unfired_hooks_message(self._handles.values()) if error is None else None
+        message = self.unfired_hooks_message() if error is None else None
         self.remove()
         if message is not None:
             warn(message)
@@ -64,7 +65,7 @@ class HookGroup(SignalSafe["HookGroup"], module_hooks.ModuleHooks, graph_hooks.G
         """
         self._closed = True
         while self._handles:
-            next(reversed(self._handles.values())).take_away()
+            next(reversed(self._handles)).take_away()
         _of_explanations.discard(self)
 
 

@@ -15,7 +15,8 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from explain._utils.errors import ModelError, warn
 from explain._utils.signals import temporarily
-from explain.hooks.guard import Registered, is_ours, name_of_function
+from explain.hooks.guard import is_ours, name_of_function
+from explain.hooks.handles import Registered
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -167,7 +168,7 @@ def callers_hooks(model: nn.Module) -> list[str]:
     for (where, owner, form), kind in product(places, _KINDS):
         for hook in list(getattr(owner, form.format(kind)).values()):
             if isinstance(hook, Registered):  # gates for gradients are hooks of another kind
-                own = [(site.hook, site.direction) for site in hook.sites() if not site.trusted]
+                own = [(site.hook, site.direction) for site in hook.sites if not site.trusted]
             else:
                 own_of_torch = str(getattr(hook, "__module__", "")).startswith("torch.export.")  # checks of inputs
                 own = [] if is_ours(hook) or own_of_torch else [(name_of_function(hook), kind.replace("_", "-"))]

@@ -1,6 +1,7 @@
 """`ReattributionMetric`: metrics that run the method again, on each distinct variant once; copies of a model with
 reinitialised layers."""
 
+import sys
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import InitVar, dataclass, field
@@ -22,9 +23,10 @@ from explain.attribution.api import Options, attribute
 from explain.attribution.result import Attribution
 from explain.data.inputs import Inputs
 from explain.engine.ends import outputs_of
-from explain.hooks import HookGroup, copied
+from explain.hooks import copied
 from explain.hooks.interventions import active_interventions, intervene
 from explain.hooks.preserve import calculating, untouched
+from explain.hooks.tracer import running_modules
 from explain.hooks.unwrap import modules_of, sharded
 from explain.layers.calls import summary_of
 from explain.methods import Method
@@ -69,9 +71,8 @@ def layers_with_weights(model: nn.Module, inputs: Inputs) -> list[Layer]:
     >>> [layer.name for layer in layers_with_weights(model, Inputs((torch.ones(1, 3, 4, 4),)))]
     ['0', '3']
     """
-    uses, called = _Uses(), dict[nn.Module, None]()
-    with untouched(model), HookGroup() as group, uses:
-        group.every_forward_pre(lambda module, args: called.setdefault(module))
+    uses = _Uses()
+    with untouched(model), uses:
         inputs.detached().call(model)
     found: dict[tuple[int, ...], Layer] = {}
 
@@ -83,7 +84,7 @@ def layers_with_weights(model: nn.Module, inputs: Inputs) -> list[Layer]:
             found.setdefault(numbers, Layer(name, module, tuple(tensors[number] for number in numbers)))
 
     names = modules_of(model)
-    parts = dict.fromkeys(part for module in called for part in module.modules() if part not in names)
+    parts = dict.fromkeys(part for module in uses.modules for part in module.modules() if part not in names)
     names |= {part: f"unregistered {type(part).__name__} {number}" for number, part in enumerate(parts)}
     inside = {part for module in names for part in _own_parts(module)[1:]}
     for module, name in names.items():
@@ -117,14 +118,20 @@ def _memory(tensor: torch.Tensor) -> int:
 
 
 class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records the order in which this thread's operations first use tensors, and which of these are parameters."""
+    """Records the order in which this thread's operations first use tensors, and which of these are parameters.
+
+    The modules that run them are read from Python's stack, where those in plain lists are too.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.order: dict[int, int] = {}
         self.parameters: dict[int, nn.Parameter] = {}
+        self.modules: dict[nn.Module, None] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        outermost_first = reversed(list(running_modules(sys._getframe(1))))
+        self.modules |= dict.fromkeys(outermost_first)
         for _, tensor in nested.paths((args, kwargs or {})):
             self.order.setdefault(_memory(tensor), len(self.order))
             if isinstance(tensor, nn.Parameter):

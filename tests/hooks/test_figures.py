@@ -20,19 +20,18 @@ def linear_network() -> nn.Sequential:
     return model
 
 
-def test_hooks_for_every_module_act_for_this_model_and_thread_only() -> None:
-    model, other = linear_network(), linear_network()
+def test_hooks_on_all_modules_act_for_this_thread_only() -> None:
+    model = linear_network()
     names = {id(module): name for name, module in model.named_modules()}
     order: list[str] = []
     x = torch.ones(1, 3, requires_grad=True)
     with HookGroup(model) as group:
-        group.every_forward_pre(lambda module, args: order.append(f"pre {names[id(module)]}"))
-        group.every_forward(lambda module, args, output: order.append(f"forward {names[id(module)]}"))
-        group.every_backward(lambda module, gi, go: order.append(f"backward {names[id(module)]}"))
-        thread = threading.Thread(target=model, args=(x,))
+        group.forward_pre(nn.Module, lambda module, args: order.append(f"pre {names[id(module)]}"))
+        group.forward(nn.Module, lambda module, args, output: order.append(f"forward {names[id(module)]}"))
+        group.backward(nn.Module, lambda module, gi, go: order.append(f"backward {names[id(module)]}"))
+        thread = threading.Thread(target=lambda: model(x).backward())
         thread.start()
         thread.join()
-        other(x)
         assert order == []
         model(x).backward()
     forward = ["pre ", "pre 0", "forward 0", "pre 1", "forward 1", "pre 2", "forward 2", "forward "]

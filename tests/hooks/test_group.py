@@ -83,3 +83,21 @@ def test_a_group_without_a_model_refuses_layers_and_plain_tensors() -> None:
             group.after_backward(lambda: None)
         with pytest.raises(HookError, match="requires"):
             accumulator(torch.ones(1))
+
+
+@pytest.mark.parametrize("prepend", [False, True])
+def test_prepended_hooks_come_first(prepend: bool) -> None:
+    model, order = nn.Sequential(nn.Identity()), []
+    model[0].register_forward_pre_hook(lambda *_: order.append("forward-pre A"))
+    model[0].register_forward_hook(lambda *_: order.append("forward A"))
+    with HookGroup(model) as group:
+        group.backward_pre("0", lambda *_: order.append("backward-pre A"))
+        group.backward("0", lambda *_: order.append("backward A"))
+        group.forward_pre("0", lambda module, args: order.append("forward-pre B"), prepend=prepend)
+        group.forward("0", lambda module, args, output: order.append("forward B"), prepend=prepend)
+        group.backward_pre("0", lambda module, go: order.append("backward-pre B"), prepend=prepend)
+        group.backward("0", lambda module, gi, go: order.append("backward B"), prepend=prepend)
+        model(torch.ones(1, requires_grad=True)).backward()
+    letters = "BA" if prepend else "AB"
+    kinds = ["forward-pre", "forward", "backward-pre", "backward"]
+    assert order == [f"{kind} {letter}" for kind in kinds for letter in letters]

@@ -7,7 +7,6 @@ import io
 import pickle
 import subprocess
 import sys
-import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -87,16 +86,12 @@ def test_handles_of_hooks_in_the_graph() -> None:
 def test_a_closed_group_refuses_hooks_of_every_kind() -> None:
     model, x = chain(), torch.ones(1, requires_grad=True)
     y = x * 2
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
     group = HookGroup(model)
     group.remove()
     for register in [
         lambda: group.forward("0", nothing),
         lambda: group.backward("0", nothing),
-        lambda: group.every_backward(nothing),
         lambda: group.tensor(y, nothing),
-        lambda: group.saved_tensors(nothing, nothing),
-        lambda: group.step(optimizer, nothing),
     ]:
         with pytest.raises(HookError, match="group must"):
             register()
@@ -128,18 +123,12 @@ def test_a_copy_of_a_hooked_model_has_none_of_its_hooks() -> None:
         group.forward(nn.Module, lambda module, args, output: output * 0)
         group.forward_pre("0", lambda module, args, kwargs: None, with_kwargs=True)
         group.backward("1", lambda module, gi, go: (gi[0] * 0,))
-        group.state_dict("0", lambda *_: seen.append("state"))
-        group.load_state_dict_pre("0", lambda *_: seen.append("load"))
         other = copy.deepcopy(model)
         assert hooks_on(other) == 1
-        assert not other[0]._state_dict_hooks
-        assert not other[0]._load_state_dict_pre_hooks
         other(x).backward()
-        other.load_state_dict(other.state_dict())
         twice = copy.deepcopy(other)
         model(x).backward()
-        model.state_dict()
-    assert seen == ["the user's", "the user's", "state"]
+    assert seen == ["the user's", "the user's"]
     assert x.grad is not None
     assert x.grad.tolist() == [[23.0, 34.0]]  # of the copy alone
     assert hooks_on(twice) == 1
@@ -180,62 +169,6 @@ def test_parameters_with_hooks_are_pickled_without_a_warning() -> None:
         (p * 1).backward()
     assert p.grad is not None
     assert p.grad.item() == 2
-
-
-# Saved tensors
-
-
-def packing(group: HookGroup, name: str, log: list[str]) -> None:
-    group.saved_tensors(lambda t: (log.append(name), t)[1].detach(), lambda t: t)
-
-
-def saves(log: list[str]) -> list[str]:
-    """Which hooks a saved tensor meets now."""
-    log.clear()
-    x = torch.ones(1, requires_grad=True)
-    x.exp().backward()
-    assert x.grad is not None
-    assert x.grad.item() == pytest.approx(torch.e)
-    return list(log)
-
-
-def test_groups_with_saved_tensors_may_close_in_any_order() -> None:
-    log: list[str] = []
-    below, first, second = (lambda t: (log.append("below"), t.detach())[1]), HookGroup(), HookGroup()
-    with torch.autograd.graph.saved_tensors_hooks(below, lambda t: t):
-        packing(first, "first", log)
-        packing(second, "second", log)
-        assert saves(log) == ["second"]
-        first.remove()
-        assert saves(log) == ["second"]
-        second.remove()
-        assert saves(log) == ["below"]
-    assert saves(log) == []
-    assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
-
-
-def test_a_group_with_saved_tensors_may_close_in_another_thread() -> None:
-    log: list[str] = []
-    group = HookGroup()
-    packing(group, "mine", log)
-    x = torch.ones(1, requires_grad=True)
-    before = x.exp()
-    thread = threading.Thread(target=group.remove)
-    thread.start()
-    thread.join()
-    assert saves(log) == []
-    before.backward()  # what was packed is unpacked by the same hooks
-    assert x.grad is not None
-    assert x.grad.item() == pytest.approx(torch.e)
-    y = (x * 1).exp()
-    kept = y * y
-    y.mul_(2)
-    with pytest.raises(RuntimeError, match="operation"):
-        kept.backward()
-    packing(after := HookGroup(), "after", log)
-    assert saves(log) == ["after"]
-    after.remove()
-    assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
 
 
 # Edits

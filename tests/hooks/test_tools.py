@@ -124,3 +124,12 @@ def test_full_backward_hooks_on_every_module_change_nothing(inplace: bool) -> No
         found = torch.autograd.grad(model(x.clone() if inplace else x)[:, 0].sum(), x)[0]
     assert torch.equal(found, expected)
     assert set(seen) == {name for name, _ in model.named_modules()} - {"unused"}
+
+
+def test_an_inspection_tells_the_shapes_of_keyword_tensors() -> None:
+    class Scaled(nn.Module):
+        def forward(self, x: torch.Tensor, *, scale: torch.Tensor, flag: bool = False) -> torch.Tensor:
+            return x * scale
+
+    (row,) = inspect(Scaled(), torch.ones(2, 3), kwargs={"scale": torch.ones(3), "flag": True}).rows
+    assert row.inputs == [[2, 3], [3]]

@@ -104,7 +104,6 @@ FIGURES = {
         "module: grad_input ((1, 3, 2), (4, 10, 6), (3, 7, 4))",
         "input, weight, bias ((1, 3, 2), (4, 10, 6), (3, 7, 4)), ((4, 4), (4, 4)), (4)",
     ],
-    "every": ["fired for another model 0", "back through ReLU, back through Linear"],
     "graph": ["AddmmBackward0, TBackward0, AccumulateGrad, ReluBackward0"],
     "node": ["10 times that (10, 10)", "added 1 (22, 2)"],
     "guided": [
@@ -116,7 +115,6 @@ FIGURES = {
     ],
     "accumulator": ["torch::autograd::AccumulateGrad, True", "before accumulation 7", "p.grad 7"],
     "after_backward": ["y, x, end of the pass"],
-    "saved_tensors": ["8000, 4000"],
     "capture": ["call 0: activation, gradient (2), (4)", "call 1: activation, gradient (4), (2)", "(8), (1)"],
     "extractor": ["features of layer 1 (7, 0, 27, 0)", "Linear(in_features=3, out_features=4, bias=True), ReLU(inp"],
     "timeline": ["1 forward-pre model (Sequential)", "12 backward-pre 1 (ReLU)", "16 backward model (Sequential)"],
