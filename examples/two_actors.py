@@ -24,7 +24,7 @@ import explain
 from explain.data.images import EXTENSIONS
 from explain.runs import Content, Entry, run_on_ray
 from explain.runs.runner import State
-from explain.runs.sources import Folder
+from explain.store.sources import Folder
 
 
 class Noted(Folder):

@@ -21,8 +21,9 @@ The package map; each room imports only from rooms above it:
     models/         default, tiny, transformer, detector, segmenter; torchvision, timm, transformers; preprocessing
     report/         an explanation as a page for any browser: HTML, CSS and JavaScript in one file
     explanation/    `Explainer` and `Explanation`: photos and a model in, pictures, files and records out
-    runs/           all photos of a folder or data set explained, stored as they come, continued after anything
+    store/          sources of photos: folders, lists, data sets; the file that keeps the maps of a run, and its rows
     insight/        summary of the maps of a run
+    runs/           all photos of a source explained, stored as they come, continued after anything
     training/       gradients clipped and watched, photos explained during training
     app/            a page to ask a live model in, and the small server behind it
     cli/            arguments in, lines and exit codes out; no logic of its own
@@ -61,8 +62,8 @@ _HOME = {
 }
 _ROOMS = {
     "_utils", "app", "attribution", "baselines", "cli", "data", "distributed", "engine", "explanation",
-    "hooks", "insight", "layers", "methods", "metrics", "models", "relevance", "render", "report", "runs", "targets",
-    "training",
+    "hooks", "insight", "layers", "methods", "metrics", "models", "relevance", "render", "report", "runs", "store",
+    "targets", "training",
 }  # fmt: skip
 
 __all__ = [

@@ -22,9 +22,6 @@ ROOMS = re.findall(r"^    (\w+)/ ", explain.__doc__ or "", re.MULTILINE)
 ROOMS.append("__main__")
 
 
-# Conveniences of a room that a room below it provides: the files that import it within a function.
-BELOW = {"runs/result.py": {"insight"}}
-CIRCLES: set[frozenset[str]] = set()  # of files; none may be added
 # Hooks that live as long as their owner, a wrapped model or the writer of an archive: no handle is left to remove.
 KEPT_BY_THEIR_OWNER = {
     "distributed": {"register_comm_hook", "register_intern_hook", "register_extern_hook", "register_mock_hook"}
@@ -56,11 +53,6 @@ def imported_files(path: Path) -> set[str]:
     return names & set(FILES)
 
 
-def is_below(name: str, other: str) -> bool:
-    """Whether a file imports another from a room below it, as a declared convenience."""
-    return other.split(".")[1] in BELOW.get(FILES[name].relative_to(PACKAGE).as_posix(), set())
-
-
 def circles(edges: dict[str, set[str]]) -> set[frozenset[str]]:
     """Return the largest sets of files each of which imports, by whatever way round, all the others."""
     reached = {name: set(found) for name, found in edges.items()}
@@ -83,19 +75,15 @@ def test_a_room_imports_only_from_rooms_above_it(path: Path) -> None:
     if room == "__init__":
         return
     assert room in ROOMS, f"{room} has no place in the house"
-    below = BELOW.get(path.relative_to(PACKAGE).as_posix(), set())
-    above = set(ROOMS[: ROOMS.index(room)]) | {room} | below
+    above = set(ROOMS[: ROOMS.index(room)]) | {room}
     rooms = {name.split(".")[1] for name in imported_files(path) if name != "explain"}
     assert rooms <= above
-    assert below <= rooms, "an exception that is not needed"
 
 
 def test_no_room_imports_in_circles() -> None:
     files = {name for name in FILES if name != "explain"}  # which names all rooms for type checkers, and loads none
-    edges = {
-        name: {other for other in imported_files(FILES[name]) & files if not is_below(name, other)} for name in files
-    }
-    assert circles(edges) <= CIRCLES
+    edges = {name: imported_files(FILES[name]) & files for name in files}
+    assert circles(edges) == set()
 
 
 @pytest.mark.parametrize("path", FILES.values(), ids=FILES.keys())

@@ -31,7 +31,7 @@ from explain.models import CenterCrop
 from explain.runs import Entry
 from explain.runs.preparing import at_once
 from explain.runs.runner import State
-from explain.runs.sources import Folder
+from explain.store.sources import Folder
 
 WARM_UP = 500  # photos after which growth counts
 

@@ -27,8 +27,8 @@ import numpy as np
 
 import explain
 from explain.runs import Entry
-from explain.runs.sources import Folder
-from explain.runs.store import PHOTO, MapRecord, PhotoRecord, Store, pack, unpack
+from explain.store.sources import Folder
+from explain.store.writing import PHOTO, MapRecord, PhotoRecord, Store, pack, unpack
 
 BLOCK = 1000  # photos that are written at once
 

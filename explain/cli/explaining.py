@@ -32,7 +32,8 @@ from explain.data.files import Files, slug
 from explain.explanation.explanation import compare
 from explain.methods.base import Method, get_method
 from explain.report import item, pages
-from explain.runs.manifest import alike, described_method, identity
+from explain.runs.manifest import identity
+from explain.store.manifest import alike, described_method
 from explain.targets import Text
 from explain.targets.labels import find_label
 from explain.targets.outputs import THRESHOLD, percent

@@ -18,9 +18,9 @@ from explain.cli.output import DONE, FAILED, INTERRUPTED, Output, RunProgress, n
 from explain.data.images import hushed, photos_in
 from explain.methods import Method
 from explain.runs import run_on_ray
-from explain.runs.files import source_of
 from explain.runs.result import choice
 from explain.runs.runner import State
+from explain.store.lists import source_of
 
 LISTED = 20  # failures that are told; the rest is in the file
 

@@ -13,7 +13,7 @@ from explain.baselines.replacements import BaselineLike, get_baseline
 from explain.insight import class_statistics, maps
 from explain.insight.reattribution import Batch, RunPhotos, one_for_each_photo
 from explain.methods.base import MethodLike
-from explain.runs.reading import Row
+from explain.store.reading import Row
 from explain.targets import ClassTarget, Difference
 
 SHARE = 0.1

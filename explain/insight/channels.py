@@ -23,8 +23,8 @@ from explain.hooks.layer_names import Where
 from explain.insight.maps import as_in, fields_of, most_frequent, plain
 from explain.insight.reattribution import RunPhotos, class_in, class_of, one_for_each_photo
 from explain.render.sheets import Group, Layout, Tile, sheet
-from explain.runs.reading import Row
-from explain.runs.runner import check_count
+from explain.store.reading import Row
+from explain.store.sources import check_count
 from explain.targets import ClassTarget, Target, TopClass
 
 DRAWS = 8  # inputs by which a receptive field is found

@@ -15,7 +15,7 @@ from explain.insight.maps import GRID, RunMaps, as_in, fields_of, object_of, per
 from explain.insight.reattribution import RunPhotos, one_for_each_photo
 from explain.methods.base import MethodLike
 from explain.methods.score_cam import means
-from explain.runs import reading, result
+from explain.store.reading import Row, StoredRun
 from explain.targets import ClassTarget, Difference
 
 SURE = 1.96  # standard errors within which the true mean lies in 95 of 100 cases
@@ -148,7 +148,7 @@ class ClassEvidence:
     ``lead`` is the difference of the two scores.
     """
 
-    row: reading.Row
+    row: Row
     wrong: torch.Tensor = field(repr=False)
     right: torch.Tensor = field(repr=False)
     lead: float
@@ -217,7 +217,7 @@ class OddEvidence:
         return [short(self.photo), self.target, self.finding, f"{self.size:.1%}", percent(self.on_object)]
 
 
-def odd_evidence(run: result.Run) -> list[OddEvidence] | None:
+def odd_evidence(run: StoredRun) -> list[OddEvidence] | None:
     """List photos whose smallest evidence is not on the object; None for a run without `Sufficient` and `Necessary`.
 
     That is where less than half of what is enough lies in the boxes of the object, where nothing of what is needed
@@ -242,7 +242,7 @@ _PAIRS = (resources.files("explain.insight") / "mistakes.sql").read_text("utf-8"
 _PHOTOS = "SELECT name FROM photos WHERE label_class = ? AND prediction_class = ? ORDER BY probability DESC, id LIMIT ?"
 
 
-def pairs(run: result.Run, most: int = 20) -> list[Confusion]:
+def pairs(run: StoredRun, most: int = 20) -> list[Confusion]:
     """Say which classes are taken for which, the most frequent pair first; photos whose label is known count."""
     found = []
     for label, prediction, right, wrong, count, sure, of, back in run.query(_PAIRS, (most,)):

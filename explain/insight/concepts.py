@@ -20,7 +20,8 @@ from explain.insight.maps import as_in, fields_of, heated, most_frequent, named,
 from explain.insight.reattribution import Batch, RunPhotos, class_in, class_of, one_for_each_photo
 from explain.layers.layouts import enlarge
 from explain.render.sheets import Group, Layout, Tile, sheet
-from explain.runs import reading, runner
+from explain.store.reading import Row
+from explain.store.sources import check_count
 from explain.targets import ClassTarget
 
 INNER = 30  # steps by which the places of a batch follow the concepts
@@ -34,7 +35,7 @@ TINY = 1e-12
 class Example:
     """A photo in which a concept is strong: its map ``(H, W)``, 1 at its strongest, and how strong it is there."""
 
-    row: reading.Row
+    row: Row
     strength: float
     heatmap: torch.Tensor = field(repr=False)
 
@@ -102,7 +103,7 @@ def shared_concepts(
         RunError: there are no photos, or the layer is zero everywhere.
         LayerError: there is no such layer.
     """
-    runner.check_count("count", count, 1, optional=False)
+    check_count("count", count, 1, optional=False)
     model, name = photos.explainer.model, ""
     what: torch.Tensor | None = None  # the concepts (K, C); and sums over all places so far, by which they follow them
     own, cross = torch.zeros(()), torch.zeros(())
@@ -326,8 +327,8 @@ def concept_direction(
     """
     if len(examples) < LEAST:
         raise RunError(f"examples must be at least {LEAST} photos, got {len(examples)}; give more")
-    runner.check_count("draws", draws, 1, optional=False)
-    runner.check_count("fakes", fakes, 20, optional=False)
+    check_count("draws", draws, 1, optional=False)
+    check_count("fakes", fakes, 20, optional=False)
     number, label = class_in(photos.explainer, target)
     model = photos.explainer.model
     xs = [photos.explainer.as_input(image) for image in examples]

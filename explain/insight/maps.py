@@ -14,7 +14,8 @@ from PIL import Image
 from explain._utils.errors import RunError, printable
 from explain.data.images import Box
 from explain.render import overlays, styles
-from explain.runs import reading, result, runner
+from explain.store.reading import Row, StoredRun
+from explain.store.sources import on_input
 
 
 def plain(value: Any) -> Any:
@@ -49,7 +50,7 @@ def short(name: str, most: int = 24) -> str:
     return f"…{end[end.index('/') :] if '/' in end else end}"
 
 
-def named(row: reading.Row) -> str:
+def named(row: Row) -> str:
     """What a photo shows, as far as it is known: its label, what the model says, or its name."""
     return row.label or row.prediction or row.name
 
@@ -68,7 +69,7 @@ def as_in(names: Sequence[str]) -> str:
     return ", ".join(map(short, names[:2]))
 
 
-def most_frequent(rows: Sequence[reading.Row], most: int) -> str:
+def most_frequent(rows: Sequence[Row], most: int) -> str:
     """What most of some photos show."""
     return ", ".join(name for name, _ in Counter(map(named, rows)).most_common(most))
 
@@ -136,7 +137,7 @@ class RunMaps:
         return RunMaps(**parts)
 
 
-def read_maps(run: result.Run, method: str | None = None) -> RunMaps:
+def read_maps(run: StoredRun, method: str | None = None) -> RunMaps:
     """Read all maps of a method.
 
     Args:
@@ -177,10 +178,10 @@ def read_maps(run: result.Run, method: str | None = None) -> RunMaps:
     )
 
 
-def object_of(row: reading.Row) -> torch.Tensor:
+def object_of(row: Row) -> torch.Tensor:
     """Return which pixels ``(H, W)`` of the model's input lie on the object; none where no box is known."""
     region = torch.zeros(*row.input_size, dtype=torch.bool)
-    for x0, y0, x1, y1 in runner.on_input(row.boxes, row.box, row.input_size):
+    for x0, y0, x1, y1 in on_input(row.boxes, row.box, row.input_size):
         region[round(y0) : round(y1), round(x0) : round(x1)] = True
     return region
 

@@ -14,7 +14,7 @@ from explain.insight.concepts import Direction
 from explain.insight.maps import object_of
 from explain.insight.reattribution import RunPhotos, class_of, one_for_each_photo
 from explain.layers.layouts import enlarge
-from explain.runs.reading import Row
+from explain.store.reading import Row
 
 CORE = 0.4
 """The share of its peak from which on the excess of a cluster's mean map counts as the mark."""

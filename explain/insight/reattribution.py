@@ -12,8 +12,8 @@ from explain.attribution.records import method_of
 from explain.data.images import as_input, load_image
 from explain.explanation.explainer import Explainer
 from explain.methods import Method
-from explain.runs import manifest, result
-from explain.runs.reading import Row
+from explain.store.manifest import digest_of
+from explain.store.reading import PhotoReader, Row, StoredRun
 from explain.targets import ClassTarget, as_target
 from explain.targets.labels import class_label
 
@@ -28,7 +28,7 @@ class Batch:
     x: torch.Tensor
 
 
-class RunPhotos(result.PhotoReader):
+class RunPhotos(PhotoReader):
     """The photos of a run, read again, and the model that explained them.
 
     Args:
@@ -40,12 +40,12 @@ class RunPhotos(result.PhotoReader):
         RunError: the model is not that of the run.
     """
 
-    def __init__(self, run: result.Run, explainer: Explainer | None = None, source: Any = None) -> None:
+    def __init__(self, run: StoredRun, explainer: Explainer | None = None, source: Any = None) -> None:
         super().__init__(source)
         self.run, self._explainer = run, explainer
         self.missing: dict[str, str] = {}
         made_with = run.manifest.get("weights")
-        if explainer is not None and made_with is not None and manifest.digest_of(explainer.model) != made_with:
+        if explainer is not None and made_with is not None and digest_of(explainer.model) != made_with:
             raise RunError("explainer must have the weights that the run was made with; give the same model")
 
     @property
@@ -108,7 +108,7 @@ def class_of(row: Row) -> int | None:
     return row.prediction_class if row.label_class is None else row.label_class
 
 
-def one_for_each_photo(run: result.Run, **which: Any) -> Iterator[Row]:
+def one_for_each_photo(run: StoredRun, **which: Any) -> Iterator[Row]:
     """The first row of each photo; arguments as for `explain.Run.rows`."""
     seen: set[str] = set()
     for row in run.rows(**which):
@@ -117,7 +117,7 @@ def one_for_each_photo(run: result.Run, **which: Any) -> Iterator[Row]:
             yield row
 
 
-def method_in(run: result.Run, name: str) -> Method:
+def method_in(run: StoredRun, name: str) -> Method:
     """The method of a run with the options that it had.
 
     Raises:

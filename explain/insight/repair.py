@@ -33,7 +33,7 @@ from explain.insight.reattribution import RunPhotos, method_in
 from explain.layers.default_layer import stage_layers
 from explain.render.sheets import Group, Layout, Tile, as_picture, empty, sheet
 from explain.report.pages import Section, document
-from explain.runs.reading import Row
+from explain.store.reading import Row
 from explain.targets import TopClass
 from explain.targets.base import find_logits
 from explain.targets.labels import class_label

@@ -26,8 +26,8 @@ from explain.insight.reattribution import RunPhotos, method_in
 from explain.render.sheets import Group, Layout, Tile, sheet
 from explain.render.styles import get_style
 from explain.report.pages import Section, document
-from explain.runs import reading, result
-from explain.runs.files import source_of
+from explain.store.lists import source_of
+from explain.store.reading import Row, StoredRun
 
 SIDE = 180  # pixels of a mean map
 PHOTOS = 4  # that stand for a class or a cluster
@@ -42,11 +42,11 @@ class Album:
     method: str
     empty: bool = False
 
-    def rows(self, wanted: Collection[tuple[str, str]]) -> dict[tuple[str, str], reading.Row]:
+    def rows(self, wanted: Collection[tuple[str, str]]) -> dict[tuple[str, str], Row]:
         """The rows with these names and targets."""
         return {key: row for row in self.photos.run.rows(self.method) if (key := (row.name, row.target)) in wanted}
 
-    def photo(self, row: reading.Row) -> Image.Image | None:
+    def photo(self, row: Row) -> Image.Image | None:
         """A photo, or None where it cannot be read."""
         if self.empty:
             return None
@@ -56,7 +56,7 @@ class Album:
             self.photos.missing[row.name] = str(error)
             return None
 
-    def overlay(self, row: reading.Row) -> Image.Image | None:
+    def overlay(self, row: Row) -> Image.Image | None:
         """The map of a photo, drawn on it."""
         photo = self.photo(row)
         return None if photo is None else row.overlay(get_style(row.style), photo)
@@ -146,7 +146,7 @@ class Insight:
     the model; None where they were not requested.
     """
 
-    run: result.Run
+    run: StoredRun
     method: str
     maps: RunMaps = field(repr=False)
     looks: Sequence[ClassStatistics]
@@ -300,14 +300,14 @@ class Insight:
 
 @keywords()
 def insight(
-    run: result.Run | str | os.PathLike[str], method: str | None = None, *, explainer: Explainer | None = None,
+    run: StoredRun, method: str | None = None, *, explainer: Explainer | None = None,
     source: Any = None, channels: int = 0, concepts: int = 0, examples: Any = None, target: int | str | None = None,
     layer: Where | None = None, seed: int = 0,
 ) -> Insight:  # fmt: skip
     """Say what the maps of a run say together: where classes look, clusters of reasons, mistakes.
 
     Args:
-        run: a run, or its file or folder.
+        run: the run.
         method: whose maps; by default the first of the run.
         explainer: what the run was made with; with it, mistakes are explained. What follows needs it.
         source: where photos come from that had no file.
@@ -319,13 +319,9 @@ def insight(
         seed: of what is drawn by chance.
 
     Raises:
-        RunError: there is no such run or method, or the explainer is not that of the run.
+        RunError: there is no such method, or the explainer is not that of the run.
         ArgumentError: the explainer is needed, or an argument has no effect.
         TargetError, LayerError: there is no such class, or layer.
-
-    >>> insight("none.sqlite")
-    Traceback (most recent call last):
-    explain.RunError: run 'none.sqlite' must be a file, but there is none; check the path
     """
     given = {"channels": channels or None, "concepts": concepts or None, "examples": examples}
     requested = [name for name, value in given.items() if value is not None]
@@ -339,13 +335,12 @@ def insight(
         raise ArgumentError(f"{option('target')} must say of which class the examples may be a reason; give a class")
     if target is not None and requested == ["concepts"]:
         raise ArgumentError(f"{option('target')} has no effect with concepts, which all photos share; leave it out")
-    stored = run if isinstance(run, result.Run) else result.open_run(run)
-    maps, pairs = read_maps(stored, method), class_statistics.pairs(stored)
+    maps, pairs = read_maps(run, method), class_statistics.pairs(run)
     looks, reasons = class_statistics.looks(maps), class_statistics.reasons(maps, seed=seed)
-    evidence = class_statistics.odd_evidence(stored)
+    evidence = class_statistics.odd_evidence(run)
     if explainer is None:
-        return Insight(stored, maps.method, maps, looks, reasons, pairs, evidence=evidence)
-    photos = RunPhotos(stored, explainer, source)
+        return Insight(run, maps.method, maps, looks, reasons, pairs, evidence=evidence)
+    photos = RunPhotos(run, explainer, source)
     direction = None
     if examples is not None and target is not None:
         own = source_of(examples)
@@ -355,8 +350,8 @@ def insight(
                 raise RunError(f"examples must be readable, but {entry.name!r} is not ({entry.problem}); remove it")
         direction = concept_direction(photos, [own.read(each).image for each in entries], target, layer=layer)
     return Insight(
-        stored, maps.method, maps, looks, reasons,
-        with_reasons(pairs, photos, method_in(stored, maps.method)),
+        run, maps.method, maps, looks, reasons,
+        with_reasons(pairs, photos, method_in(run, maps.method)),
         find_channels(photos, target, layer=layer, count=channels) if channels else None,
         shared_concepts(photos, concepts, layer=layer) if concepts else None,
         direction, photos, evidence,

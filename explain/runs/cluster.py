@@ -25,12 +25,11 @@ from explain.methods.base import MethodLike
 from explain.metrics import Metric
 from explain.models import Classifier
 from explain.runs.exporting import ENDING, MANIFEST, REMARKS, Storage, arrow_modules, indexed, key_of, write_part
-from explain.runs.manifest import must_agree
-from explain.runs.preparing import Failed
 from explain.runs.result import Run
-from explain.runs.runner import TIME, Job, RunCall, State, check_count
-from explain.runs.sources import Entry, text
-from explain.runs.store import PhotoRecord, locked
+from explain.runs.runner import TIME, Job, RunCall, State
+from explain.store.manifest import must_agree
+from explain.store.sources import Entry, Failed, check_count, text
+from explain.store.writing import PhotoRecord, locked
 from explain.targets.resolve import TargetLike
 
 MAX_NOTES = 1000

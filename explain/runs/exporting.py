@@ -20,9 +20,9 @@ import numpy as np
 from explain._utils.errors import RunError, either, optional, raised, warn
 from explain.data.files import as_cell, replacing
 from explain.methods import Method
-from explain.runs.reading import Row, StoredRun, row_of
-from explain.runs.sources import text
-from explain.runs.store import MapRecord, PhotoRecord, Store, content_digest, method_row, pack
+from explain.store.reading import Row, StoredRun, row_of
+from explain.store.sources import text
+from explain.store.writing import MapRecord, PhotoRecord, Store, content_digest, method_row, pack
 
 OF_ROW = {
     "name": "string", "method": "string", "target": "string", "target_class": "int64", "score": "float64",

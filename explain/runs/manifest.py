@@ -5,8 +5,6 @@ the preprocessing also run on a picture that is always the same.
 """
 
 import hashlib
-import io
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,16 +14,15 @@ from PIL import Image
 from torch import nn
 
 from explain._utils import nested
-from explain._utils.errors import RunError, quiet
+from explain._utils.errors import quiet
 from explain._utils.signals import came_by_signal
-from explain.attribution.records import class_name, encode, encode_fields, unknown
+from explain.attribution.records import encode
 from explain.explanation.explainer import Explainer
 from explain.hooks.preserve import preserving_rng, untouched
-from explain.methods import Method
+from explain.store.manifest import digest_of, tensor_bytes
 
 SIZES = ((160, 120), (300, 400))  # of the test pictures: width and height
 WAVES = 4  # numbers in the summary of a tensor
-TOLERANCES = {"test_inputs": 1e-4, "test_scores": 5e-3}  # devices differ in the last digits
 CHANGED = "changed by training"
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
@@ -51,43 +48,6 @@ def identity(explainer: Explainer, *, trained: bool = False) -> dict[str, Any]:
     if not trained:
         found |= _of_model(explainer, next((each for each in inputs if isinstance(each, torch.Tensor)), None))
     return found
-
-
-def alike(key: str, one: Any, other: Any) -> bool:
-    """Whether two values under a key of `identity` are the same, as far as devices compute the same.
-
-    >>> alike("weights", 1.0, 1.000001)
-    False
-    """
-    if key in TOLERANCES and isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-        return all(alike(key, *pair) for pair in zip(one, other, strict=True))
-    if key in TOLERANCES and isinstance(one, dict) and isinstance(other, dict) and one["shape"] == other["shape"]:
-        error = np.abs(np.subtract(one["waves"], other["waves"])).max()
-        return bool(error <= TOLERANCES[key] * max(one["rms"], other["rms"]))
-    return bool(one == other)
-
-
-def digest_of(model: nn.Module) -> str:
-    """Return the SHA-256 of all parameters and buffers of a model, with their names.
-
-    >>> digest_of(nn.ReLU()) == digest_of(nn.Tanh()), digest_of(nn.ReLU()) == digest_of(nn.Linear(1, 1))
-    (True, False)
-    """
-    found = hashlib.sha256()
-    for name, value in model.state_dict().items():
-        kind = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
-        found.update(f"{name} {kind}\n".encode())
-        found.update(_content(value))
-    return found.hexdigest()
-
-
-def _content(value: Any) -> Any:
-    try:
-        return value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
-    except (AttributeError, RuntimeError, TypeError, ValueError):  # quantised, sparse, or no tensor
-        buffer = io.BytesIO()
-        torch.save(value, buffer)
-        return buffer.getvalue()
 
 
 def _of_model(explainer: Explainer, x: torch.Tensor | None) -> dict[str, Any]:
@@ -127,7 +87,7 @@ def _plain(value: Any) -> str | None:
     if isinstance(value, np.ndarray):
         value = torch.as_tensor(value) if value.dtype != object else None
     if isinstance(value, torch.Tensor):
-        return f"{value.dtype} {hashlib.sha256(_content(value)).hexdigest()}"
+        return f"{value.dtype} {hashlib.sha256(tensor_bytes(value)).hexdigest()}"
     if isinstance(value, Mapping):
         value = [each for pair in value.items() for each in pair]
     if not isinstance(value, (list, tuple, set, frozenset)):
@@ -172,37 +132,6 @@ def _pictures() -> list[Image.Image]:
     return found
 
 
-FREE = frozenset(["begun", "ended", "device", "batch_size"])
-"""Keys that may differ when a run is continued: they do not change the results."""
-
-
-def described_method(method: Method) -> dict[str, Any]:
-    """Return a method in plain values: its class in this package, and its options."""
-    return {"class": class_name(method), "options": encode_fields(method)}
-
-
-def must_agree(before: Mapping[str, Any], now: Mapping[str, Any], file: str, *, more: bool = False) -> None:
-    """Refuse to continue a run that was begun with other options, or with some that cannot be compared.
-
-    With ``more``, there may be further methods and metrics.
-
-    Raises:
-        RunError: the first thing that differs is named, with both values.
-    """
-    for key in [*now, *(key for key in before if key not in now)]:
-        if key in FREE:
-            continue
-        own = unknown(now.get(key))
-        if own:
-            raise RunError(f"run {file!r} cannot be continued: {own[0]} in its {key} is your own; give another output")
-        old, new = before.get(key), now.get(key)
-        by_name = more and key in ("methods", "metrics") and isinstance(now.get("methods"), dict)
-        added = by_name and isinstance(old, dict) and isinstance(new, dict) and old.items() <= new.items()
-        if not alike(key, old, new) and not added:
-            difference = _difference(key, old, new)
-            raise RunError(f"run {file!r} must be continued as it was begun, but {difference}; give another output")
-
-
 def named_layer(model: nn.Module, layer: Any) -> Any:
     """Return the names of layers that were given as modules or names."""
     if isinstance(layer, (list, tuple)):
@@ -210,15 +139,3 @@ def named_layer(model: nn.Module, layer: Any) -> Any:
     if isinstance(layer, nn.Module):
         return next((name for name, module in model.named_modules() if module is layer), type(layer).__name__)
     return layer
-
-
-def _difference(key: str, old: Any, new: Any) -> str:
-    """Both values of a key, or of the one key inside it in which two dictionaries differ."""
-    while isinstance(old, dict) and isinstance(new, dict):
-        keys = [each for each in {**old, **new} if old.get(each) != new.get(each)]
-        if len(keys) != 1:
-            break
-        key, old, new = f"{key}, {keys[0]}", old.get(keys[0]), new.get(keys[0])
-    values = [json.dumps(value, ensure_ascii=False) for value in (old, new)]
-    before, now = (value if len(value) <= 80 else f"{value[:79]}…" for value in values)
-    return f"its {key} was {before} and is now {now}"

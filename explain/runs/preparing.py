@@ -3,7 +3,6 @@ run has already."""
 
 import contextlib
 import hashlib
-import json
 import multiprocessing
 import os
 import re
@@ -25,7 +24,7 @@ from explain._utils.errors import ExplainError, ImageError, either, overheard, q
 from explain._utils.signals import came_by_signal, signal_safe
 from explain.data.images import Box, Preprocess, as_input, hushed, load_image, locate, troubles
 from explain.explanation.photos import each_tried
-from explain.runs.sources import Corners, Entry, Label, Source, each_label
+from explain.store.sources import Corners, Entry, Failed, Label, Source, each_label
 from explain.targets.labels import class_label
 
 
@@ -46,20 +45,6 @@ class Prepared:
     boxes: tuple[Corners, ...] = ()
     notes: tuple[str, ...] = ()
     lacking: frozenset[str] | None = None
-
-
-@dataclass(frozen=True)
-class Failed:
-    """A photo that could not be explained, and why; ``general`` holds an error that need not be this photo's fault.
-
-    ``stamp`` is that of its entry: results of the same file are kept, since it may be read again another time.
-    """
-
-    name: str
-    reason: str
-    path: str | None = None
-    general: Exception | None = field(default=None, repr=False, compare=False)
-    stamp: str | None = field(default=None, repr=False, compare=False)
 
 
 Ready: TypeAlias = Prepared | Failed
@@ -226,35 +211,6 @@ class Labels:
 
 def _plain(name: str) -> str:
     return re.sub(r"[\s_-]+", " ", name.casefold()).strip()
-
-
-class KnownPhoto(NamedTuple):
-    """The columns of ``photos`` that identify a photo; ``labels`` and ``boxes`` as JSON."""
-
-    stamp: str | None
-    sha256: str
-    width: int
-    height: int
-    labels: str | None
-    boxes: str | None
-
-
-def labels_as_text(labels: Sequence[tuple[int | None, str]]) -> str | None:
-    """Return labels as they are stored: the class of the model, which may be none, and the text of each.
-
-    >>> labels_as_text([(3, "cat"), (None, "roof")]), labels_as_text([])
-    ('[[3, "cat"], [null, "roof"]]', None)
-    """
-    return json.dumps(labels, ensure_ascii=False) if labels else None
-
-
-def boxes_as_text(boxes: tuple[Corners, ...]) -> str | None:
-    """Return boxes as they are stored.
-
-    >>> boxes_as_text(((0.0, 1.0, 2.0, 3.0),)), boxes_as_text(())
-    ('[[0.0, 1.0, 2.0, 3.0]]', None)
-    """
-    return json.dumps(boxes) if boxes else None
 
 
 AHEAD = 4  # photos that wait for each worker, read or not

@@ -3,27 +3,23 @@
 import os
 import re
 from collections.abc import Iterator
-from functools import cached_property
 from itertools import groupby, islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import torch
 from PIL import Image
 
 from explain._utils.errors import ExplainError, RunError, keywords, printable, shown
 from explain.attribution import pictures, records, result
 from explain.data.files import Files, distinct, slug
-from explain.data.images import load_image
 from explain.render.styles import StyleLike
 from explain.report.pages import entry, sheet_of, written
 from explain.report.reproduce import Reproduction
 from explain.runs.exporting import export, index_of
-from explain.runs.files import source_of
-from explain.runs.reading import Row, StoredRun
-from explain.runs.sources import Entry, Source, entries_of, path_of
-from explain.runs.store import ORDERS
+from explain.store.reading import PhotoReader, Row, StoredRun
+from explain.store.sources import Source
+from explain.store.writing import ORDERS
 from explain.targets.outputs import Prediction
 
 if TYPE_CHECKING:
@@ -162,45 +158,6 @@ def _shown(
             yield number, rows, photo
 
 
-class PhotoReader:
-    """Reads the photos of a run once more: from their source, or else from their files.
-
-    Args:
-        source: where photos come from that had no file.
-    """
-
-    def __init__(self, source: Any = None) -> None:
-        self.source = None if source is None else source_of(source)
-
-    @cached_property
-    def _entries(self) -> dict[str, Entry]:
-        entries = () if self.source is None else entries_of(self.source)
-        return {entry.name: entry for entry in entries if entry.problem is None}
-
-    def read(self, row: Row) -> Any:
-        """The photo of a row as the source has it: a path, an image or a tensor.
-
-        Raises:
-            RunError: it has no file, and the source does not have it.
-        """
-        if self.source is not None and row.name in self._entries:
-            return self.source.read(self._entries[row.name]).image
-        if row.path is None:
-            raise RunError(f"photo {row.name!r} must have a file to be drawn, but has none; give its source")
-        return path_of(row.path)
-
-    def picture(self, row: Row) -> Image.Image:
-        """The photo of a row, to be drawn.
-
-        Raises:
-            ExplainError: it cannot be read, or its source has a tensor.
-        """
-        found = self.read(row)
-        if isinstance(found, torch.Tensor):
-            raise RunError(f"photo {row.name!r} must be an image to be drawn, but its source has a tensor; give images")
-        return load_image(found)
-
-
 class Run(StoredRun):
     """A run over many photos, and all that can be made of it without a model.
 
@@ -234,8 +191,8 @@ class Run(StoredRun):
         super().__init__(index_of(file) if "://" in os.fspath(file) or os.path.isdir(file) else file)
 
     def insight(self, method: str | None = None, **options: Any) -> "Insight":
-        """Summarise the maps: statistics of classes, clusters, mistakes; options as for `explain.insight.insight`."""
-        from explain.insight.result import insight  # a convenience: that room builds on this one
+        """Summarise the maps: statistics of classes, clusters, mistakes; see `explain.insight.result.insight`."""
+        from explain.insight.result import insight  # here, since reports and their pictures take a while to load
 
         return insight(self, method, **options)
 

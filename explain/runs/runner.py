@@ -19,39 +19,35 @@ from explain._utils.progress import show_progress
 from explain.attribution.api import RunOptions, attribute, select
 from explain.attribution.records import encode, versions
 from explain.attribution.result import Attribution
-from explain.data.images import Box
 from explain.explanation.explainer import Explainer
 from explain.explanation.photos import rows_are_apart
 from explain.hooks.interventions import intervene
 from explain.methods.base import Method, MethodLike
 from explain.metrics import Metric, ReattributionMetric, evaluate, get_metric
 from explain.models import Classifier
-from explain.runs import files, preparing
-from explain.runs.manifest import described_method, identity, named_layer
-from explain.runs.preparing import Failed, KnownPhoto, Labels, Prepared, Preparer, Ready
+from explain.runs import preparing
+from explain.runs.manifest import identity, named_layer
+from explain.runs.preparing import Labels, Prepared, Preparer, Ready
 from explain.runs.result import Run
-from explain.runs.sources import Corners, Entry, Label, Source, entries_of, text
-from explain.runs.store import FORMAT, MapRecord, PhotoRecord, Store, locked, method_row, pack
+from explain.store.lists import source_of
+from explain.store.manifest import described_method
+from explain.store.reading import KnownPhoto
+from explain.store.sources import (
+    Corners,
+    Entry,
+    Failed,
+    Label,
+    Source,
+    boxes_as_text,
+    check_count,
+    entries_of,
+    labels_as_text,
+    on_input,
+    text,
+)
+from explain.store.writing import FORMAT, MapRecord, PhotoRecord, Store, locked, method_row, pack
 from explain.targets.outputs import Outputs, Prediction
 from explain.targets.resolve import TargetLike, one_per_image
-
-
-def on_input(boxes: Iterable[Corners], seen: Box, size: Sequence[int]) -> list[Corners]:
-    """Return boxes in pixels of an input of ``size`` (height, width) that shows the part ``seen`` of a photo.
-
-    >>> on_input([(10, 0, 30, 20)], Box(20, 0, 40, 20), (10, 10))
-    [(0.0, 0.0, 5.0, 10.0)]
-    """
-    height, width = size
-    across, down = width / seen.width, height / seen.height
-    found = []
-    for x0, y0, x1, y1 in boxes:
-        left, right = ((x - seen.left) * across for x in (x0, x1))
-        top, bottom = ((y - seen.top) * down for y in (y0, y1))
-        edges = (max(left, 0.0), max(top, 0.0), min(right, float(width)), min(bottom, float(height)))
-        if round(edges[0]) < round(edges[2]) and round(edges[1]) < round(edges[3]):
-            found.append(edges)
-    return found
 
 
 class RunRequest:
@@ -235,7 +231,7 @@ class RunRequest:
             None if single else _probability(probabilities, index),
             *prediction,
             photo.box.left, photo.box.top, photo.box.right, photo.box.bottom, *map(int, photo.x.shape[-2:]),
-            preparing.boxes_as_text(photo.boxes), preparing.labels_as_text(true_labels),
+            boxes_as_text(photo.boxes), labels_as_text(true_labels),
         )  # fmt: skip
 
 
@@ -315,7 +311,7 @@ class Job:
             RunError: the source cannot be used, or has no photos.
             ExplainError: as for calling an `Explainer`.
         """
-        photos = files.source_of(source)
+        photos = source_of(source)
         explainer = explainer if isinstance(explainer, Explainer) else Explainer(explainer)
         request = RunRequest(explainer, methods, target, list(metrics), **options)
         if photos.count == 0:
@@ -400,14 +396,6 @@ def run(
     return found
 
 
-def check_count(name: str, value: Any, least: int, *, optional: bool = True) -> None:
-    """Refuse an option that is no whole number from ``least``; None may stand for a default."""
-    if value is None and optional:
-        return
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise RunError(f"{name} must be a whole number from {least}, got {shown(value)}; leave it out")
-
-
 @dataclass
 class RunCall:
     """One call of a run: the photos of its source that are stored already, and what becomes of the others.
@@ -470,8 +458,8 @@ class RunCall:
 
     def _same_about(self, name: str, label: Label, boxes: tuple[Corners, ...]) -> bool:
         before = self.known[name]
-        labels = preparing.labels_as_text(self.job.labels.of(label))
-        return (before.labels, before.boxes) == (labels, preparing.boxes_as_text(boxes))
+        labels = labels_as_text(self.job.labels.of(label))
+        return (before.labels, before.boxes) == (labels, boxes_as_text(boxes))
 
     def report(self) -> None:
         """Tell the caller of the progress."""

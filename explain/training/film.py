@@ -19,8 +19,8 @@ from explain.data.files import Files
 from explain.data.images import ImageLike, load_image
 from explain.render import captions, overlays, styles
 from explain.render.sheets import Group, Layout, Tile, as_picture, empty, evenly_spread, sheet
-from explain.runs import reading, sources
 from explain.runs.result import Run, open_run
+from explain.store import reading, sources
 from explain.targets.outputs import percent
 from explain.training.monitor import shrunk_scene
 

@@ -28,11 +28,11 @@ from explain.hooks.unwrap import unwrapped
 from explain.methods.base import MethodLike
 from explain.models import Classifier
 from explain.render.styles import get_style
-from explain.runs.files import source_of
-from explain.runs.preparing import Failed, Labels, Prepared, Preparer
-from explain.runs.runner import RunRequest, check_count
-from explain.runs.sources import Source, entries_of, text
-from explain.runs.store import PhotoRecord, Store, locked, method_row, unpack
+from explain.runs.preparing import Labels, Prepared, Preparer
+from explain.runs.runner import RunRequest
+from explain.store.lists import source_of
+from explain.store.sources import Failed, Source, check_count, entries_of, text
+from explain.store.writing import PhotoRecord, Store, locked, method_row, unpack
 from explain.targets.resolve import TargetLike, as_targets
 from explain.training.gradients import DeadUnits, Flow, GradientFlow, Scaler
 

@@ -15,7 +15,7 @@ import explain
 from explain.cli import main
 from explain.runs import Content, Entry, run_on_ray
 from explain.runs.runner import State
-from explain.runs.sources import Folder
+from explain.store.sources import Folder
 from tests.conftest import ROOT
 from tests.runs.networks import explainer, folder_of
 

@@ -17,7 +17,7 @@ from PIL import Image
 import explain
 from explain import ExplainError, OutputError, RunError
 from explain.render.styles import get_style
-from explain.runs.files import source_of
+from explain.store.lists import source_of
 from tests.report.test_report import Read, unpacked
 from tests.runs.networks import as_it_is, explainer, folder_of, picture
 

@@ -25,7 +25,7 @@ import explain
 from explain._utils.errors import RunError, quiet
 from explain.runs import preparing
 from explain.runs.preparing import Preparer, Workers
-from explain.runs.sources import Content, Entry, Photos, Source
+from explain.store.sources import Content, Entry, Photos, Source
 from tests.runs.networks import as_it_is, assert_same, explainer, folder_of, picture
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked, for speed")
@@ -227,7 +227,7 @@ def test_a_full_disk_ends_the_run_and_loses_nothing_that_was_written(tmp_path: P
 
 
 def test_a_file_that_another_program_locks_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("explain.runs.store.PATIENCE", 0.05)
+    monkeypatch.setattr("explain.store.writing.PATIENCE", 0.05)
     file = tmp_path / "run.sqlite"
     explain.run([picture(0)], explainer(), output=file, workers=0)
     db = sqlite3.connect(file, isolation_level=None)

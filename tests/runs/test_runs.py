@@ -20,7 +20,7 @@ from explain.data.images import locate
 from explain.methods import RISE, GradCAM
 from explain.metrics import evaluate
 from explain.runs.runner import State
-from explain.runs.store import pack, unpack
+from explain.store.writing import pack, unpack
 from tests.conftest import TinyNet, settled, snapshot
 from tests.runs.networks import as_it_is, assert_same, contents, explainer, folder_of, picture
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from explain._utils.errors import ExplainError, ImageError, RunError, did_you_mean, shown
 from explain.data.images import EXTENSIONS
-from explain.runs import sources
-from explain.runs.sources import (
+from explain.store.sources import (
+    Columns,
     Content,
     DataSet,
     Entry,
@@ -252,7 +252,7 @@ def source_of(given: Any) -> Source:
     if isinstance(given, Mapping):
         raise RunError(f"source must be one split of a data set, got several: {', '.join(map(str, given))}; choose one")
     if hasattr(given, "features") and hasattr(given, "column_names") and not hasattr(given, "__len__"):
-        return Photos(given, sources.Columns.of(given.features) if given.features else None)  # it only streams
+        return Photos(given, Columns.of(given.features) if given.features else None)  # it only streams
     by_number = hasattr(given, "__getitem__") and hasattr(given, "__len__")
     if by_number and not isinstance(given, (bytes, list, tuple)):
         return DataSet(given)

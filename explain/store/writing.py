@@ -23,15 +23,14 @@ import torch
 from explain._utils.errors import RunError
 from explain.data import files
 from explain.methods import Method
-from explain.runs.manifest import described_method, must_agree
-from explain.runs.preparing import Failed
-from explain.runs.sources import Entry, text
+from explain.store.manifest import described_method, must_agree
+from explain.store.sources import Entry, Failed, text
 
 FORMAT = 3
 """The version of the tables."""
 APPLICATION = 0x4578706C  # by which a file is known as a run: "Expl"
 
-TABLES = (resources.files("explain.runs") / "tables.sql").read_text("utf-8").split(";\n")
+TABLES = (resources.files("explain.store") / "tables.sql").read_text("utf-8").split(";\n")
 """The statements that make them."""
 
 ORDERS = {

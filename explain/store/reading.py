@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from operator import xor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 import torch
@@ -22,8 +22,21 @@ from explain.attribution.result import Attribution
 from explain.data.images import Box, load_image
 from explain.methods.base import title_of
 from explain.render.styles import Style
-from explain.runs import preparing, store
-from explain.runs.sources import Corners, stamp, text
+from explain.store.lists import source_of
+from explain.store.sources import Corners, Entry, entries_of, path_of, stamp, text
+from explain.store.writing import (
+    APPLICATION,
+    COUNTED,
+    METHOD,
+    ORDERS,
+    PHOTO,
+    RESULT,
+    check_format,
+    content_digest,
+    digest,
+    quoted,
+    unpack,
+)  # fmt: skip
 
 _ALLOWED = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
 _WRITABLE, _IMMUTABLE = urlencode({"mode": "rw"}), urlencode({"mode": "ro", "immutable": 1})
@@ -75,7 +88,7 @@ class Row:
 
         Stored in half precision: no value is off by more than ``2**-11`` of itself, apart from very small ones.
         """
-        return store.unpack(*self._stored)
+        return unpack(*self._stored)
 
     @property
     def correct(self) -> bool | None:
@@ -115,6 +128,17 @@ class Row:
         return Scene(load_image(photo), self.box, (self.box,)).overlay(self.attribution, style)
 
 
+class KnownPhoto(NamedTuple):
+    """The columns of ``photos`` that identify a photo; ``labels`` and ``boxes`` as JSON."""
+
+    stamp: str | None
+    sha256: str
+    width: int
+    height: int
+    labels: str | None
+    boxes: str | None
+
+
 class StoredRun:
     """The rows and tables of a run's SQLite file; also while it is being written.
 
@@ -135,9 +159,9 @@ class StoredRun:
                 application, version = (db.execute(each).fetchone()[0] for each in ask)
         except (sqlite3.DatabaseError, UnicodeError) as error:  # also of a damaged name of a table
             raise RunError(f"run {text(file)!r} cannot be read ({error}); give a file that explain.run wrote") from None
-        if application != store.APPLICATION:
+        if application != APPLICATION:
             raise RunError(f"run {text(file)!r} must be the file of a run, got another database; check the path")
-        store.check_format(version, file)
+        check_format(version, file)
         self._checked: tuple[str | None, ...] = ()
 
     def __len__(self) -> int:
@@ -187,10 +211,10 @@ class StoredRun:
         return any(self.query("SELECT 1 FROM manifest WHERE key = 'ended'"))
 
     @property
-    def known(self) -> dict[str, preparing.KnownPhoto]:
+    def known(self) -> dict[str, KnownPhoto]:
         """What identifies each photo when the run is continued, by their names."""
-        rows = self.query(f"SELECT name, {', '.join(preparing.KnownPhoto._fields)} FROM photos")
-        return {name: preparing.KnownPhoto(*rest) for name, *rest in rows}
+        rows = self.query(f"SELECT name, {', '.join(KnownPhoto._fields)} FROM photos")
+        return {name: KnownPhoto(*rest) for name, *rest in rows}
 
     def lacking(self, methods: Collection[str], metrics: int) -> dict[str, frozenset[str]]:
         """The photos that lack some of these methods, or of so many metrics of their maps, and which methods."""
@@ -218,15 +242,15 @@ class StoredRun:
         self._check_digests()
         if method is not None and method not in self.methods:
             raise RunError(f"method {method!r} is not in this run; {did_you_mean(method, self.methods)}")
-        if order not in store.ORDERS:
-            raise RunError(f"order must be one of {', '.join(store.ORDERS)}, got {order!r}")
+        if order not in ORDERS:
+            raise RunError(f"order must be one of {', '.join(ORDERS)}, got {order!r}")
         columns = {"r.method": method, "p.label": label, "p.prediction": prediction}
         wanted = {column: value for column, value in columns.items() if value is not None}
         terms = [*(f"{column} = ?" for column in wanted)]
         if correct is not None:
             terms.append(f"p.label_class {'=' if correct else '<>'} p.prediction_class")
         where = f" WHERE {' AND '.join(terms)}" if terms else ""
-        return self._rows(f"{where} ORDER BY {store.ORDERS[order]}, r.id", list(wanted.values()))
+        return self._rows(f"{where} ORDER BY {ORDERS[order]}, r.id", list(wanted.values()))
 
     def query(self, statement: str, values: Any = ()) -> Iterator[tuple[Any, ...]]:
         """Run a query in SQL; the documentation lists the tables. Only SELECT is allowed, which changes nothing.
@@ -260,20 +284,20 @@ class StoredRun:
             return
         with self._reading() as db:
             db.execute("BEGIN")  # so that all is read in one state
-            methods = {row[0] for row in self._verified(db, "methods", store.METHOD)}
-            columns = ("id", *(name for name in store.PHOTO if name != "stamp"))
+            methods = {row[0] for row in self._verified(db, "methods", METHOD)}
+            columns = ("id", *(name for name in PHOTO if name != "stamp"))
             photos = {row[0]: row[-1] for row in self._verified(db, "photos", columns, skip=1)}
             metrics: dict[int, list[Any]] = {}
             for result, *metric in db.execute("SELECT result, metric, value FROM metrics ORDER BY result, metric"):
                 metrics.setdefault(result, []).extend(metric)
-            names, results = store.quoted(store.RESULT), []
+            names, results = quoted(RESULT), []
             for number, photo, expected, *cells in db.execute(f"SELECT id, photo, digest, {names} FROM results"):
-                found = store.digest(photos.get(photo), *cells, *metrics.get(number, ()))
+                found = digest(photos.get(photo), *cells, *metrics.get(number, ()))
                 if found != expected or photo not in photos or cells[0] not in methods:
                     raise self._damaged(f"row {number} of the results has changed since it was written")
                 results.append(expected)
             tally = {name: (count, digests) for name, count, digests in db.execute("SELECT * FROM tally")}
-            for table, digests in zip(store.COUNTED, (photos.values(), results), strict=True):
+            for table, digests in zip(COUNTED, (photos.values(), results), strict=True):
                 if tally.get(table) != (len(digests), reduce(xor, digests, 0)):
                     raise self._damaged(f"rows of the {table} are missing, or are there twice")
         self._checked = state
@@ -282,8 +306,8 @@ class StoredRun:
         self, db: sqlite3.Connection, table: str, columns: Sequence[str], skip: int = 0
     ) -> Iterator[tuple[Any, ...]]:
         """The rows of a table, each checked against its digest, which comes last; it leaves out ``skip`` columns."""
-        for row in db.execute(f"SELECT {store.quoted(columns)}, digest FROM {table} NOT INDEXED"):
-            if store.digest(*row[skip:-1]) != row[-1]:
+        for row in db.execute(f"SELECT {quoted(columns)}, digest FROM {table} NOT INDEXED"):
+            if digest(*row[skip:-1]) != row[-1]:
                 raise self._damaged(f"a row of the {table} has changed since it was written")
             yield row
 
@@ -295,7 +319,7 @@ class StoredRun:
             chosen = "SELECT r.id FROM results r NOT INDEXED CROSS JOIN photos p ON p.id = r.photo"  # without an index:
             for (number,) in db.execute(chosen + clause, values).fetchall():  # it may be damaged
                 result = db.execute("SELECT * FROM results WHERE id = ?", (number,)).fetchone()
-                if result is None or store.content_digest(result["map"]) != result["content"]:
+                if result is None or content_digest(result["map"]) != result["content"]:
                     raise self._damaged(f"the map of row {number} has changed since it was written")
                 photo = db.execute("SELECT * FROM photos WHERE id = ?", (result["photo"],)).fetchone()
                 metrics = db.execute("SELECT metric, value FROM metrics WHERE result = ?", (number,))
@@ -352,3 +376,42 @@ def row_of(
         "labels": tuple(label for _, label in labels), "metrics": metrics, "style": style, "uncentred": uncentred,
         "_stored": (result["map"], tuple(json.loads(result["shape"])), result["scale"]),
     })  # fmt: skip
+
+
+class PhotoReader:
+    """Reads the photos of a run once more: from their source, or else from their files.
+
+    Args:
+        source: where photos come from that had no file.
+    """
+
+    def __init__(self, source: Any = None) -> None:
+        self.source = None if source is None else source_of(source)
+
+    @cached_property
+    def _entries(self) -> dict[str, Entry]:
+        entries = () if self.source is None else entries_of(self.source)
+        return {entry.name: entry for entry in entries if entry.problem is None}
+
+    def read(self, row: Row) -> Any:
+        """The photo of a row as the source has it: a path, an image or a tensor.
+
+        Raises:
+            RunError: it has no file, and the source does not have it.
+        """
+        if self.source is not None and row.name in self._entries:
+            return self.source.read(self._entries[row.name]).image
+        if row.path is None:
+            raise RunError(f"photo {row.name!r} must have a file to be drawn, but has none; give its source")
+        return path_of(row.path)
+
+    def picture(self, row: Row) -> Image.Image:
+        """The photo of a row, to be drawn.
+
+        Raises:
+            ExplainError: it cannot be read, or its source has a tensor.
+        """
+        found = self.read(row)
+        if isinstance(found, torch.Tensor):
+            raise RunError(f"photo {row.name!r} must be an image to be drawn, but its source has a tensor; give images")
+        return load_image(found)

@@ -3,7 +3,7 @@
 CREATE TABLE manifest (
     key TEXT PRIMARY KEY,
     value TEXT NOT NULL,              -- JSON
-    digest INTEGER NOT NULL           -- of the other cells, as in all tables: see explain.runs.store
+    digest INTEGER NOT NULL           -- of the other cells, as in all tables: see explain.store.writing
 ) WITHOUT ROWID;
 
 CREATE TABLE methods (

@@ -1,12 +1,13 @@
 """Sources of photos: their names come first, their pixels later. Folders, lists in Python, and data sets."""
 
+import json
 import math
 import os
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
@@ -16,7 +17,7 @@ import torch
 from PIL import Image
 
 from explain._utils.errors import ImageError, RunError, shown
-from explain.data.images import photos_in
+from explain.data.images import Box, photos_in
 
 Label: TypeAlias = str | int | tuple[str | int, ...] | None
 """A class by its name or number, several of them where several are true of a photo, or None where none is known."""
@@ -48,6 +49,20 @@ class Content:
     image: Any
     label: Label = None
     boxes: tuple[Corners, ...] = ()
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A photo that could not be explained, and why; ``general`` holds an error that need not be this photo's fault.
+
+    ``stamp`` is that of its entry: results of the same file are kept, since it may be read again another time.
+    """
+
+    name: str
+    reason: str
+    path: str | None = None
+    general: Exception | None = field(default=None, repr=False, compare=False)
+    stamp: str | None = field(default=None, repr=False, compare=False)
 
 
 class Source(ABC):
@@ -265,6 +280,50 @@ def as_boxes(value: Any) -> tuple[Corners, ...]:
         if len(row) != 4 or not (np.isfinite(row).all() and row[0] < row[2] and row[1] < row[3]):
             raise ImageError(f"boxes must be x0 y0 x1 y1 with x0 < x1 and y0 < y1, got {shown(value)}; mend them")
     return tuple(found)  # type: ignore[arg-type]  # of four each, as was checked
+
+
+def labels_as_text(labels: Sequence[tuple[int | None, str]]) -> str | None:
+    """Return labels as they are stored: the class of the model, which may be none, and the text of each.
+
+    >>> labels_as_text([(3, "cat"), (None, "roof")]), labels_as_text([])
+    ('[[3, "cat"], [null, "roof"]]', None)
+    """
+    return json.dumps(labels, ensure_ascii=False) if labels else None
+
+
+def boxes_as_text(boxes: tuple[Corners, ...]) -> str | None:
+    """Return boxes as they are stored.
+
+    >>> boxes_as_text(((0.0, 1.0, 2.0, 3.0),)), boxes_as_text(())
+    ('[[0.0, 1.0, 2.0, 3.0]]', None)
+    """
+    return json.dumps(boxes) if boxes else None
+
+
+def on_input(boxes: Iterable[Corners], seen: Box, size: Sequence[int]) -> list[Corners]:
+    """Return boxes in pixels of an input of ``size`` (height, width) that shows the part ``seen`` of a photo.
+
+    >>> on_input([(10, 0, 30, 20)], Box(20, 0, 40, 20), (10, 10))
+    [(0.0, 0.0, 5.0, 10.0)]
+    """
+    height, width = size
+    across, down = width / seen.width, height / seen.height
+    found = []
+    for x0, y0, x1, y1 in boxes:
+        left, right = ((x - seen.left) * across for x in (x0, x1))
+        top, bottom = ((y - seen.top) * down for y in (y0, y1))
+        edges = (max(left, 0.0), max(top, 0.0), min(right, float(width)), min(bottom, float(height)))
+        if round(edges[0]) < round(edges[2]) and round(edges[1]) < round(edges[3]):
+            found.append(edges)
+    return found
+
+
+def check_count(name: str, value: Any, least: int, *, optional: bool = True) -> None:
+    """Refuse an option that is no whole number from ``least``; None may stand for a default."""
+    if value is None and optional:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise RunError(f"{name} must be a whole number from {least}, got {shown(value)}; leave it out")
 
 
 @dataclass(frozen=True)
