@@ -18,7 +18,7 @@ import torch
 
 from explain.data.images import EXTENSIONS, load_image
 from explain.models import Classifier, WholePhoto, load
-from explain.models.custom import DEFAULT
+from explain.models.bundled import NAME
 from explain.models.preprocessing import cropped
 
 
@@ -47,7 +47,7 @@ def main() -> None:
         parser.error(f"{options.folder} holds no images")
     labels = torch.tensor([int(path.name.split("_")[0]) for path in paths])
     started = time.perf_counter()
-    classifier = load(DEFAULT)
+    classifier = load(NAME)
     print(f"loaded in {time.perf_counter() - started:.2f} s; {len(paths)} photos")
     whole = cropped(classifier.preprocess, "whole", classifier.model)
     assert isinstance(whole, WholePhoto)

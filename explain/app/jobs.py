@@ -19,7 +19,7 @@ from explain.explanation.explainer import Explainer
 from explain.explanation.explanation import Explanation
 from explain.methods.base import Method, options, uses_layer
 from explain.report.item import STEPS, as_drawn, curve, map_info, method_info, plane
-from explain.targets.texts import Text, is_image_text
+from explain.targets.text import Text, is_image_text
 
 PATIENCE = 2.0
 """Seconds that a slow task waits for quick ones, however many come."""

@@ -24,7 +24,7 @@ from explain.layers import default_layer, list_layers
 from explain.methods.base import Method, get_method
 from explain.report.item import Detail, item, jpeg, method_info, passes_run
 from explain.report.pages import page_with
-from explain.targets import Detections, Segmentation, Target, layouts, texts
+from explain.targets import Detections, Segmentation, Target, detector_outputs, text
 
 T = TypeVar("T")
 
@@ -121,7 +121,7 @@ class ServedModel:
                 return dict(select(model, x, "everything").costs)
             except TargetError:  # nothing is found in grey: take the best box, however unlikely, or the whole map
                 with torch.no_grad():
-                    boxes = layouts.find_layout(model(x), 1, tuple(x.shape[2:]))
+                    boxes = detector_outputs.find_layout(model(x), 1, tuple(x.shape[2:]))
                 nothing: Target = Segmentation(0, torch.ones(x.shape[2:])) if boxes is None else Detections(threshold=0)
                 return dict(select(model, x, "everything", target=nothing).costs)
 
@@ -235,7 +235,7 @@ class Service:
             {
                 "name": printable(e.name),
                 "labels": [*map(printable, e.categories or ())],
-                "texts": texts.is_image_text(e.model),
+                "texts": text.is_image_text(e.model),
             }
             for e in made
         ]
@@ -341,7 +341,7 @@ class Service:
         for method, attribution in zip(values["methods"], explanation.attributions.values(), strict=True):
             method["passes"] = _finite(passes_run(costs.get(method["name"], math.inf), attribution))
         notes, job.notes[:] = list(dict.fromkeys(job.notes)), []
-        if texts.is_image_text(self.models[request.model].explainer.model):
+        if text.is_image_text(self.models[request.model].explainer.model):
             for each in values["targets"]:
                 each["class"] = each["label"] if each["class"] is None else each["class"]
         classes = [each.label if each.box else each.category for each in explanation.predicted]

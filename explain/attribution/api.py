@@ -32,12 +32,14 @@ from explain.engine.validation import check_inputs
 from explain.hooks import HookGroup, layer_names, preserve, unwrap
 from explain.hooks.interventions import Intervention, active_interventions, intervene
 from explain.layers import default_layer
-from explain.layers.calls import channels_of, cost_after, find_layers, forget_summary, summary_is_current, window_calls
+from explain.layers.calls import channels_of, find_layers, window_calls
+from explain.layers.costs import cost_after
 from explain.layers.default_layer import stage_layers
 from explain.layers.stitched import Stitched
+from explain.layers.summary import forget_summary, summary_is_current
 from explain.methods import Method, Source, list_methods
 from explain.methods.base import Fusion, MethodLike, can_be_stitched, get_method, options, uses_layer
-from explain.targets import Target, as_target, outputs, packed, texts
+from explain.targets import Target, answer, as_target, outputs, packed, text
 from explain.targets.classes import BinaryLogit, ClassTarget, TopClass, activation_for
 from explain.targets.resolve import TargetLike, as_targets
 
@@ -134,8 +136,8 @@ class Request:
         settings: Settings,
     ) -> "Request":  # fmt: skip
         model, x = packed.with_photos(unwrap.unwrapped(model), x)
-        model, inputs, tokens = texts.with_texts(model, check_inputs(model, x, settings.layout), targets)
-        model, inputs, of_answer = texts.with_answers(model, inputs, targets)
+        model, inputs, tokens = text.with_texts(model, check_inputs(model, x, settings.layout), targets)
+        model, inputs, of_answer = answer.with_answers(model, inputs, targets)
         named = settings.layer  # a wrong name is reported even if no method uses a layer
         layers = None if named is None else find_layers(model, inputs, named)
         turns = f"run them in {either('two calls', 'two commands, the second with another --output')}"

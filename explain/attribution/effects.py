@@ -28,9 +28,10 @@ from explain.hooks import HookGroup, Intervention, attention_parts, capture, pre
 from explain.hooks.layer_names import Layout, Where, find_places, select_places
 from explain.hooks.unwrap import modules_of, submodule, unwrapped
 from explain.layers import default_layer
-from explain.layers.calls import grids_of_photo, summary_of
 from explain.layers.frames import with_layout
+from explain.layers.grids import grids_of_photo
 from explain.layers.layouts import Grid, frames_in_batch
+from explain.layers.summary import summary_of
 from explain.targets import labels, resolve
 from explain.targets.base import find_logits
 

@@ -20,7 +20,7 @@ from explain.methods.evidence import EvidenceSets
 from explain.relevance.gradient_rules import Coverage
 from explain.render.sheets import Group, Layout, Tile, sheet
 from explain.render.styles import get_style
-from explain.targets.texts import words_of
+from explain.targets.tokenizer import words_of
 
 ENLARGED = 180  # pixels along the longer side of a map in a picture
 SHOWN = 8  # maps in a picture of a batch

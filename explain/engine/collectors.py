@@ -27,7 +27,9 @@ from explain.hooks.attention import attention, by_image
 from explain.hooks.capturing import Source, read_outputs
 from explain.hooks.graph import Reach, differentiate, graph, normalises_over_rows
 from explain.hooks.preserve import detached, untouched
-from explain.layers.calls import grids_of, independent_calls, summary_of
+from explain.layers.calls import independent_calls
+from explain.layers.grids import grids_of
+from explain.layers.summary import summary_of
 from explain.relevance.gradient_rules import Rule, uninspected
 from explain.relevance.operations import AddedConstant
 from explain.relevance.propagation import relevance_of

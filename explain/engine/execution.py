@@ -41,14 +41,16 @@ from explain.hooks.capturing import Capture, Source, cut_where_allowed, read_out
 from explain.hooks.graph import differentiate, normalises_over_rows
 from explain.hooks.preserve import keeping_state, own_statistics, recording, untouched
 from explain.hooks.unwrap import has_hooks, scripted, sharded
-from explain.layers.calls import executed_modules, grids_of, split_call
+from explain.layers.calls import split_call
+from explain.layers.grids import grids_of
+from explain.layers.recording import executed_modules
 from explain.relevance.composites import propagate
 from explain.relevance.deeplift import propagate_differences
 from explain.relevance.gradient_rules import ZeroLeaves, apply_rule
 from explain.relevance.operations import OperationRecorder, Operations
 from explain.relevance.propagation import RelevanceFlow, consumers, pass_channels, stop_other_paths
 from explain.relevance.steps import Step, StepRecorder
-from explain.targets import Target, layouts, per_image
+from explain.targets import Target, detector_outputs, per_image
 
 Wanted: TypeAlias = Mapping[NeedAtLayer, Sequence[Source]]
 """Needs that one backward pass answers, and what it differentiates with respect to for each."""
@@ -85,7 +87,7 @@ def gather(
                 passes = run(False)
             if check_modules is not None:
                 check_modules(passes.ran)
-            with layouts.reading_once():
+            with detector_outputs.reading_once():
                 resolved = passes.forward.resolve_all(targets)  # all fit before the first backward
                 if origin is not None and origin.image is not None:
                     resolved = [passes.forward.of_image(each, origin.image) for each in resolved]

@@ -39,7 +39,7 @@ from explain.layers.layouts import Grids, to_spatial
 from explain.relevance import composites, gradient_rules
 from explain.relevance.operations import Operations
 from explain.relevance.steps import Step
-from explain.targets import ClassTarget, Target, TopClass, detections, layouts
+from explain.targets import ClassTarget, Target, TopClass, detections, detector_outputs
 from explain.targets.base import find_logits, find_scores
 from explain.targets.outputs import Activation, Outputs
 from explain.targets.resolve import Objective
@@ -301,12 +301,12 @@ class RerunContext:
         one, other = one.to(resolved.score), other.to(resolved.score)
         return agree(one, other, self.inputs.x, self.settings, scale, 1e-2, half=self.footprint.half)
 
-    @layouts.reading_once()
+    @detector_outputs.reading_once()
     def are_known(self, images: Tensor, output: Any, targets: Sequence[ResolvedTarget]) -> bool:
         """Whether an output for these unperturbed images has the scores that are known of them."""
         return all(self.same_scores(each, each.scores_in(images, output), each.score[images]) for each in targets)
 
-    @layouts.reading_once()
+    @detector_outputs.reading_once()
     def check_rows(
         self, place: str | None, images: Tensor, scores: TargetScores, run_first: Callable[[], Any], last_is_image: bool
     ) -> None:

@@ -48,7 +48,7 @@ from explain.hooks.preserve import calculating
 from explain.hooks.unwrap import has_hooks
 from explain.layers.layouts import Grid
 from explain.targets.base import find_logits
-from explain.targets.layouts import reading_once
+from explain.targets.detector_outputs import reading_once
 
 FEW = 8  # rows that are run in another way as well, to see by how much their scores are off
 Run = Callable[[Tensor, bool], Sequence[Add]]

@@ -16,7 +16,7 @@ from explain._utils.options import Options
 from explain._utils.progress import show_progress
 from explain._utils.signals import came_by_signal
 from explain.hooks import HookGroup
-from explain.layers.calls import on_leaves
+from explain.layers.recording import on_leaves
 from explain.targets.outputs import Activation
 
 Precision: TypeAlias = Literal["full", "bf16", "bfloat16"]

@@ -26,11 +26,12 @@ from explain.explanation.explanation import Explanation, Explanations, PhotoConc
 from explain.explanation.photos import AT_ONCE, Photo, PhotoRequest
 from explain.hooks import Intervention, inspect, inspection, intervene, layer_names, preserve, unwrap
 from explain.methods.base import Method, MethodLike, get_method, list_methods, options
-from explain.models import Classifier, classifier, classifier_of, custom, huggingface, preprocessing
+from explain.models import Classifier, attached, classifier, classifier_of, huggingface, preprocessing
 from explain.render.styles import StyleLike, get_style
-from explain.targets import ClassTarget, Detections, Segmentation, Target, TopClass, as_target, layouts, texts
+from explain.targets import ClassTarget, Detections, Segmentation, Target, TopClass, as_target, text
 from explain.targets.classes import activation_for
 from explain.targets.detections import Detected, Place
+from explain.targets.detector_outputs import find_layout, reading_once
 from explain.targets.labels import Category, class_label
 from explain.targets.outputs import Activation, Outputs, Prediction, check_activation
 from explain.targets.resolve import TargetLike, as_targets, check_categories, one_per_image
@@ -57,9 +58,14 @@ def located(
     """
     size, count = tuple(x.shape[2:]), len(x)
     inputs = Inputs((x,))
-    with preserve.untouched(model), torch.no_grad(), layouts.reading_once(), reading(model, inputs, activation):
+    with (
+        preserve.untouched(model),
+        torch.no_grad(),
+        reading_once(),
+        reading(model, inputs, activation),
+    ):
         output = inputs.call(model)
-        every, found = layouts.find_layout(output, count, size), []
+        every, found = find_layout(output, count, size), []
         settled = [_settled(target, output, count, size) for target in targets]
         scores = [replace(s, of="score").pick(output, count)[0] if isinstance(s, Detected) else None for s in settled]
         hits = [Detections(size=size).detected(output, count, i) if every is not None else [] for i in range(count)]
@@ -82,7 +88,7 @@ def located(
 def _settled(target: Target, output: Any, count: int, size: tuple[int, ...]) -> Target:
     """A target with its choices made; a class of a segmenter stays as it is."""
     if isinstance(target, (ClassTarget, TopClass)):
-        if layouts.find_layout(output, count, size) is None:
+        if find_layout(output, count, size) is None:
             return target
         target = Detections(index=target.rank) if isinstance(target, TopClass) else Detections(target.index)
     return target.sized(size).settled(output, count)
@@ -200,12 +206,12 @@ class Explainer:
         view: dict[str, Any] = {
             "size": size, "crop": crop, "channels": channels, "mean": mean, "std": std, "interpolation": interpolation,
         }  # fmt: skip
-        own = None if preprocess is None else custom.as_preprocess(preprocess)
-        self.preprocess = custom.resolve_preprocessing(found, own, **view)
+        own = None if preprocess is None else attached.as_preprocess(preprocess)
+        self.preprocess = attached.resolve_preprocessing(found, own, **view)
         given = check_categories(categories)
         self.categories = found.categories if given is None else given
-        if texts.is_image_text(self.model):
-            self.model = texts.image_scorer(self.model, labels=self.categories)
+        if text.is_image_text(self.model):
+            self.model = text.image_scorer(self.model, labels=self.categories)
         self.name, self.weights = found.name, found.weights
         known: Any = {"model": self.model, "preprocess": self.preprocess, "categories": self.categories}
         self._classifier = replace(found, **known, activation=None)

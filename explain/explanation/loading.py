@@ -26,7 +26,7 @@ from explain.hooks.interventions import Intervention
 from explain.layers.layouts import enlarge
 from explain.methods.base import Fusion, MethodLike, Style
 from explain.methods.evidence import PROOFS, EvidenceSets
-from explain.models.custom import is_file_or_code
+from explain.models.files import is_file_or_code
 from explain.targets.outputs import Activation
 from explain.targets.resolve import TargetLike
 

@@ -461,7 +461,7 @@ def _photo_grid(model: nn.Module, given: tuple[Any, Any], layer: str, length: in
 
     It is looked at in a copy of the model, which has none of the hooks that are active, and shares its parameters.
     """
-    grids_of_photo = import_module("explain.layers.calls").grids_of_photo  # a room that imports this one
+    grids_of_photo = import_module("explain.layers.grids").grids_of_photo  # a room that imports this one
     key = tuple((path, tensor.shape[1:]) for path, tensor in nested.paths(given))
     known = _photo_grids.setdefault(model, {})
     if key not in known:

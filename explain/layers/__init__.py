@@ -2,7 +2,14 @@
 
     layouts        the grid of a tensor's map in any layout: what a shape leaves open, and how the positions of its
                    values decide it; feature maps, laid out and enlarged
-    calls          the calls that a network makes of its modules, what they return, and which one a name stands for
+    recording      what ran: the calls that a network makes of its modules, and what they return
+    located        where in the photo values lie, where shapes leave it open
+    summary        the calls for one image, kept as long as the network is the same
+    grids          how the maps of a network's layers lie on its input
+    calls          which call of a module the name of a layer stands for
+    costs          what share of a pass follows a layer
+    frames         where videos have their channels
+    stitched       a segmenter on windows of a photo
     default_layer  the layer to explain by default
 
 A feature map reaches a method as ``(N, C, h, w)``, of a video as ``(N, C, t, h, w)``, no matter how the network lays it
@@ -10,7 +17,7 @@ out: channels-last maps (Swin) are transposed, and token sequences (ViT) are lai
 register and detection tokens, wherever these stand.
 """
 
-from explain.layers.calls import list_layers
 from explain.layers.default_layer import default_layer
+from explain.layers.summary import list_layers
 
 __all__ = ["default_layer", "list_layers"]

@@ -19,10 +19,13 @@ from explain._utils.rounding import all_cancel
 from explain.data.inputs import Inputs, InputsLike, as_inputs
 from explain.hooks import HookGroup, capturing, preserve
 from explain.hooks.graph import graph
-from explain.layers.calls import ForwardSummary, ModuleCall, grids_of, split_call, summary_of, tensors_in
+from explain.layers.calls import split_call
 from explain.layers.frames import with_layout
+from explain.layers.grids import grids_of
 from explain.layers.layouts import MAPS, Size, has_aspect, to_spatial
+from explain.layers.recording import ModuleCall, tensors_in
 from explain.layers.stitched import Stitched
+from explain.layers.summary import ForwardSummary, summary_of
 
 T = TypeVar("T")
 Score: TypeAlias = Callable[[Any], Tensor]

@@ -31,7 +31,7 @@ from explain.metrics.maps import Maps, MapsLike
 from explain.metrics.variants import EvaluatedMethod, ModelContext, ReattributionMetric, Results, reattribute
 from explain.targets import ClassTarget, Target, as_target
 from explain.targets.resolve import TargetLike
-from explain.targets.texts import with_texts
+from explain.targets.text import with_texts
 
 ARROWS = {"more": "↑", "less": "↓"}
 

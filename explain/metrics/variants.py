@@ -28,7 +28,7 @@ from explain.hooks.interventions import active_interventions, intervene
 from explain.hooks.preserve import calculating, untouched
 from explain.hooks.tracer import running_modules
 from explain.hooks.unwrap import modules_of, sharded
-from explain.layers.calls import summary_of
+from explain.layers.summary import summary_of
 from explain.methods import Method
 from explain.metrics.base import Metric, MetricInput, MetricResult
 from explain.metrics.maps import Maps, MapsLike

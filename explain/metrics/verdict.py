@@ -26,7 +26,7 @@ from explain.engine.validation import check_inputs
 from explain.hooks.interventions import intervene
 from explain.hooks.preserve import untouched
 from explain.hooks.unwrap import unwrapped
-from explain.layers.calls import cost_after
+from explain.layers.costs import cost_after
 from explain.methods.base import Method, get_method, options, title_of
 from explain.metrics.base import MetricInput, PerturbedPhotoPool, ScoreMetric
 from explain.metrics.evaluation import NotEvaluatedError, evaluate
@@ -34,7 +34,7 @@ from explain.metrics.masked_scores import MaskedScores
 from explain.metrics.sanity import LEVEL, Check, CheckResult, DependsOnClass, Faithful, default_checks
 from explain.metrics.variants import EvaluatedMethod, ModelContext, ReattributionMetric, Results, reattribute
 from explain.targets import ClassTarget, Target
-from explain.targets.texts import with_texts
+from explain.targets.text import with_texts
 
 WORDS = {True: "map: check passed", False: "map: check failed"}
 

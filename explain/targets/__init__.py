@@ -4,9 +4,12 @@
     classes    one score for a whole image: a class, a yes or no, a similarity
     regions    a class within a region
     detections a detected box, found again in perturbed images; as text: "cup@2", "person@320,200", "box 120,40,300,380"
-    layouts    what detectors return, in one form
+    detector_outputs    what detectors return, in one form
     per_image  a target of its own for each image; single numbers of an output; whether scores follow their rows
-    texts      the similarity of a photo and a text; the log-probability of an answer in words
+    text       the similarity of a photo and a text
+    answer     the log-probability of an answer in words
+    tokenizer  tokens of texts, and the words that they make up
+    packed     photos that a processor has cut into patches
     resolve    what a caller may pass as a target: an index, a label, a difference, any function of the output; other
                numbers to differentiate than the target's score
     labels     labels of classes, their synonyms, and the class that a label stands for
@@ -31,12 +34,13 @@ here in channel 3 at row 2 and column 1; a function of the features can be anyth
 torch.Size([1])
 """
 
+from explain.targets.answer import Answer
 from explain.targets.base import Target
 from explain.targets.classes import BinaryLogit, ClassTarget, Similarity, TopClass
 from explain.targets.detections import Detections
 from explain.targets.regions import Segmentation
 from explain.targets.resolve import Difference, ScoreTarget, as_target
-from explain.targets.texts import Answer, Text
+from explain.targets.text import Text
 
 __all__ = [
     "Answer", "BinaryLogit", "ClassTarget", "Detections", "Difference", "ScoreTarget", "Segmentation", "Similarity",

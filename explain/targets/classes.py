@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from explain._utils.errors import TargetError, in_short
-from explain.targets import detections, layouts, regions
+from explain.targets import detections, detector_outputs, regions
 from explain.targets.base import Labels, Picked, Target, check_class, check_count, find_logits, find_tensor, need_tensor
 from explain.targets.outputs import Activation
 
@@ -79,7 +79,7 @@ def _elsewhere(
 ) -> Target | None:
     """The target for a class of a model that gives boxes or maps, settled; None for one that gives class scores."""
     if (isinstance(output, Mapping) and "boxes" in output) or find_tensor(output, count, (2,)) is None:
-        if layouts.find_layout(output, count) is not None:
+        if detector_outputs.find_layout(output, count) is not None:
             return detections.Detections(label, index=rank, categories=categories).settled(output, count)
         if regions.read_class_maps(output, count) is not None:
             return regions.Segmentation(label).settled(output, count)

@@ -12,8 +12,8 @@ import torch
 from explain._utils.errors import TargetError, in_short, warn
 from explain.data.images import Box
 from explain.targets.base import Labels, Picked, Target, check_count
+from explain.targets.detector_outputs import Decode, Found, Size, find_layout, read
 from explain.targets.labels import find_category
-from explain.targets.layouts import Decode, Found, Size, find_layout, read
 from explain.targets.regions import Segmentation
 
 Part: TypeAlias = Literal["score", "logit", "existence", "left", "top", "right", "bottom", "overlap"]
@@ -35,7 +35,7 @@ class Detections(Target):
     others are those of the nearest box.
 
     What the model returns may be the result of non-maximum suppression or come before it, in any of the layouts of
-    ``explain.targets.layouts.LAYOUTS``; that of the settled target says which it was.
+    ``explain.targets.detector_outputs.LAYOUTS``; that of the settled target says which it was.
 
     Args:
         label: the class, as an index from 0 or in words, or a tuple with an index for each image; None takes any.

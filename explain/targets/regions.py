@@ -19,8 +19,8 @@ from explain.targets.base import (
     named,
     unsuitable,
 )
+from explain.targets.detector_outputs import SOFTMAX
 from explain.targets.labels import find_category
-from explain.targets.layouts import SOFTMAX
 from explain.targets.outputs import End, Outputs, adds_up, is_fractional, outputs_like
 
 

@@ -11,7 +11,7 @@ from explain import HookError
 from explain._utils import nested
 from explain._utils.nested import replace_first
 from explain.hooks import HookGroup
-from explain.layers.calls import tensors_in
+from explain.layers.recording import tensors_in
 from explain.targets.base import find_tensor
 from tests.model_output import BaseModelOutputWithPooling
 

@@ -11,7 +11,7 @@ from torch import nn
 import explain
 from explain.attribution.api import select
 from explain.data.inputs import as_inputs
-from explain.layers.calls import cost_after
+from explain.layers.costs import cost_after
 from explain.methods.base import get_method
 from tests.conftest import TinyNet, settled
 

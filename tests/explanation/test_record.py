@@ -45,7 +45,7 @@ CAT = ROOT / "assets" / "chelsea.png"
 
 @pytest.fixture(scope="module")
 def bundled() -> explain.Explainer:
-    return explain.Explainer("bundled", size=32)
+    return explain.Explainer("tiny", size=32)
 
 
 @pytest.fixture
@@ -206,11 +206,11 @@ def test_a_repetition_with_something_else_is_refused(photo: Path, tmp_path: Path
     with pytest.raises(RecordError, match="explained"):
         saved.repeat(bundled, image=CAT)
     with pytest.raises(RecordError, match="inputs"):
-        saved.repeat(explain.Explainer("bundled", size=40))
+        saved.repeat(explain.Explainer("tiny", size=40))
     torch.save(bundled.model.state_dict(), tmp_path / "same.pt")
     weights = tmp_path / "same.pt"
     weighed = explain.load(
-        explain.Explainer("bundled", size=32, weights=weights)(photo, "saliency", 3).save(tmp_path / "w")[2]
+        explain.Explainer("tiny", size=32, weights=weights)(photo, "saliency", 3).save(tmp_path / "w")[2]
     )
     assert torch.equal(weighed.repeat().attributions["saliency"].values[0], weighed.values)
     state = bundled.model.state_dict()

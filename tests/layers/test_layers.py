@@ -14,8 +14,9 @@ from explain.attribution.api import attribute
 from explain.data.inputs import as_inputs
 from explain.hooks import HookGroup
 from explain.layers import default_layer, list_layers
-from explain.layers.calls import executed_modules, summary_is_current
 from explain.layers.layouts import Grid, Grids, find_grid, to_spatial
+from explain.layers.recording import executed_modules
+from explain.layers.summary import summary_is_current
 from explain.methods import FullGrad, GradCAM, HiResCAM
 from tests.conftest import TinyNet, snapshot
 

@@ -16,7 +16,7 @@ import explain
 from explain import ExplainWarning, ModelError
 from explain.cli import main
 from explain.models import CenterCrop, WholePhoto
-from explain.models.custom import load_torchvision
+from explain.models.from_torchvision import load_torchvision
 from explain.models.preprocessing import adjusted
 from tests.conftest import TinyNet, settled
 

@@ -18,7 +18,7 @@ from explain import ExplainError, ExplainWarning, ImageError, LayerError, Method
 from explain.cli import main
 from explain.methods import LIME, RISE, Occlusion
 from explain.models import CenterCrop
-from explain.models.custom import BlackBox
+from explain.models.files import BlackBox
 from explain.report.reproduce import reproduction
 
 pytestmark = [

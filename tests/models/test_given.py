@@ -15,7 +15,7 @@ from torch import nn
 import explain
 from explain import ExplainWarning, ModelError
 from explain.models import CenterCrop
-from explain.models.custom import as_classifier, as_preprocess
+from explain.models.attached import as_classifier, as_preprocess
 from tests.conftest import TinyNet
 
 pytestmark = pytest.mark.filterwarnings("ignore:::timm", "ignore:::transformers")

@@ -16,7 +16,7 @@ from torch import nn
 
 from explain import ModelError
 from explain.models import CenterCrop, Classifier, load
-from explain.models.custom import read_weights
+from explain.models.weights import read_weights
 
 
 def test_the_temperature_changes_confidence_and_never_the_order() -> None:

@@ -13,7 +13,7 @@ from torch import nn
 
 from explain import ModelError
 from explain.models import load
-from explain.models.custom import read_weights
+from explain.models.weights import read_weights
 
 
 def test_safetensors_of_every_type_are_read(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from explain import TargetError
 from explain.methods import DRISE, GradCAM, HiResCAM, Occlusion, Saliency
 from explain.targets import Detections, Difference, as_target
 from explain.targets.detections import suppressed
-from explain.targets.layouts import LAYOUTS, find_layout, read
+from explain.targets.detector_outputs import LAYOUTS, find_layout, read
 
 EXACT: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-9}
 

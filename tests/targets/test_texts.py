@@ -12,7 +12,8 @@ from torch.testing import assert_close
 
 import explain
 from explain.targets import Text
-from explain.targets.texts import image_scorer, words_of
+from explain.targets.text import image_scorer
+from explain.targets.tokenizer import words_of
 from tests.conftest import snapshot
 
 BUS, TRUCK = (1, 5, 6, 7, 2), (1, 8, 9, 7, 2)

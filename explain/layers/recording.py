@@ -1,0 +1,274 @@
+"""What ran: the calls that a network makes of its modules, and what they return."""
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from explain._utils import nested
+from explain._utils.errors import ExplainError
+from explain._utils.signals import came_by_signal
+from explain.data.inputs import Inputs
+from explain.hooks import HookGroup
+from explain.hooks.graph import Reach, without_values
+from explain.hooks.preserve import untouched, without_proxy
+from explain.hooks.unwrap import hookable, leaves
+from explain.layers import layouts
+from explain.layers.layouts import MAPS, Grid, Layout, LayoutReading, Size
+
+CallKey: TypeAlias = tuple[str, int]
+"""A call: the module's name, and which of its calls it is, counted from 0."""
+Note: TypeAlias = Callable[[CallKey, nn.Module, Any, Tensor], None]
+"""Called for each call with its key, the module, its output, and the tensor in that."""
+
+
+@dataclass(frozen=True)
+class ModuleCall:
+    """One call of a module during a forward pass: dotted name, class, output shape, and spatial grid if it has one."""
+
+    name: str
+    kind: str
+    shape: Size
+    grid: Grid | None
+    passes_on: bool
+    """Whether the output is the very tensor that the previous call returned, unaltered (containers, identities)."""
+    again: bool = False
+    """Whether it comes beside others, and had been returned before the previous call: then it may not be used again."""
+    number: int = 0
+    """Which call of this module it is, counted from 0."""
+    last: bool = True
+    """Whether it is the module's last."""
+    depends: bool = True
+    """Whether the output depends on what is explained."""
+    doubt: str = ""
+    """How the output may be read, if neither its shape nor the network shows which grid it has."""
+
+    @property
+    def key(self) -> CallKey:
+        """The module's name, and which of its calls this is."""
+        return self.name, self.number
+
+    @property
+    def label(self) -> str:
+        """What to name this call by: the module's name stands for its last."""
+        return self.name if self.last else f"{self.name}@{self.number}"
+
+
+def maps_of(calls: Iterable[ModuleCall]) -> list[tuple[int, Size]]:
+    """The channels and sizes of all maps, in their order."""
+    maps = [(c.shape, c.grid) for c in calls if c.grid is not None and c.grid.layout in MAPS]
+    return list(dict.fromkeys((shape[grid.of_channels], grid.size) for shape, grid in maps))
+
+
+def run_noting_calls(model: nn.Module, inputs: Inputs, note: Note, *, grad: bool = False) -> tuple[Any, list[str]]:
+    """Run a network, and note every call of its modules that gives a tensor; return the output, and what ran."""
+    numbers: Counter[str] = Counter()
+
+    def take(name: str, module: nn.Module, args: Any, output: Any) -> None:
+        path, tensor = nested.find(output) or ((), None)
+        if tensor is not None and len(path) < 2:  # what is deeper down is no output of the module's own
+            note((name, numbers[name]), module, output, tensor)
+            numbers[name] += 1
+
+    with untouched(model, grad=grad), HookGroup(model) as group:
+        for name in filter(None, hookable(model)):
+            group.forward(name, partial(take, name))
+        ran = executed_modules(group, model)
+        return inputs.call(model), ran
+
+
+_BY_ELEMENT = (nn.modules.dropout._DropoutNd, nn.Identity, nn.ReLU, nn.GELU, nn.SiLU, nn.Hardswish, nn.Sigmoid, nn.Tanh)
+"""Modules that keep the layout of their input."""
+
+
+def executed_modules(group: HookGroup, model: nn.Module) -> list[str]:
+    """Which modules without parts run while ``group`` is alive, by name: the way that inputs take through a network.
+
+    >>> import torch
+    >>> model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU())
+    >>> with HookGroup(model) as group:
+    ...     ran = executed_modules(group, model)
+    ...     _ = model(torch.ones(1, 1, 4, 4))
+    >>> ran
+    ['0', '1']
+    """
+    names = list[str]()
+    on_leaves(group, model, lambda name, output: names.append(name))
+    return names
+
+
+def on_leaves(group: HookGroup, model: nn.Module, note: Callable[[str, Any], None]) -> None:
+    """Call ``note`` with the name and the output of each module that has no others inside, when it has run."""
+    last = leaves(model)
+    names = {module: name for name, module in last.items()}
+    if last:  # one hook on all of them, which is the cheapest
+        group.forward(last, lambda module, args, output: note(names[module], output))
+
+
+class ModuleCallRecorder:
+    """Notes the calls of modules; of ``source``, if it is given, whether they depend on it."""
+
+    def __init__(self, size: Size, source: Tensor | None, count: int = 1) -> None:
+        self.calls: list[ModuleCall] = []
+        self.open: dict[CallKey, LayoutReading] = {}
+        """The calls whose output may be read in several ways."""
+        self.unreached: dict[CallKey, tuple[float, float]] = {}
+        """The calls that no gradient leads from to ``source``, and what shows whether they change with it."""
+        self._size, self._count = size, count
+        self._previous: Tensor | None = None
+        self._seen: dict[int, tuple[weakref.ref[Tensor], int]] = {}
+        self._layouts: dict[Size, Layout] = {}
+        self._takes_frames = False
+        self._reach = None if source is None else Reach([source])
+
+    def take(self, key: CallKey, module: nn.Module, output: Any, tensor: Tensor) -> None:
+        known, version = self._seen.get(id(tensor), (None, 0))
+        returned = known is not None and known() is tensor and version == _version(tensor)
+        passes_on = returned and tensor is self._previous
+        again = returned and output is not tensor and not passes_on
+        shape = tuple(tensor.shape)  # as one image would have it
+        frames = layouts.frames_in_batch(shape, self._size, self._count)
+        if frames or shape[:1] == (self._count,):
+            shape = (frames or 1, *shape[1:])
+        elif len(shape) == 3 and shape[1] == self._count:
+            shape = (shape[0], 1, shape[2])
+        reading = self._read(module, shape)
+        if reading.open:
+            self.open[key] = reading
+        grid = None if reading.open else reading.likeliest  # until it is known
+        depends = self._reach is None or self._reach.of(tensor.grad_fn)
+        if not depends:
+            self.unreached[key] = _figures(tensor.detach())
+        about = type(module).__name__, shape, grid, passes_on, again
+        self.calls.append(ModuleCall(key[0], *about, key[1], depends=depends))
+        self._previous = tensor
+        self._seen[id(tensor)] = (weakref.ref(tensor), _version(tensor))
+
+    def _read(self, module: nn.Module, shape: Size) -> LayoutReading:
+        """How an output may be read; each frame of a video alone, once an operation of photos has taken them so."""
+        frames = layouts.frames_in_batch(shape, self._size)
+        if frames and len(shape) == 4 and layouts.layout_of(module, shape, self._size) == "NCHW":
+            self._takes_frames = True
+        if not frames or not self._takes_frames:
+            return self._read_image(module, shape, self._size, maps_of(self.calls))
+        of_frames = [call for call in self.calls if call.grid is not None and call.grid.folded]
+        maps = [(channels, size[1:]) for channels, size in maps_of(of_frames)]
+        reading = self._read_image(module, (1, *shape[1:]), self._size[1:], maps)
+        return replace(reading, grids=tuple(grid.folded_from(frames) for grid in reading.grids))
+
+    def _read_image(
+        self, module: nn.Module, shape: Size, size: Size, maps: Sequence[tuple[int, Size]]
+    ) -> LayoutReading:
+        """How an output may be read; most modules keep the layout of the last one that has a layout of its own."""
+        own = layouts.layout_of(module, shape, size)
+        if len(shape) > 3:
+            if own is not None:
+                self._layouts[shape] = own
+            if shape[0] != 1:
+                return LayoutReading()
+            known = self._layouts.get(shape)
+            may_be_turned = len(set(shape[1:])) == 1 or (len(shape) == 5 and shape[1] == shape[2])  # and keep its shape
+            if own is not None or known is None or not may_be_turned:
+                return layouts.read_map(shape, size, own or known)
+            reading = layouts.read_map(shape, size, None)
+            first = [grid for grid in reading.grids if grid.layout == known]
+            grids = tuple(dict.fromkeys([*first, *reading.grids]))
+            return replace(reading, grids=grids, believed=isinstance(module, _BY_ELEMENT))
+        may_be_tokens = len(shape) == 3 and own != "NCHW"  # and not channels, and positions in one dimension
+        return LayoutReading(open=may_be_tokens and len(size) > 1)
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+_KEEPING = (*_BY_ELEMENT, nn.LayerNorm, nn.modules.batchnorm._NormBase, nn.GroupNorm)
+"""Modules that lay out their output like their input."""
+
+
+def input_producers(model: nn.Module, inputs: Inputs) -> dict[CallKey, CallKey]:
+    """Run a network on these inputs; for each call of a module, return the call that gave its first tensor.
+
+    A call that keeps the layout of its input stands for itself where that was computed between modules.
+
+    >>> import torch
+    >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
+    >>> input_producers(model, Inputs((torch.zeros(1, 3, 4, 4),)))
+    {('1', 0): ('0', 0)}
+    """
+    found: dict[CallKey, CallKey] = {}
+    last: dict[int, tuple[Tensor, CallKey]] = {}  # the tensors too: while they are there, nothing has their ids
+    called, returned = Counter[str](), Counter[str]()
+
+    def enter(name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        _, tensor = nested.find((args, kwargs)) or ((), None)
+        key = name, called[name]
+        called[name] += 1
+        if tensor is not None and id(tensor) in last:
+            found[key] = last[id(tensor)][1]
+        elif isinstance(module, _KEEPING):
+            found[key] = key
+
+    def leave(name: str, module: nn.Module, args: Any, output: Any) -> None:
+        _, tensor = nested.find(output) or ((), None)
+        if tensor is not None:
+            last[id(tensor)] = tensor, (name, returned[name])
+            returned[name] += 1
+
+    with untouched(model), HookGroup(model) as group:
+        for name in filter(None, dict(model.named_modules())):
+            group.forward_pre(name, partial(enter, name), with_kwargs=True)
+            group.forward(name, partial(leave, name))
+        inputs.call(model)
+    return found
+
+
+T = TypeVar("T")
+
+
+def _recorded(model: nn.Module, inputs: Inputs) -> tuple[ModuleCallRecorder, Any, list[str]]:
+    """Run a network; return its calls, its output, and what ran.
+
+    The graph shows which calls depend on what is explained; of a network that cannot be recorded, all may.
+    """
+    size, count = tuple(inputs.x.shape[2:]), len(inputs)
+    if inputs.x.is_floating_point():
+        source = inputs.x.clone().requires_grad_()
+        recorder = ModuleCallRecorder(size, source, count)
+        try:
+            with without_values():
+                return recorder, *run_noting_calls(model, inputs.replaced(source), recorder.take, grad=True)
+        except Exception as error:  # it overwrites views, or differentiates something itself
+            if isinstance(error, ExplainError) or came_by_signal(error):
+                raise
+    recorder = ModuleCallRecorder(size, None, count)
+    return recorder, *run_noting_calls(model, inputs, recorder.take)
+
+
+def _read(model: nn.Module, inputs: Inputs, read: Callable[[CallKey, Tensor], T]) -> dict[CallKey, T]:
+    """What can be read off the tensor that each call gives."""
+    found: dict[CallKey, T] = {}
+
+    def note(key: CallKey, module: nn.Module, output: Any, tensor: Tensor) -> None:
+        found[key] = read(key, tensor.detach())
+
+    run_noting_calls(model, inputs, note)
+    return found
+
+
+def _figures(tensor: Tensor) -> tuple[float, float]:
+    """Two figures of a tensor, which change when it does; inside a transform of `torch.func`, of all that it maps."""
+    values = without_proxy(tensor).double().flatten()
+    weights = torch.linspace(1, 2, len(values), dtype=torch.float64, device=values.device)
+    return float(values.sum()), float((values * weights).sum())
+
+
+def tensors_in(output: Any) -> list[Tensor]:
+    """The output, or the tensors right in it, which may be an object of any class."""
+    found = output if isinstance(output, Tensor) or nested.items(output) else getattr(output, "__dict__", {})
+    return [tensor for path, tensor in nested.paths(found) if len(path) < 2]

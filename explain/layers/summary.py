@@ -1,0 +1,147 @@
+"""The summary of a network: its calls for one image, kept as long as its modules are the same."""
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from types import NoneType
+from typing import Any
+
+from torch import nn
+
+from explain._utils.errors import ExplainError, keywords
+from explain._utils.signals import came_by_signal
+from explain.data.inputs import Inputs, InputsLike
+from explain.hooks.unwrap import modules_of, unwrapped
+from explain.layers.frames import with_layout
+from explain.layers.layouts import Size
+from explain.layers.located import PLACES, _laid_out, _located
+from explain.layers.recording import ModuleCall, _recorded, maps_of, tensors_in
+from explain.targets.regions import read_class_maps
+
+
+@dataclass(frozen=True)
+class ForwardSummary:
+    """The calls of one forward pass, on one image, or on the batch if the network does not take a single image."""
+
+    calls: tuple[ModuleCall, ...]
+    gives_scores: bool
+    """Whether the output has a row of numbers for the image, as a classifier's has."""
+    answers: frozenset[int] = frozenset()
+    """The number of channels of outputs that are as large as the input: a map of classes, for example."""
+    outputs: int = 1
+    """How many tensors the output has."""
+    ran: tuple[str, ...] = ()
+    """The modules without parts that ran."""
+    alone: bool = True
+    """Whether the network takes a single image."""
+    chosen: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+    """Layers that were chosen with it."""
+
+    @property
+    def sizes(self) -> list[Size]:
+        """The sizes of all maps, in their order."""
+        return list(dict.fromkeys(size for _, size in maps_of(self.calls)))
+
+    def call_of(self, name: str, number: int | None) -> ModuleCall | None:
+        """The call of a layer with this number, or its last."""
+        calls = [call for call in self.calls if call.name == name and number in (None, call.number)]
+        return calls[-1] if calls else None
+
+
+@keywords()
+def list_layers(model: nn.Module, x: InputsLike) -> list[ModuleCall]:
+    """Run ``model`` on the first image of ``x`` and list the calls of its modules, as they return.
+
+    ``x`` is a tensor ``(N, C, H, W)``, or several inputs as for `explain.attribute`.
+
+    >>> import torch
+    >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten())
+    >>> [(call.name, call.shape) for call in list_layers(model, torch.zeros(1, 3, 4, 4))]
+    [('0', (1, 8, 2, 2)), ('1', (1, 8, 2, 2)), ('2', (1, 32))]
+    """
+    model = unwrapped(model)
+    return list(summarize(model, with_layout(model, x)).calls)
+
+
+SUMMARIES = 16  # of a network, each for another size of inputs
+_summaries: weakref.WeakKeyDictionary[nn.Module, dict[Any, ForwardSummary]] = weakref.WeakKeyDictionary()
+_tokens: weakref.WeakKeyDictionary[nn.Module, object] = weakref.WeakKeyDictionary()
+"""What stands for a module in a key: unlike an id, it is never used again for another module."""
+
+
+def summary_of(model: nn.Module, inputs: Inputs, *, whole: bool = False) -> ForwardSummary:
+    """Return the summary of a network; it is made once for the same modules and inputs of the same sizes.
+
+    The network runs on the first image, or with ``whole`` on the batch.
+    """
+    take = partial(summarize, model, inputs, whole=whole)
+    if not all(isinstance(value, (int, float, str, NoneType)) for value in inputs.constants):
+        return take()  # cannot be a key
+    modules = tuple(_tokens.setdefault(module, object()) for module in modules_of(model))
+    key = (inputs.path, inputs.sizes, inputs.layout, inputs.constants, modules)
+    known = _summaries.setdefault(model, {})
+    summary = known.get(key) or known.setdefault(key, take())  # of two threads, the first one's
+    for old in list(known)[:-SUMMARIES]:
+        known.pop(old, None)
+    return summary
+
+
+def forget_summary(model: nn.Module) -> None:
+    """Drop the summaries of a network: it may have changed in ways that its modules do not show."""
+    _summaries.pop(model, None)
+
+
+def summary_is_current(model: nn.Module, inputs: Inputs, ran: Sequence[str]) -> bool:
+    """Whether these inputs took the same path through the network as its summary, by the modules in ``ran``.
+
+    Where they did not (an early exit, a flag of the model), the summary is made again: what is then chosen depends on
+    these inputs, and not on earlier ones. If the first image alone takes another path than the batch, the batch is run.
+    """
+    if summary_of(model, inputs).ran == tuple(ran):
+        return True
+    forget_summary(model)
+    if len(inputs) > 1 and summary_of(model, inputs).ran != tuple(ran):
+        forget_summary(model)
+        summary_of(model, inputs, whole=True)
+    return False
+
+
+def summarize(model: nn.Module, inputs: Inputs, *, whole: bool = False) -> ForwardSummary:
+    """Run a network on one image and record every call; one exported for a fixed number of images, on all of them."""
+    failed = None
+    try:
+        if not whole:
+            return _summarize_once(model, inputs.first())
+    except Exception as error:
+        if isinstance(error, ExplainError) or len(inputs) == 1 or came_by_signal(error):
+            raise
+        failed = error
+    try:
+        return replace(_summarize_once(model, inputs), alone=False)
+    except Exception as error:
+        raise error if failed is None or came_by_signal(error) else failed from None
+
+
+def _summarize_once(model: nn.Module, inputs: Inputs) -> ForwardSummary:
+    inputs = inputs.detached()
+    recorder, output, ran = _recorded(model, inputs)
+    calls = recorder.calls
+    chosen = dict[Any, Any]()
+    if recorder.open:
+        chosen[PLACES] = _located(model, inputs, calls)
+        calls = [_laid_out(call, recorder.open.get(call.key), chosen[PLACES]) for call in calls]
+    with_map = (call for call in calls if call.grid is not None or call.doubt)
+    if inputs.others or len({call.depends for call in with_map}) > 1:  # see what changes though no gradient leads there
+        altered, _, _ = _recorded(model, inputs.replaced(0.5 * inputs.x.flip(-1) + 0.1))
+        same = {key for key, figures in recorder.unreached.items() if altered.unreached.get(key) == figures}
+        calls = [replace(call, depends=call.key not in same) for call in calls]
+    numbers = {call.name: call.number for call in calls}
+    calls = [replace(call, last=call.number == numbers[call.name]) for call in calls]
+    found, count = tensors_in(output), len(inputs)
+    maps = [t for t in found if t.ndim > 3 and tuple(t.shape[2:]) == tuple(inputs.x.shape[2:])]
+    if (read := read_class_maps(output, count)) is not None:  # also smaller than the input
+        maps.append(read.maps)
+    answers = frozenset(each.shape[1] for each in maps)
+    rows = [t for t in found if t.numel() and (t.ndim <= 2 or t.numel() == len(t)) and t.shape[:1] in ((), (count,))]
+    return ForwardSummary(tuple(calls), bool(rows), answers, len(found), tuple(ran), chosen=chosen)

@@ -1,0 +1,113 @@
+"""Classifiers of timm, with their published weights, transforms and labels."""
+
+import importlib
+import importlib.util
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+
+from explain._utils.errors import ModelError, did_you_mean
+from explain._utils.signals import temporarily
+from explain.data.images import Preprocess
+from explain.models.classifier import Classifier
+from explain.models.files import TIMM
+from explain.models.from_torchvision import UNUSABLE, _no_torchvision, _not_downloaded
+from explain.models.weights import describe_weights, fit_weights, read_weights
+
+
+def load_timm(name: str, weights: str | Path | None = None, size: int | None = None) -> Classifier:
+    """Load one of timm's classifiers, named like ``timm:convnext_tiny``, with its published weights or those in a file.
+
+    Raises:
+        ModelError: timm is not installed, the name is unknown, or the weights cannot be downloaded.
+    """
+    try:
+        timm = importlib.import_module("timm")
+    except UNUSABLE as error:
+        if "torchvision" in str(error):  # which timm imports
+            raise _no_torchvision(error) from None
+        told = f"which cannot be imported ({error}); run pip install 'explain-hooks[timm]'"
+        raise ModelError(f"model {name!r} needs timm, {told}") from None
+    plain = name.removeprefix(TIMM)
+    if not timm.is_model(plain):
+        raise ModelError(f"model {name!r} is unknown to timm; {did_you_mean(plain, timm.list_models())}")
+    state = None if weights is None else read_weights(weights)
+    options: dict[str, Any] = {}
+    published = timm.get_pretrained_cfg(plain)
+    if state is not None:
+        heads = [published.classifier] if isinstance(published.classifier, str) else published.classifier or ()
+        tensors = [state.get(f"{head}.{kind}") for head in heads for kind in ("weight", "bias")]
+        classes = (len(tensor) for tensor in tensors if tensor is not None and tensor.ndim)
+        options["num_classes"] = next(classes, published.num_classes)
+    if size is not None and published.fixed_input_size:
+        options["img_size"] = size
+    try:
+        with nullcontext() if state is not None else _hub_or_cache():
+            model: nn.Module = timm.create_model(plain, pretrained=state is None, **options)
+    except (OSError, RuntimeError) as error:
+        raise _not_downloaded(name, "", error) from None
+    if state is not None and weights is not None:
+        fit_weights(model, state, weights)
+    preprocess, labels = timm_transform_and_labels(timm, model, size)
+    origin = str(published.tag and f"{plain}.{published.tag}") if weights is None else describe_weights(weights)
+    return Classifier(model.eval(), preprocess, labels, name, 1.0, origin)
+
+
+@contextmanager
+def _hub_or_cache() -> Iterator[None]:
+    """Let the Hugging Face hub use its cache alone if it cannot be reached: it would try for half a minute a file."""
+    try:
+        hub = importlib.import_module("huggingface_hub")
+        constants, session = hub.constants, hub.utils.get_session()
+    except (ImportError, AttributeError):  # of other releases
+        yield
+        return
+    online = not constants.HF_HUB_OFFLINE
+    with temporarily(constants, HF_HUB_OFFLINE=True):
+        with suppress(Exception):  # of requests or httpx, as the release has it
+            if online:
+                session.head(constants.ENDPOINT, timeout=5)
+                constants.HF_HUB_OFFLINE = False
+        yield
+
+
+def timm_config(model: nn.Module) -> Mapping[str, Any] | None:
+    """Return the configuration that comes with a model of timm, or None.
+
+    Models of transformers that wrap one of timm have it inside their own configuration.
+    """
+    for holder in (model, getattr(model, "config", None)):
+        config = None if isinstance(holder, Mapping) else getattr(holder, "pretrained_cfg", None)
+        if isinstance(config, Mapping) and "mean" in config and "input_size" in config:
+            return config
+    return None
+
+
+def timm_transform_and_labels(
+    timm: ModuleType, model: nn.Module, size: int | None = None
+) -> tuple[Preprocess, Sequence[str] | None]:
+    """Return the preprocessing and the labels that a model's configuration names, as timm itself makes them."""
+    given: dict[str, Any] = {} if size is None else {"input_size": (3, size, size)}
+    built_for = getattr(getattr(model, "patch_embed", None), "img_size", None)  # where the caller chose another size
+    if size is None and isinstance(built_for, Sequence) and len(built_for) == 2:
+        given["input_size"] = (3, *built_for)
+    found = timm_config(model)
+    config = timm.data.resolve_data_config(given, pretrained_cfg=None if found is None else dict(found), model=model)
+    return timm.data.create_transform(**config), _labels(timm, model, found or {})
+
+
+def _labels(timm: ModuleType, model: nn.Module, config: Mapping[str, Any]) -> list[str] | None:
+    """The labels in the configuration, or those of ImageNet where the model has as many classes as one of its sets."""
+    classes = getattr(model, "num_classes", None)
+    names, descriptions = config.get("label_names"), config.get("label_descriptions") or {}
+    if names is not None and len(names) == classes:
+        return [str(descriptions.get(name, name)) for name in names]
+    subset = timm.data.infer_imagenet_subset({"num_classes": classes})
+    if subset is None:
+        return None
+    info = timm.data.ImageNetInfo(subset)
+    return [info.index_to_description(i) for i in range(info.num_classes())]

@@ -1,0 +1,277 @@
+"""An answer in words as the target, which an image-to-text model gives to a photo and a prompt.
+
+Such a model (LLaVA, PaliGemma, BLIP and their relatives) takes ``pixel_values`` and ``input_ids``, and gives logits of
+the next token ``(N, L, V)``. The answer is put behind the prompt, and one pass gives the probability of each token.
+"""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from explain._utils.errors import ModelError, TargetError, shown
+from explain.data.inputs import Inputs
+from explain.hooks import HookGroup
+from explain.hooks.preserve import untouched
+from explain.targets.base import Picked, Target, find_tensor, unsuitable
+from explain.targets.text import Prepared, find_embedding, targets_in
+from explain.targets.tokenizer import (
+    TokenIds,
+    _as_list,
+    _ids_of,
+    check_text,
+    named_text,
+    need_tokenizer,
+    token_names,
+    tokenizer_of,
+    words_of,
+)
+
+LONGEST = 32  # tokens of a model's own answer
+
+
+@dataclass(frozen=True)
+class Answer(Target):
+    """The log-probability that an image-to-text model gives an answer, or one word of it, after photo and prompt.
+
+    The inputs are what the model's processor makes of both: a mapping with "pixel_values" ``(N, C, H, W)`` and
+    "input_ids" ``(N, L)``, the prompt. All targets of one call must be about the same answer.
+
+    Args:
+        text: the answer, or the ids of its tokens; None is the model's own to a single photo: the most probable tokens,
+            one after the other, to the end or at most 32.
+        word: explain the word with this number alone, counted from 0, after the words before it.
+        words: whether the words of the prompt, and of the answer before each word, are explained together with the
+            photo. The attribution then has them in ``words``, and ``shares`` says how much the photo has.
+
+    Raises:
+        TargetError: no text and no ids, or no such word.
+
+    >>> Answer("a cat on a sofa", word=1).name
+    'word 1 of a cat on a sofa'
+    """
+
+    text: str | TokenIds | None = None
+    word: int | None = None
+    words: bool = False
+
+    def __post_init__(self) -> None:
+        if self.text is not None:
+            object.__setattr__(self, "text", check_text(self.text))
+        if self.word is not None and (type(self.word) is not int or self.word < 0):
+            raise TargetError(f"word must be the number of a word from 0, got {shown(self.word)}; None is all of them")
+
+    @property
+    def name(self) -> str:
+        whole = "the model's answer" if self.text is None else named_text(self.text)
+        return whole if self.word is None else f"word {self.word} of {whole}"
+
+    def pick(self, output: Any, count: int) -> Picked:
+        found = output.get("answer") if isinstance(output, Mapping) else None
+        if found is None:
+            raise unsuitable(repr(self.name), "logits of the next token (N, L, V) for input_ids", output)
+        if self.word is not None and self.word >= found.shape[1]:
+            raise TargetError(f"word must be one of the answer's {found.shape[1]} words, got {self.word}; count from 0")
+        return (found.sum(1) if self.word is None else found[:, self.word]), None
+
+
+def with_answers(model: nn.Module, inputs: Inputs, targets: Sequence[Target]) -> Prepared:
+    """Prepare a model and its inputs for the answers in targets, and say what the tokens of explained words are.
+
+    Raises:
+        ModelError: the model reads its answer from both sides, or gives no logits of tokens.
+    """
+    answers = list(targets_in(tuple(targets), Answer))
+    if not answers:
+        return model, inputs, {}
+    if len({answer.text for answer in answers}) > 1:
+        raise TargetError(f"targets must be about one answer, got {answers[0].name!r} and others; make two calls")
+    prompt = inputs.kwargs.get("input_ids")
+    if not isinstance(prompt, torch.Tensor) or prompt.ndim != 2 or len(prompt) != len(inputs):
+        got = f'{inputs}; use explain.attribute(model, dict(processor(images=photo, text=prompt, return_tensors="pt")))'
+        raise TargetError(f'inputs must have the prompt of each photo as "input_ids" (N, L) for an answer, got {got}')
+    inputs = _with_padding(model, inputs)
+    ids = _ids(model, inputs, answers[0])
+    longer = _behind(inputs, ids)
+    end = _ends(inputs.kwargs)[:, None] - 1
+    with torch.no_grad(), untouched(model):
+        alone = _at(_logits(inputs.call(model), len(prompt)), end)
+        last = _at(_logits(longer.call(model), len(prompt)), end)
+        layer, embedded = find_embedding(model, longer.kwargs["input_ids"], lambda: longer.call(model))
+    if not torch.allclose(alone, last, rtol=1e-3, atol=1e-3 * float(last.abs().max())):
+        remedy = "give the argument that marks the answer, such as token_type_ids"
+        raise ModelError(f"model must predict words from those before, {type(model).__name__} looks behind; {remedy}")
+    numbers = longer.kwargs["input_ids"][0].tolist()
+    names = token_names(tokenizer_of(model), numbers)
+    of_words = _are_words(model, longer)[0].tolist()
+    tokens = tuple(name if is_word else "" for is_word, name in zip(of_words, names, strict=True))
+    written = token_names(tokenizer_of(model), list(ids))
+    words = words_of(written) if any(written) else [[place] for place in range(len(ids))]
+    answered = copy.copy(model)  # its modules, parameters and hooks are those of the model
+    answered.forward = partial(_log_probabilities, answered, model.forward, layer, ids, words)
+    answered.joint_tokens = _joint_tokens(model, longer, len(ids))  # type: ignore[assignment]
+    if not any(answer.words for answer in answers):
+        return answered, longer, {}
+    if not bool((longer.kwargs["input_ids"] == longer.kwargs["input_ids"][0]).all()):
+        raise TargetError(
+            "inputs must have the same prompt for all photos with words=True, got several; explain one each"
+        )
+    given = {**longer.kwargs, "words": embedded.to(inputs.x)}
+    explained = Inputs(longer.args, given, [inputs.path, "words"], inputs.shared, inputs.layout)
+    return answered, explained, {"words": tokens}
+
+
+def _log_probabilities(
+    model: nn.Module, run: Callable[..., Any], layer: str, ids: TokenIds, parts: list[list[int]], /, *args: Any,
+    words: torch.Tensor | None = None, **kwargs: Any,
+) -> dict[str, torch.Tensor]:  # fmt: skip
+    """The log-probability of each word of the answer, ``(N, W)``.
+
+    ``ids`` are its tokens, which ``parts`` puts together to words; ``words`` take the place of what ``layer`` embeds.
+    """
+    with HookGroup(model) as group:
+        if words is not None:
+            group.forward(layer, lambda module, given, output: words)
+        output = run(*args, **kwargs)
+    count = len(kwargs["input_ids"])
+    first = _ends(kwargs)[:, None] - len(ids) - 1
+    logits = _at(_logits(output, count), first + torch.arange(len(ids), device=first.device))
+    tokens = torch.tensor(ids, device=logits.device).expand(count, -1)
+    found = logits.log_softmax(-1).gather(-1, tokens[..., None])[..., 0]
+    return {"answer": torch.stack([found[:, places].sum(1) for places in parts], 1)}
+
+
+def _joint_tokens(model: nn.Module, inputs: Inputs, answered: int) -> tuple[Any, ...] | None:
+    """What `Grids` says of a photo's tokens before those of an answer, if the prompt has a place for each of them.
+
+    It is the number of all tokens, where those of the photo are and those that the answer's are read from, and how the
+    photo's lie, where neighbouring patches make one token.
+    """
+    ids, packed = inputs.kwargs["input_ids"], inputs.kwargs.get("image_grid_thw")
+    of_photo = torch.isin(ids, torch.tensor(_image_ids(model), device=ids.device))
+    first = _ends(inputs.kwargs) - answered - 1
+    places, length, size = of_photo[0].nonzero()[:, 0].tolist(), ids.shape[1], None
+    if not places or not bool((of_photo == of_photo[0]).all()):
+        return None
+    if packed is not None:
+        _, rows, columns = packed[0].tolist()
+        merge = round((rows * columns / len(places)) ** 0.5)
+        size = rows // merge, columns // merge
+    starts = first.tolist() if bool((first != first[0]).any()) else first[:1].tolist()
+    return length, places, [range(start, start + answered) for start in starts], size
+
+
+def _logits(output: Any, count: int) -> torch.Tensor:
+    found: torch.Tensor | None = find_tensor(output, count, (3,), ("logits",))
+    if found is None:
+        raise unsuitable("answer", "logits of the next token (N, L, V) for input_ids", output)
+    return found
+
+
+def _at(logits: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """The logits ``(N, L, V)`` at some places ``(N, P)``: ``(N, P, V)``."""
+    return logits.gather(1, places.to(logits.device)[..., None].expand(-1, -1, logits.shape[2]))
+
+
+def _with_padding(model: nn.Module, inputs: Inputs) -> Inputs:
+    """The inputs with a mask of the prompts' tokens, where there is none but prompts end in tokens that fill up.
+
+    Raises:
+        TargetError: the mask says more than which tokens there are.
+    """
+    prompt, mask = inputs.kwargs["input_ids"], inputs.kwargs.get("attention_mask")
+    if mask is not None:
+        if mask.shape != prompt.shape or not bool((mask != 0).any(1).all()):
+            got = f"{tuple(mask.shape)}; give the one that the processor makes"
+            need = f"mark the tokens of each prompt, {tuple(prompt.shape)}"
+            raise TargetError(f"attention_mask must {need}, for an answer, got {got}")
+        return inputs
+    padding, ends = _ids_of(model, "pad_token_id"), _ids_of(model, "eos_token_id")
+    filling = torch.isin(prompt, torch.tensor(sorted(padding - ends), device=prompt.device))
+    there = (~filling).long().flip(1).cummax(1).values.flip(1)  # all up to the last token that does not fill up
+    if bool(there.all()):
+        return inputs
+    return replace(inputs, kwargs={**inputs.kwargs, "attention_mask": there}, explained=list(inputs.paths))
+
+
+def _ends(kwargs: Mapping[str, Any]) -> torch.Tensor:
+    """The number of the place ``(N,)`` behind each text's last token, which padding may follow."""
+    ids, mask = kwargs["input_ids"], kwargs.get("attention_mask")
+    places = torch.arange(1, ids.shape[1] + 1, device=ids.device).expand(len(ids), -1)
+    return places[:, -1] if mask is None else (places * (mask != 0)).amax(1)
+
+
+def _behind(inputs: Inputs, ids: TokenIds) -> Inputs:
+    """The inputs with tokens behind the prompts, in all that has a number for each token.
+
+    What fills up the prompts comes behind the new tokens.
+    """
+    prompt, ends = inputs.kwargs["input_ids"], _ends(inputs.kwargs)[:, None]
+    new = torch.arange(len(ids), device=prompt.device)
+    places = torch.arange(prompt.shape[1] + len(ids), device=prompt.device)
+    is_new = (places >= ends) & (places < ends + len(ids))
+    before = torch.where(places < ends, places, torch.where(is_new, ends - 1, places - len(ids)))
+    more = torch.tensor(ids, dtype=prompt.dtype, device=prompt.device)
+    fill = {"input_ids": more, "attention_mask": torch.ones_like(more), "token_type_ids": torch.ones_like(more)}
+    longer = dict(inputs.kwargs)
+    for name, tokens in inputs.kwargs.items():
+        if not isinstance(tokens, torch.Tensor) or tokens.shape[-1:] != prompt.shape[-1:]:
+            continue
+        if name == "position_ids":  # also (1, L), and (3, N, L) of rotary positions in time, height and width
+            tokens = tokens.expand(*tokens.shape[:-2], *prompt.shape)
+            last = tokens.gather(-1, (ends - 1).expand(*tokens.shape[:-1], 1))
+            values = last + 1 + new
+        elif tokens.shape == prompt.shape:
+            values = fill.get(name, torch.zeros_like(more)).expand(len(prompt), -1)
+        else:
+            continue
+        moved = tokens.gather(-1, before.expand(*tokens.shape[:-1], -1))
+        where = (ends + new).expand(values.shape)
+        longer[name] = moved.scatter(-1, where, values.to(moved))
+    return replace(inputs, kwargs=longer, explained=list(inputs.paths))
+
+
+def _are_words(model: nn.Module, inputs: Inputs) -> torch.Tensor:
+    """Which tokens ``(N, L)`` stand for no patch, and do not fill up."""
+    ids, mask = inputs.kwargs["input_ids"], inputs.kwargs.get("attention_mask")
+    of_photo = torch.isin(ids, torch.tensor(_image_ids(model), device=ids.device))
+    return ~of_photo if mask is None else ~of_photo & (mask != 0)
+
+
+def _ids(model: nn.Module, inputs: Inputs, answer: Answer) -> TokenIds:
+    """The ids of an answer's tokens."""
+    if answer.text is None:
+        return _own_answer(model, inputs)
+    if not isinstance(answer.text, str):
+        return answer.text
+    tokenizer = need_tokenizer(model, f"the answer {answer.text!r}")
+    return tuple(tokenizer(answer.text, add_special_tokens=False)["input_ids"])
+
+
+def _own_answer(model: nn.Module, inputs: Inputs) -> TokenIds:
+    """The most probable tokens, one after the other, up to one that ends the answer."""
+    if len(inputs) > 1:
+        raise TargetError(f"x must hold one photo for the model's own answer, got {len(inputs)}; explain one at a time")
+    ends = _ids_of(model, "eos_token_id")
+    last = int(_ends(inputs.kwargs)) - 1
+    found: TokenIds = ()
+    with torch.no_grad(), untouched(model):
+        while len(found) < LONGEST:
+            longer = _behind(inputs, found) if found else inputs
+            scores = _logits(longer.call(model), 1)[0, last + len(found)].clone()
+            scores[_image_ids(model)] = -torch.inf  # these stand for patches
+            best = int(scores.argmax())
+            if best in ends and found:
+                break
+            found += (best,)
+    return found
+
+
+def _image_ids(model: nn.Module) -> list[int]:
+    """The ids of tokens that stand for patches."""
+    config = getattr(model, "config", None)
+    return [i for name in ("image_token_id", "image_token_index") for i in _as_list(getattr(config, name, None))]

@@ -1,0 +1,258 @@
+"""A text as the target, which an image-text model compares with a photo.
+
+Such a model (CLIP, SigLIP and their relatives) is known by what it can do: ``get_image_features`` and
+``get_text_features`` as in transformers, or ``encode_image`` and ``encode_text`` as in open_clip. `image_scorer` makes
+a model of photos alone of it, with the scores of some texts as its output: that is what is explained.
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from explain._utils.errors import ModelError, TargetError
+from explain.data.inputs import Inputs
+from explain.hooks import HookGroup
+from explain.hooks.preserve import untouched
+from explain.targets.base import Picked, Target, described, unsuitable
+from explain.targets.tokenizer import (
+    TokenIds,
+    _warn_of_cut,
+    check_text,
+    named_text,
+    need_tokenizer,
+    token_names,
+    tokenizer_of,
+)
+
+_PAIRS = (("get_image_features", "get_text_features"), ("encode_image", "encode_text"))
+Prepared = tuple[nn.Module, Inputs, dict[str, tuple[str, ...]]]  # and the tokens of words, by their names
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Text(Target):
+    """How similar an image-text model finds each photo and a text: the logit that it gives the pair.
+
+    The model is one of transformers or open_clip, or has their functions. A text needs the model's tokenizer: an
+    attribute ``tokenizer`` or ``processor`` of the model, or the one that lies where transformers loaded it from.
+
+    Args:
+        text: a text, or the ids of its tokens, with the tokens of start and end that the model expects.
+        words: whether its tokens are explained too, together with the photo, by methods that take several inputs. The
+            attribution then has them in ``words``, and in ``parts`` by the text: ``(N, L, D)``, embeddings of L tokens.
+
+    Raises:
+        TargetError: no text and no ids; or, when it is picked, a model of another kind.
+
+    Radford et al., "Learning Transferable Visual Models From Natural Language Supervision", ICML 2021.
+
+    >>> (Text("a red bus") - Text("a truck")).name
+    'a red bus − a truck'
+    """
+
+    text: str | TokenIds
+    words: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", check_text(self.text))
+
+    @property
+    def name(self) -> str:
+        return named_text(self.text)
+
+    def without_words(self) -> "list[Text]":
+        """The text without its first word, without its second, and so on: what it loses is what a word brings.
+
+        >>> text = Text("a red bus")
+        >>> [(text - shorter).name for shorter in text.without_words()]
+        ['a red bus − red bus', 'a red bus − a bus', 'a red bus − a red']
+        """
+        words = self.text.split() if isinstance(self.text, str) else ()
+        if len(words) < 2:
+            raise TargetError(f"text must have two words or more, got {self.name!r}; write it out, not as token ids")
+        return [Text(" ".join(words[:place] + words[place + 1 :])) for place in range(len(words))]
+
+    def pick(self, output: Any, count: int) -> Picked:
+        found = output.get(self.name) if isinstance(output, Mapping) else None
+        if found is None:
+            raise unsuitable(repr(self.name), "image and text features (CLIP, SigLIP and their relatives)", output)
+        return found.reshape(count), None
+
+
+def targets_in(target: Any, kind: type[T]) -> Iterator[T]:
+    """The targets of a kind in a target, such as the texts in a difference of two.
+
+    >>> [each.text for each in targets_in(Text("a bus") - 2 * Text("a truck"), Text)]
+    ['a bus', 'a truck']
+    """
+    if isinstance(target, kind):
+        yield target
+    elif isinstance(target, tuple):
+        for each in target:
+            yield from targets_in(each, kind)
+    elif is_dataclass(target):
+        yield from targets_in(tuple(getattr(target, each.name) for each in fields(target)), kind)
+
+
+def is_image_text(model: nn.Module) -> bool:
+    """Whether a model has features of photos and of texts.
+
+    >>> is_image_text(nn.Linear(2, 2))
+    False
+    """
+    return _functions(model) is not None
+
+
+def image_scorer(model: nn.Module, texts: Sequence[Text] = (), labels: Sequence[str] | None = None) -> nn.Module:
+    """Return a model of photos alone: the same modules under the same names, with the scores of texts as its output.
+
+    ``labels`` are the texts of zero-shot classes, with the class scores ``(N, K)`` as "logits"; they replace those that
+    a scorer has. The features of texts are computed once, here.
+
+    Raises:
+        ModelError: not an image-text model, or one without the tokenizer that a text needs.
+    """
+    if not is_image_text(model):
+        got = f"{type(model).__name__}; take an image-text model such as CLIP or SigLIP, or a class as the target"
+        raise ModelError(f"model must have features of photos and of texts for a text as the target, got {got}")
+    scorer = copy.copy(model)  # its modules, parameters and hooks are those of the model
+    with torch.no_grad(), untouched(model):
+        forward: Any = model.__dict__.get("forward")
+        before = forward.args[1].labels if isinstance(forward, partial) and forward.func is _scores else None
+        of_labels = before if labels is None else _features(model, [Text(label) for label in labels])
+        known = {text.name: _features(model, [text])[0] for text in texts}
+    words = {text.name: _Words(model, text) for text in texts if text.words}
+    scorer.forward = partial(_scores, scorer, _Scored(of_labels, known, words))
+    return scorer
+
+
+def with_texts(model: nn.Module, inputs: Inputs, targets: Sequence[Target]) -> Prepared:
+    """Prepare a model and its inputs for the texts in targets, and say what the tokens of explained words are."""
+    texts = list(dict.fromkeys(targets_in(tuple(targets), Text)))
+    if not texts:
+        return model, inputs, {}
+    if len(inputs.paths) + len(inputs.others) > 1:
+        raise TargetError(f"target {texts[0].name!r} must have the photo as the only input, got {inputs}; give x alone")
+    scorer = image_scorer(model, texts)
+    words: Mapping[str, _Words] = cast(Any, scorer.forward).args[1].words
+    if not words:
+        return scorer, Inputs((inputs.x,)), {}
+    embedded = {name: each.embedded.expand(len(inputs), -1, -1).to(inputs.x) for name, each in words.items()}
+    tokens = {name: each.tokens for name, each in words.items()}
+    return scorer, Inputs((inputs.x,), embedded, explained=[0, *embedded]), tokens
+
+
+@dataclass(frozen=True, eq=False)
+class _Scored:
+    """What a scorer scores: the features of labels ``(K, D)`` and of each text ``(D,)``, and words to explain."""
+
+    labels: torch.Tensor | None
+    known: Mapping[str, torch.Tensor]
+    words: "Mapping[str, _Words]"
+
+
+class _Words:
+    """The tokens of a text, their embeddings ``(1, L, D)``, and the features of the text from other embeddings."""
+
+    def __init__(self, model: nn.Module, text: Text) -> None:
+        self.given = _tokenized(model, [text])
+        self.layer, self.embedded = find_embedding(model, self.given["ids"], partial(_run_text, model, self.given))
+        self.tokens = token_names(tokenizer_of(model), self.given["ids"][0].tolist())
+
+    def features(self, model: nn.Module, embedded: torch.Tensor) -> torch.Tensor:
+        given = {name: each.expand(len(embedded), -1) for name, each in self.given.items()}
+        with HookGroup(model) as group:
+            group.forward(self.layer, lambda module, args, output: embedded)
+            return _run_text(model, given)
+
+
+def find_embedding(model: nn.Module, ids: torch.Tensor, run: Callable[[], Any]) -> tuple[str, torch.Tensor]:
+    """Return the name of the layer that embeds these ids ``(N, L)`` when the model is run, and what it gives."""
+    found: list[tuple[str, torch.Tensor]] = []
+
+    def note(name: str, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if args and isinstance(args[0], torch.Tensor) and torch.equal(args[0].cpu(), ids.cpu()):
+            found.append((name, output.detach().clone()))
+
+    with torch.no_grad(), untouched(model), HookGroup(model) as group:
+        for name, module in model.named_modules():
+            if isinstance(module, nn.Embedding):
+                group.forward(name, partial(note, name))
+        run()
+    if not found:
+        got = f"{type(model).__name__} does not; leave out words=True"
+        raise ModelError(f"model must embed token ids with an nn.Embedding for words to be explained, {got}")
+    return found[0]
+
+
+def _functions(model: nn.Module) -> tuple[Any, Any] | None:
+    pairs = ((getattr(model, image, None), getattr(model, text, None)) for image, text in _PAIRS)
+    return next((pair for pair in pairs if all(map(callable, pair))), None)
+
+
+def _scores(scorer: nn.Module, scored: _Scored, x: torch.Tensor, /, **words: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The output of a scorer: logits of labels ``(N, K)``, and of each text ``(N, 1, 1)``, which is no class."""
+    photos = F.normalize(_pooled(_functions(scorer)[0](x)), dim=-1)  # type: ignore[index]
+    labels = scored.labels
+    output = {} if labels is None else {"logits": _similarity(scorer, photos @ labels.to(photos).T)}
+    for name, features in scored.known.items():
+        texts = features.to(photos)
+        if name in words:
+            texts = F.normalize(scored.words[name].features(scorer, words[name]), dim=-1)
+        output[name] = _similarity(scorer, (photos * texts).sum(-1))[:, None, None]
+    return output
+
+
+def _similarity(model: nn.Module, cosine: torch.Tensor) -> torch.Tensor:
+    """The model's logits of cosines, by the parameters that CLIP, SigLIP or ALIGN have for it."""
+    scale, bias, temperature = (getattr(model, name, None) for name in ("logit_scale", "logit_bias", "temperature"))
+    if isinstance(scale, torch.Tensor):
+        cosine = cosine * scale.exp()
+    elif isinstance(temperature, torch.Tensor):
+        cosine = cosine / temperature
+    return cosine + bias if isinstance(bias, torch.Tensor) else cosine
+
+
+def _features(model: nn.Module, texts: Sequence[Text]) -> torch.Tensor:
+    """The features of texts, of length one ``(K, D)``."""
+    return F.normalize(_run_text(model, _tokenized(model, texts)), dim=-1)
+
+
+def _run_text(model: nn.Module, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    run = _functions(model)[1]  # type: ignore[index]
+    others = {name: each for name, each in given.items() if name != "ids"}
+    return _pooled(run(given["ids"], **others))
+
+
+def _pooled(output: Any) -> torch.Tensor:
+    """The features ``(N, D)`` in what a function of features returned."""
+    for name in ("pooler_output", "image_embeds", "text_embeds"):
+        output = getattr(output, name, output) if not isinstance(output, torch.Tensor) else output
+    if not isinstance(output, torch.Tensor) or output.ndim != 2:
+        got = described(output)
+        raise ModelError(f"model must give features (N, D) of photos and texts, got {got}; wrap it in some that do")
+    return output
+
+
+def _tokenized(model: nn.Module, texts: Sequence[Text]) -> dict[str, torch.Tensor]:
+    """The arguments of the function of text features: "ids" ``(K, L)``, and a mask where the tokenizer gives one."""
+    device = next(model.parameters()).device
+    if not isinstance(texts[0].text, str):
+        return {"ids": torch.tensor([each.text for each in texts], device=device)}
+    written = [each.name for each in texts]
+    tokenizer = need_tokenizer(model, f"the text {written[0]!r}")
+    if not hasattr(tokenizer, "convert_ids_to_tokens"):  # of open_clip: a function of texts
+        _warn_of_cut(written, tokenizer, tokenizer)
+        return {"ids": tokenizer(written).to(device)}
+    config = getattr(model, "config", None)
+    length = getattr(getattr(config, "text_config", config), "max_position_embeddings", None)
+    how = {"padding": "max_length", "truncation": True, "max_length": length, "return_tensors": "pt"}
+    _warn_of_cut(written, tokenizer, lambda texts: tokenizer(texts, **how)["input_ids"])
+    given = tokenizer(written, **how)
+    return {"ids" if name == "input_ids" else name: each.to(device) for name, each in given.items()}
