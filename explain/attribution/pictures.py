@@ -17,7 +17,7 @@ from explain.methods.base import FAMILIES, innermost, method_or_unknown, title_o
 from explain.render import overlays, styles
 from explain.render.captions import Legend, Mark
 from explain.render.overlays import Edges
-from explain.render.sheets import Group, Tile, lined_up
+from explain.render.sheets import Group, Tile
 from explain.render.styles import Style, StyleLike
 from explain.targets.labels import class_label
 from explain.targets.outputs import percent
@@ -201,7 +201,8 @@ def groups(
         overlays.outlined(scene.photo, scene.found) if scene.found else scene.photo, "photo", alternative="the photo"
     )
     if len(results) > 1 and len(results[0]) > 1:
-        return lined_up(photo, [(title, tiles(t, results[t].values())) for t, title in enumerate(titles)])
+        rows = [Group(title, tiles(t, results[t].values()), own_row=True) for t, title in enumerate(titles)]
+        return Group("", (photo,)), *rows
     groups = [
         Group(title if len(results) > 1 else name, tiles(index, members))
         for index, (title, result) in enumerate(zip(titles, results, strict=True))

@@ -170,7 +170,7 @@ class Explanation(Reportable):
         detail, marks = " · ".join(filter(None, details)), self._marks(attribution.method, index)
         drawn = scene.overlay(attribution, chosen, index)
         if without := pictures.without_set(attribution, chosen):
-            drawn = captions.beside(drawn, scene.overlay(attribution, without, index))
+            drawn = captions.beside([drawn, scene.overlay(attribution, without, index)], max(2, drawn.width // 50))
         return captions.caption(drawn, title, detail, scene.legend(chosen), end=end, marks=marks)
 
     @property

@@ -13,7 +13,9 @@ from PIL import Image, ImageDraw, ImageFont
 from explain._utils.errors import printable
 
 RGB = tuple[int, int, int]
-INK, FAINT, PAPER = (24, 24, 28), (110, 110, 118), (255, 255, 255)
+INK = (24, 24, 28)
+FAINT = (110, 110, 118)
+PAPER = (255, 255, 255)
 # Okabe and Ito's colours, told apart with colour-vision deficiencies; yellow comes late since it is faint on white.
 COLORS = [(213, 94, 0), (0, 114, 178), (0, 158, 115), (204, 121, 167), (230, 159, 0), (86, 180, 233), (240, 228, 66)]
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
@@ -53,13 +55,61 @@ def wrapped(text: str, width: float, size: int, most: int = 2) -> list[str]:
     >>> wrapped("", 100, 12)
     []
     """
-    words, face = printable(" ".join(text.split())).split(), font(size)
+    face = font(size)
     lines: list[str] = []
-    while words and len(lines) < most - 1:
-        count = next((n for n in range(len(words), 1, -1) if face.getlength(" ".join(words[:n])) <= width), 1)
-        lines.append(fit(" ".join(words[:count]).removesuffix(" ·"), width, size))
-        del words[:count]
-    return [*lines, fit(" ".join(words), width, size)] if words else lines
+    line = ""
+    for word in printable(" ".join(text.split())).split():
+        longer = f"{line} {word}".strip()
+        if line and len(lines) < most - 1 and face.getlength(longer) > width:
+            lines.append(line.removesuffix(" ·"))
+            longer = word
+        line = longer
+    return [fit(each, width, size) for each in [*lines, line] if each]
+
+
+def space(width: int, height: int) -> Image.Image:
+    """Return an empty picture."""
+    return Image.new("RGB", (width, height), PAPER)
+
+
+def words(
+    text: str, size: int, color: RGB = INK, *, bold: bool = False, line: float = 1.35, top: float = 0
+) -> Image.Image:
+    """Draw a text as a picture ``line`` times its size in height; ``top`` pixels above it stay empty."""
+    face = font(size, bold)
+    drawn = space(ceil(face.getlength(text)), round(size * line))
+    ImageDraw.Draw(drawn).text((0, top), text, color, face)
+    return drawn
+
+
+def stacked(pictures: Sequence[Image.Image], width: int, align: float = 0.0) -> Image.Image:
+    """Put pictures below each other: at the left of ``width`` with ``align`` 0, in its middle with 0.5.
+
+    >>> stacked([Image.new("RGB", (60, 40)), Image.new("RGB", (20, 5))], 80).size
+    (80, 45)
+    """
+    canvas = space(width, sum(picture.height for picture in pictures))
+    top = 0
+    for picture in pictures:
+        canvas.paste(picture, (round((width - picture.width) * align), top))
+        top += picture.height
+    return canvas
+
+
+def beside(pictures: Sequence[Image.Image], gap: float) -> Image.Image:
+    """Put pictures side by side, with their middles at one height.
+
+    >>> beside([Image.new("RGB", (60, 40)), Image.new("RGB", (60, 30))], 2).size
+    (122, 40)
+    """
+    lefts = [0.0]
+    for picture in pictures:
+        lefts.append(lefts[-1] + picture.width + gap)
+    height = max(picture.height for picture in pictures)
+    canvas = space(max(1, round(lefts[-1] - gap)), height)
+    for left, picture in zip(lefts, pictures, strict=False):
+        canvas.paste(picture, (round(left), (height - picture.height) // 2))
+    return canvas
 
 
 @dataclass(frozen=True, repr=False)
@@ -93,42 +143,46 @@ def bar(legend: Legend, width: int, size: int, *, about: bool = False) -> Image.
     >>> bar(steps, 120, 10, about=True).height - bar(steps, 120, 10).height
     14
     """
-    thick, gap, line, face = max(6, round(size * 0.8)), max(2, size // 5), round(size * 1.4), font(size)
-    length = sum(map(face.getlength, (legend.about, *legend.labels))) + 2 * size
-    between = legend.ramp and len(legend.labels) == 2 and length < width
-    words = legend.about if about and not between else ""
-    full = max(width, ceil(face.getlength(words)))
-    canvas = Image.new("RGB", (full, thick + gap + line * (2 if words else 1)), PAPER)
-    start = (full - width) // 2
-    canvas.paste(_ramp(legend, width, thick) if legend.ramp else _steps(legend, width, thick), (start, 0))
-    draw, slots = ImageDraw.Draw(canvas), len(legend.labels)
-    for i, label in enumerate(legend.labels):
-        length = face.getlength(label)
-        left = (width - length) * i / max(1, slots - 1) if legend.ramp else (i + 0.5) * width / slots - length / 2
-        draw.text((start + left, thick + gap), label, FAINT, face)
+    labels = [words(label, size, FAINT, line=1.4) for label in legend.labels]
+    named = words(legend.about, size, FAINT, line=1.4)
+    room = width - named.width - 2 * size
+    between = legend.ramp and len(labels) == 2 and sum(label.width for label in labels) < room
     if about and between:
-        draw.text((start + (width - face.getlength(legend.about)) / 2, thick + gap), legend.about, FAINT, face)
-    draw.text(((full - face.getlength(words)) / 2, thick + gap + line), words, FAINT, face)
-    return canvas
+        labels.insert(1, named)
+    below = space(width, named.height)
+    for i, label in enumerate(labels):
+        if legend.ramp:
+            left = (width - label.width) * i / max(1, len(labels) - 1)
+        else:
+            left = width * (i + 0.5) / len(labels) - label.width / 2
+        below.paste(label, (round(left), 0))
+    thick = max(6, round(size * 0.8))
+    colors = _ramp(legend, width, thick) if legend.ramp else _steps(legend, width, thick)
+    parts = [colors, space(width, max(2, size // 5)), below]
+    if about and not between:
+        parts.append(named)
+    return stacked(parts, max(width, named.width if about else 0), align=0.5)
 
 
 def _ramp(legend: Legend, width: int, height: int) -> Image.Image:
     colors = np.asarray(legend.colors, np.float64)
     at = np.linspace(0, len(colors) - 1, width)
-    row = np.stack([np.interp(at, np.arange(len(colors)), colors[:, c]) for c in range(3)], axis=1)
-    return Image.fromarray(np.broadcast_to(row.round().astype(np.uint8), (height, width, 3)).copy())
+    row = np.stack([np.interp(at, np.arange(len(colors)), channel) for channel in colors.T], axis=1)
+    return Image.fromarray(row.round().astype(np.uint8)[None].repeat(height, 0))
 
 
 def _steps(legend: Legend, width: int, height: int) -> Image.Image:
-    drawn = Image.new("RGB", (width, height), (255, 255, 255))
-    draw, each = ImageDraw.Draw(drawn), width / len(legend.colors)
+    drawn = space(width, height)
+    each = width / len(legend.colors)
+    inset = height * 0.15
     for i, color in enumerate(legend.colors):
-        edges = (round(i * each + height * 0.15), 0, round((i + 1) * each - height * 0.15) - 1, height - 1)
-        draw.rectangle(edges, fill=color, outline=FAINT)
+        edges = (round(i * each + inset), 0, round((i + 1) * each - inset) - 1, height - 1)
+        ImageDraw.Draw(drawn).rectangle(edges, fill=color, outline=FAINT)
     return drawn
 
 
-GOOD, BAD = (0, 112, 96), (176, 60, 20)
+GOOD = (0, 112, 96)
+BAD = (176, 60, 20)
 FINER = 4  # signs are drawn larger by this, and then made smaller: their edges are smooth
 SMALLEST_MARK = 8  # pixels of the words; where they still do not fit, the signs stand alone
 
@@ -151,46 +205,44 @@ def row(marks: Sequence[Mark], width: int, size: int) -> Image.Image:
     >>> row([Mark("model", True), Mark("class", False)], 200, 12).height
     17
     """
-    height = round(size * 1.4)
-    while True:
-        face, gap = font(size), max(4, round(size * 0.55))
-        each = [round(size * 1.15) + gap / 2 + face.getlength(mark.word) for mark in marks]
-        words = sum(each) + 1.5 * gap * (len(marks) - 1) <= width
-        if words or size <= SMALLEST_MARK:
-            break
-        size -= 1
-    canvas = Image.new("RGB", (width, height), PAPER)
-    draw, side, x = ImageDraw.Draw(canvas), min(height, round(size * 1.15)), 0.0
-    for mark in marks:
-        canvas.paste(_sign(mark.passed, side), (round(x), (height - side) // 2))
-        if words:
-            x += side + gap / 2
-            draw.text((x, (height - 1.2 * size) / 2), mark.word, FAINT if mark.passed is None else INK, face)
-            x += face.getlength(mark.word) + gap * 1.5
-        else:
-            x += min(height + gap, width // max(1, len(marks)))
-    return canvas.crop((0, 0, max(1, min(width, round(x - gap * 1.5 if words else x))), height))
+    gap = max(4, round(size * 0.55))
+    signs = [_sign(mark.passed, round(size * 1.15)) for mark in marks]
+    pairs = [beside([sign, _named(mark, size)], gap / 2) for mark, sign in zip(marks, signs, strict=True)]
+    drawn = beside(pairs, gap * 1.5)
+    if drawn.width <= width:
+        return drawn
+    if size > SMALLEST_MARK:
+        return row(marks, width, size - 1)
+    return beside(signs, min(gap, width // len(signs) - signs[0].width))
+
+
+def _named(mark: Mark, size: int) -> Image.Image:
+    return words(mark.word, size, FAINT if mark.passed is None else INK, line=1.4, top=size * 0.1)
+
+
+STROKES = {
+    None: [(0.3, 0.5, 0.7, 0.5)],
+    True: [(0.27, 0.53, 0.44, 0.69, 0.74, 0.34)],
+    False: [(0.28, 0.28, 0.72, 0.72), (0.28, 0.72, 0.72, 0.28)],
+}
+"""The lines of each sign, as x and y of their points."""
 
 
 def _sign(passed: bool | None, side: int) -> Image.Image:
     fine = side * FINER
-    drawn = Image.new("RGB", (fine, fine), PAPER)
-    draw, thick = ImageDraw.Draw(drawn), max(1, round(fine * 0.13))
+    drawn = space(fine, fine)
+    draw = ImageDraw.Draw(drawn)
     edges = (0, 0, fine - 1, fine - 1)
-
-    def line(*places: tuple[float, float], color: tuple[int, int, int] = PAPER) -> None:
-        draw.line([(x * fine, y * fine) for x, y in places], fill=color, width=thick, joint="curve")
-
+    thick = max(1, round(fine * 0.13))
     if passed is None:
         draw.ellipse(edges, outline=FAINT, width=thick)
-        line((0.3, 0.5), (0.7, 0.5), color=FAINT)
     elif passed:
         draw.ellipse(edges, fill=GOOD)
-        line((0.27, 0.53), (0.44, 0.69), (0.74, 0.34))
     else:
         draw.rectangle(edges, fill=BAD)
-        line((0.28, 0.28), (0.72, 0.72))
-        line((0.28, 0.72), (0.72, 0.28))
+    for stroke in STROKES[passed]:
+        places = [share * fine for share in stroke]
+        draw.line(places, fill=FAINT if passed is None else PAPER, width=thick, joint="curve")
     return drawn.resize((side, side), Image.Resampling.LANCZOS)
 
 
@@ -212,23 +264,15 @@ def lettering(size: tuple[int, int]) -> int:
     return max(13, round(min(size[0] / 28, sqrt(size[0] * size[1]) / 22)))
 
 
-def beside(one: Image.Image, other: Image.Image) -> Image.Image:
-    """Put two pictures of the same height side by side.
-
-    >>> beside(Image.new("RGB", (60, 40)), Image.new("RGB", (60, 40))).width
-    122
-    """
-    gap = max(2, one.width // 50)
-    canvas = Image.new("RGB", (one.width + gap + other.width, one.height), PAPER)
-    canvas.paste(one, (0, 0))
-    canvas.paste(other, (one.width + gap, 0))
-    return canvas
-
-
 def caption(
-    picture: Image.Image, title: str, detail: str, legend: Legend | None = None, *, end: str = "",
+    picture: Image.Image,
+    title: str,
+    detail: str,
+    legend: Legend | None = None,
+    *,
+    end: str = "",
     marks: Sequence[Mark] = (),
-) -> Image.Image:  # fmt: skip
+) -> Image.Image:
     """Put a strip under a picture: a bold title, a fainter line of detail and, where it helps, what colours mean.
 
     A picture narrower than 260 pixels is centred above a strip of that width. The ``end`` of the title, a percentage,
@@ -238,23 +282,20 @@ def caption(
     400
     """
     width = max(NARROWEST, picture.width)
-    large = lettering((width, max(1, picture.height)))
-    small, pad = max(11, round(large * 0.78)), round(large * 0.7)
-    colors = None if legend is None else bar(legend, max(70, min(width // 4, 13 * small)), small, about=not legend.ramp)
-    room = width - 2 * pad - (0 if colors is None else colors.width + pad)
-    details = wrapped(detail, room, small, 3) or [""]
-    signs = row(marks, room, small) if marks else None
-    words = round(large * 1.35) + len(details) * round(small * 1.35)
-    below = 0 if signs is None else signs.height + small // 2
-    lines = max(words + below, 0 if colors is None else colors.height)
-    canvas = Image.new("RGB", (width, picture.height + lines + 2 * pad), PAPER)
-    canvas.paste(picture, ((width - picture.width) // 2, 0))
-    draw, top = ImageDraw.Draw(canvas), picture.height + pad
-    if colors is not None:
-        canvas.paste(colors, (width - pad - colors.width, top + (lines - colors.height) // 2))
-    if signs is not None:
-        canvas.paste(signs, (pad, top + words + small // 2))
-    draw.text((pad, top), fit(title, room, large, True, end), INK, font(large, True))
-    for i, line in enumerate(details):
-        draw.text((pad, top + round(large * 1.35) + i * round(small * 1.35)), line, FAINT, font(small))
-    return canvas
+    large = lettering((width, picture.height))
+    small = max(11, round(large * 0.78))
+    pad = round(large * 0.7)
+    colors = space(0, 0)
+    room = width - 2 * pad
+    if legend is not None:
+        colors = bar(legend, max(70, min(width // 4, 13 * small)), small, about=not legend.ramp)
+        room -= colors.width + pad
+    lines = [words(fit(title, room, large, True, end), large, bold=True)]
+    lines += [words(line, small, FAINT) for line in wrapped(detail, room, small, 3) or [""]]
+    if marks:
+        lines += [space(0, small // 2), row(marks, room, small)]
+    told = stacked(lines, room)
+    strip = space(width, max(told.height, colors.height) + 2 * pad)
+    strip.paste(told, (pad, pad))
+    strip.paste(colors, (width - pad - colors.width, (strip.height - colors.height) // 2))
+    return stacked([picture, strip], width, align=0.5)

@@ -17,7 +17,20 @@ from explain._utils.html import png
 from explain.data.files import Files
 from explain.data.images import Box, ImageLike, load_image
 from explain.data.inputs import InputLayout, check_layout
-from explain.render.captions import COLORS, FAINT, INK, NARROWEST, PAPER, caption, enlargement, fit, font, lettering
+from explain.render.captions import (
+    COLORS,
+    FAINT,
+    NARROWEST,
+    PAPER,
+    caption,
+    enlargement,
+    fit,
+    font,
+    lettering,
+    space,
+    stacked,
+    words,
+)
 from explain.render.sheets import Group, Layout, Tile, evenly_spread, sheet
 from explain.render.styles import Array, Reading, Style, StyleLike, get_style, mark_unseen, place
 
@@ -69,19 +82,23 @@ def drawn(photo: Image.Image, values: Array, style: Style, region: Box, seen: Se
 
 def outlined(photo: Image.Image, boxes: Mapping[str, Edges]) -> Image.Image:
     """Draw boxes (left, top, right, bottom) on a copy of a photo, each with its label."""
-    drawn, size = photo.copy(), lettering(photo.size)
-    draw, wide = ImageDraw.Draw(drawn), max(1, round(min(photo.size) / 160))
-    for color, (label, (left, top, right, bottom)) in zip(cycle(COLORS), boxes.items(), strict=False):
-        corners = max(left, 0), max(top, 0), min(right, photo.width) - 1, min(bottom, photo.height) - 1
-        if corners[0] >= corners[2] or corners[1] >= corners[3]:
+    drawn = photo.copy()
+    size = lettering(photo.size)
+    draw = ImageDraw.Draw(drawn)
+    wide = max(1, round(min(photo.size) / 160))
+    for color, (label, edges) in zip(cycle(COLORS), boxes.items(), strict=False):
+        left, top = max(edges[0], 0), max(edges[1], 0)
+        right, bottom = min(edges[2], photo.width) - 1, min(edges[3], photo.height) - 1
+        if left >= right or top >= bottom:
             continue
-        draw.rectangle([edge + sign * wide for edge, sign in zip(corners, (-1, -1, 1, 1), strict=True)], width=2 * wide)
-        draw.rectangle(corners, outline=color, width=wide)
+        rim = (left - wide, top - wide, right + wide, bottom + wide)
+        draw.rectangle(rim, outline=PAPER, width=2 * wide)
+        draw.rectangle((left, top, right, bottom), outline=color, width=wide)
         if label:
-            words = fit(label, photo.width - corners[0], size, True)
-            area = (*corners[:2], corners[0] + font(size, True).getlength(words) + size, corners[1] + 1.5 * size)
-            draw.rectangle(area, fill=color)
-            draw.text((corners[0] + size / 2, corners[1] + 0.1 * size), words, PAPER, font(size, True))
+            name = fit(label, photo.width - left, size, True)
+            length = font(size, True).getlength(name) + size
+            draw.rectangle((left, top, left + length, top + 1.5 * size), fill=color)
+            draw.text((left + size / 2, top + 0.1 * size), name, PAPER, font(size, True))
     return drawn
 
 
@@ -150,26 +167,28 @@ def concepts(
 
 
 def _with_lines(picture: Image.Image, entries: Sequence[tuple[Any, str, str]], title: str, detail: str) -> Image.Image:
+    """Put a title, a line of detail, and a line for each colour with its share and label under a picture."""
     width = max(NARROWEST, picture.width)
-    large = lettering((width, max(1, picture.height)))
-    size, pad = max(11, round(large * 0.85)), round(large * 0.7)
-    line = round(size * 1.7)
-    head = (round(large * 1.45) if title else 0) + (round(size * 1.6) if detail else 0)
-    canvas = Image.new("RGB", (width, picture.height + 2 * pad + head + line * len(entries)), PAPER)
-    canvas.paste(picture, ((width - picture.width) // 2, 0))
-    draw, top, room = ImageDraw.Draw(canvas), picture.height + pad, width - 2 * pad
+    large = lettering((width, picture.height))
+    size = max(11, round(large * 0.85))
+    pad = round(large * 0.7)
+    room = width - 2 * pad
+    lines = []
     if title:
-        draw.text((pad, top), fit(title, room, large, True), INK, font(large, True))
+        lines.append(words(fit(title, room, large, True), large, bold=True, line=1.45))
     if detail:
-        draw.text((pad, top + head - round(size * 1.6)), fit(detail, room, size), FAINT, font(size))
-    column = max((font(size, True).getlength(end) for _, end, _ in entries), default=0.0)
-    after = pad + 2 * size + (round(column) + size if column else 0)
-    for i, (color, end, label) in enumerate(entries):
-        y = top + head + i * line
-        draw.rectangle((pad, y, pad + size, y + size), fill=tuple(color))
-        draw.text((pad + 2 * size, y - round(size * 0.1)), end, INK, font(size, True))
-        draw.text((after, y - round(size * 0.1)), fit(label, width - pad - after, size), INK, font(size))
-    return canvas
+        lines.append(words(fit(detail, room, size), size, FAINT, line=1.6))
+    shares = [words(end, size, bold=True, line=1.2) for _, end, _ in entries]
+    column = max((share.width + size for share in shares if share.width), default=0)
+    left = room - 2 * size - column
+    for (color, _, label), share in zip(entries, shares, strict=True):
+        line = space(room, round(size * 1.7))
+        line.paste(tuple(color), (0, 0, size + 1, size + 1))
+        line.paste(share, (2 * size, 0))
+        line.paste(words(fit(label, left, size), size, line=1.2), (2 * size + column, 0))
+        lines.append(line)
+    strip = space(width, pad)
+    return stacked([picture, strip, stacked(lines, room), strip], width, align=0.5)
 
 
 ENDINGS = (".gif", ".webp")

@@ -2,11 +2,12 @@
 
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
-from itertools import pairwise
+from itertools import chain, groupby
 from math import ceil
+from statistics import median_high
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from PIL import Image, ImageDraw
 
 from explain._utils.errors import ExplainError, shown
 from explain._utils.html import picture_html
-from explain.render.captions import FAINT, INK, PAPER, Legend, Mark, bar, fit, font, wrapped
+from explain.render.captions import FAINT, INK, Legend, Mark, bar, fit, space, stacked, words, wrapped
 from explain.render.captions import row as marked
 
 if TYPE_CHECKING:
@@ -47,34 +48,17 @@ class Tile:
 class Group:
     """Tiles that belong together, below a heading.
 
-    ``goes_on`` says that this is the rest of a group that began in a row above. With ``indent``, the group has a row of
-    its own, behind so many empty places; in the first row, the groups before it stand there.
+    With ``own_row``, the group has a row of its own, beside the first tile of the sheet: the columns of such groups
+    line up.
     """
 
     heading: str
     tiles: tuple[Tile, ...]
-    goes_on: bool = False
-    indent: int = 0
+    own_row: bool = False
 
 
-def lined_up(first: Tile, rows: Sequence[tuple[str, Sequence[Tile]]]) -> tuple[Group, ...]:
-    """Return a tile, and beside it rows of tiles with their headings, whose columns line up.
-
-    More columns than a sheet is wide are shown in parts, one below the other.
-
-    >>> tile = Tile(Image.new("RGB", (4, 3)))
-    >>> [(len(group.tiles), group.goes_on) for group in lined_up(tile, [("a", [tile] * 7)])]
-    [(1, False), (4, False), (3, True)]
-    """
-    columns = max(len(tiles) for _, tiles in rows)
-    most = max(1, int(ABREAST / Layout("", "", (Group("", (first,)),)).stretch[0]) - 1)
-    step = ceil(columns / ceil(columns / most))
-    parts = [
-        Group(heading, tuple(tiles[start : start + step]), start > 0, indent=1)
-        for start in range(0, columns, step)
-        for heading, tiles in rows
-    ]
-    return Group("", (first,)), *parts
+Places = Mapping[int, tuple[Group, Tile]]
+"""The tiles of a row with their groups, by column."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -92,39 +76,53 @@ class Layout:
     def __repr__(self) -> str:
         return f"Layout({self.title!r}, {len(self.tiles)} tiles in {len(self.groups)} groups)"
 
-    def rows(self) -> list[list[Group]]:
-        """Return the groups as they stand in rows of `columns` tiles; only the last is shorter, with two at least."""
-        if self._lined_up:
-            first = next(i for i, group in enumerate(self.groups) if group.indent)
-            start = [*self.groups[:first], replace(self.groups[first], indent=0)]
-            return [start, *([group] for group in self.groups[first + 1 :])]
-        ends = _ends(len(self.tiles), self.columns)
-        return [_between(self.groups, start, end) for start, end in pairwise([0, *ends])]
+    def places(self) -> list[Places]:
+        """Return the rows.
+
+        Where groups have rows of their own, and more columns than a sheet is wide, they are shown in parts, one below
+        the other.
+
+        >>> tile = Tile(Image.new("RGB", (4, 3)))
+        >>> layout = Layout("", "", (Group("", (tile,)), Group("a", (tile,) * 7, own_row=True)))
+        >>> [list(row) for row in layout.places()]
+        [[0, 1, 2, 3, 4], [1, 2, 3]]
+        """
+        cells = [[(group, tile) for tile in group.tiles] for group in self.groups]
+        if not self._lined_up:
+            every = list(chain.from_iterable(cells))
+            starts = range(0, len(every), self.columns)
+            return [dict(enumerate(every[start : start + self.columns])) for start in starts]
+        (photo,), *groups = cells
+        columns = max(map(len, groups))
+        step = _balanced(columns, max(1, self._abreast - 1))
+        parts = [group[start : start + step] for start in range(0, columns, step) for group in groups]
+        parts[0].insert(0, photo)
+        return [dict(enumerate(part, int(i > 0))) for i, part in enumerate(parts)]
 
     @property
     def _lined_up(self) -> bool:
-        return any(group.indent for group in self.groups)
-
-    def places(self) -> list[dict[int, tuple[Group, Tile]]]:
-        """Return for each row the tiles and their groups, by column."""
-        rows = [(row[0].indent, [(group, tile) for group in row for tile in group.tiles]) for row in self.rows()]
-        return [dict(enumerate(pairs, start)) for start, pairs in rows]
+        return any(group.own_row for group in self.groups)
 
     def legends(self) -> list[dict[int, Legend]]:
         """Return for each row the legends below it, by column: none where the tile below has the same legend.
 
         Where columns line up, it must have the same name as well.
         """
-        lined = self._lined_up
-        rows = [{c: (tile.name if lined else "", tile.legend) for c, (_, tile) in row.items()} for row in self.places()]
-        return [
-            {c: each[1] for c, each in row.items() if each[1] is not None and below.get(c) != each}
-            for row, below in zip(rows, [*rows[1:], {}], strict=True)
-        ]
+        legends: list[dict[int, Legend]] = []
+        below: dict[int, tuple[str, Legend]] = {}
+        for row in reversed(self.places()):
+            shown = {
+                column: (tile.name if self._lined_up else "", tile.legend)
+                for column, (_, tile) in row.items()
+                if tile.legend is not None
+            }
+            legends.insert(0, {c: each[1] for c, each in shown.items() if below.get(c) != each})
+            below = shown
+        return legends
 
     @property
     def columns(self) -> int:
-        """How many tiles stand side by side, such that the last row is as full as it can be, and few groups are cut.
+        """How many tiles stand side by side, such that the last row is nearly as full as the others.
 
         >>> blank = Tile(Image.new("RGB", (1, 1)))
         >>> [Layout("", "", (Group("", (blank,) * n),)).columns for n in (1, 3, 6, 7, 13)]
@@ -132,9 +130,11 @@ class Layout:
         """
         if self._lined_up:
             return max(max(row) for row in self.places()) + 1
-        abreast = max(1, int(ABREAST / self.stretch[0]))
-        longest = max(min(LEAST, abreast), min(abreast, len(self.tiles)))
-        return min(range(min(3, longest), longest + 1), key=lambda columns: (self._cost(columns), -columns))
+        return max(min(LEAST, self._abreast), _balanced(len(self.tiles), self._abreast))
+
+    @property
+    def _abreast(self) -> int:
+        return max(1, int(ABREAST / self.stretch[0]))
 
     @property
     def stretch(self) -> tuple[float, float]:
@@ -143,41 +143,15 @@ class Layout:
         >>> [Layout("", "", (Group("", (Tile(Image.new("RGB", size)),)),)).stretch for size in ((60, 40), (80, 20))]
         [(1.0, 1.0), (2.0, 1.0)]
         """
-        sizes = [tile.picture.size for tile in self.tiles]
-        ratio = sorted(width / height for width, height in sizes)[len(sizes) // 2] if sizes else 1.0
-        return min(max(1.0, ratio / 2), LONGEST), min(max(1.0, 0.5 / ratio), LONGEST)
-
-    def _cost(self, columns: int) -> int:
-        ends = _ends(len(self.tiles), columns)
-        owners = [number for number, group in enumerate(self.groups) for _ in group.tiles]
-        cut = sum(owners[end - 1] == owners[end] for end in ends[:-1])
-        ragged = len(ends) > 1 and ends[-2] % columns > 0
-        return CUT * cut + RAGGED * ragged + (columns * len(ends) - len(self.tiles)) ** 2
+        ratio = median_high(tile.picture.width / tile.picture.height for tile in self.tiles)
+        wide = min(max(1.0, ratio / 2), LONGEST)
+        high = min(max(1.0, 0.5 / ratio), LONGEST)
+        return wide, high
 
 
-# What is to be avoided, by how much, beside the square of empty places: a group that is cut, and a row that is short
-# since the last one would have a single tile without it.
-CUT, RAGGED = 12, 200
-
-
-def _ends(count: int, columns: int) -> list[int]:
-    """Where rows end: each is full but for the last; a tile alone there gets company from the row before."""
-    ends = [*range(columns, count, columns), count] if count else []
-    if len(ends) > 1 and ends[-1] - ends[-2] == 1 and columns > 2:
-        ends[-2] -= 1
-    return ends
-
-
-def _between(groups: Sequence[Group], start: int, end: int) -> list[Group]:
-    """Return the groups' tiles from one place to another."""
-    found, first = [], 0
-    for group in groups:
-        last = first + len(group.tiles)
-        tiles = group.tiles[max(0, start - first) : max(0, end - first)]
-        if tiles:
-            found.append(replace(group, tiles=tiles, goes_on=first < start))
-        first = last
-    return found
+def _balanced(count: int, most: int) -> int:
+    """Return how many of ``count`` stand in each row, if there are as few rows as ``most`` in each allow."""
+    return ceil(count / ceil(count / most))
 
 
 SMALLEST = 20  # pixels along the side of a tile
@@ -193,7 +167,9 @@ def sheet(layout: Layout, tile: int = 300) -> Image.Image:
     332
     """
     drawing = _Sheet(tile, layout.columns, layout.stretch)
-    return drawing.stacked([drawing.head(layout), *map(drawing.row, layout.places(), layout.legends())])
+    head = [drawing.head(layout)] if layout.title or layout.detail else []
+    rows = map(drawing.row, layout.places(), layout.legends())
+    return drawing.spaced([*head, *rows])
 
 
 def table(rows: Sequence[Sequence[Tile]], columns: Sequence[str] = (), tile: int = 240) -> Image.Image:
@@ -203,10 +179,10 @@ def table(rows: Sequence[Sequence[Tile]], columns: Sequence[str] = (), tile: int
     332
     """
     drawing = _Sheet(tile, max(len(row) for row in rows))
-    parts = [drawing.row({c: (Group("", ()), tile) for c, tile in enumerate(row)}, {}) for row in rows]
-    if columns:
-        parts.insert(0, drawing.names(columns))
-    return drawing.stacked(parts)
+    head = [drawing.names(columns)] if columns else []
+    group = Group("", ())
+    places = [{column: (group, each) for column, each in enumerate(row)} for row in rows]
+    return drawing.spaced([*head, *(drawing.row(row, {}) for row in places)])
 
 
 class _Sheet:
@@ -215,101 +191,90 @@ class _Sheet:
     def __init__(self, tile: int, columns: int, stretch: tuple[float, float] = (1.0, 1.0)) -> None:
         if isinstance(tile, bool) or not isinstance(tile, int) or tile < SMALLEST:
             raise ExplainError(f"tile must be a whole number from {SMALLEST}, got {shown(tile)}; 300 is usual")
-        self.tile, self.high = round(tile * stretch[0]), round(tile * stretch[1])
-        self.text, self.gap = max(10, tile // 16), max(8, tile // 20)
+        self.tile = round(tile * stretch[0])
+        self.high = round(tile * stretch[1])
+        self.text = max(10, tile // 16)
+        self.line = round(self.text * 1.45)
+        self.gap = max(8, tile // 20)
         self.width = self.gap + columns * (self.tile + self.gap)
 
-    def stacked(self, strips: Sequence[Image.Image]) -> Image.Image:
-        """Put strips of the sheet's width below each other."""
-        canvas = Image.new("RGB", (self.width, sum(strip.height for strip in strips) + self.gap), PAPER)
-        top = 0
-        for strip in strips:
-            canvas.paste(strip, (0, top))
-            top += strip.height
-        return canvas
+    def spaced(self, strips: Sequence[Image.Image]) -> Image.Image:
+        """Put strips below each other, with space around them."""
+        gap = space(self.width, self.gap)
+        return stacked([gap, *chain.from_iterable((strip, gap) for strip in strips)], self.width)
+
+    def across(self, pictures: Mapping[int, Image.Image], align: float = 0.5) -> Image.Image:
+        """Put pictures by their columns into a strip, in the middle of these or at their left."""
+        strip = space(self.width, max((picture.height for picture in pictures.values()), default=0))
+        for column, picture in pictures.items():
+            left = self.gap + column * (self.tile + self.gap)
+            strip.paste(picture, (left + round((self.tile - picture.width) * align), 0))
+        return strip
 
     def head(self, layout: Layout) -> Image.Image:
-        """The title, and a fainter line; empty where there are none."""
-        if not (layout.title or layout.detail):
-            return Image.new("RGB", (self.width, 0), PAPER)
+        """The title, and a fainter line."""
         large = round(self.text * 1.5)
-        strip = Image.new("RGB", (self.width, self.gap + round(large * 1.4) + round(self.text * 1.6)), PAPER)
-        room, draw = self.width - 2 * self.gap, ImageDraw.Draw(strip)
-        draw.text((self.gap, self.gap), fit(layout.title, room, large, True), INK, font(large, True))
-        line = fit(layout.detail, room, self.text)
-        draw.text((self.gap, self.gap + round(large * 1.4)), line, FAINT, font(self.text))
-        return strip
+        room = self.width - 2 * self.gap
+        title = words(fit(layout.title, room, large, True), large, bold=True, line=1.4)
+        detail = words(fit(layout.detail, room, self.text), self.text, FAINT)
+        return self.across({0: stacked([title, detail], room)}, align=0)
 
     def names(self, columns: Sequence[str]) -> Image.Image:
-        strip = Image.new("RGB", (self.width, self.gap + round(self.text * 1.7)), PAPER)
-        for i, name in enumerate(columns):
-            self._centred(ImageDraw.Draw(strip), name, self._middle(i), self.gap, INK, bold=True)
-        return strip
+        texts = [fit(name, self.tile, self.text, bold=True) for name in columns]
+        return self.across({i: words(text, self.text, bold=True) for i, text in enumerate(texts)})
 
-    def row(self, places: Mapping[int, tuple[Group, Tile]], legends: Mapping[int, Legend]) -> Image.Image:
+    def row(self, places: Places, legends: Mapping[int, Legend]) -> Image.Image:
         """A row of tiles and legends by column, each group under its heading and a rule."""
-        tiles = [tile for _, tile in places.values()]
-        line = round(self.text * 1.45)
-        tallest = max((self._fitted(tile.picture)[1] for tile in tiles), default=1)
-        heading = round(line * 1.5) if any(group.heading for group, _ in places.values()) else 0
-        lines = max((len(self._lines(tile)) + bool(tile.marks) for tile in tiles), default=0)
-        below = lines * line + (round(line * 0.3) if lines else 0)
-        bars = {c: bar(each, self.tile, max(9, round(self.text * 0.8)), about=True) for c, each in legends.items()}
-        top = self.gap + heading + tallest + below + (self.gap // 2 if bars else 0)
-        strip = Image.new("RGB", (self.width, top + max((each.height for each in bars.values()), default=0)), PAPER)
-        before = None
-        for place, (group, tile) in places.items():
-            if group is not before:
-                self._heading(strip, group, place)
-            self._tile(strip, tile, place, self.gap + heading, tallest)
-            before = group
-        for place, each in bars.items():
-            strip.paste(each, (round(self._middle(place) - each.width / 2), top))
-        return strip
+        small = [
+            tile.picture.resize(self._fitted(tile.picture), Image.Resampling.LANCZOS) for _, tile in places.values()
+        ]
+        tallest = max((picture.height for picture in small), default=1)
+        cells = {}
+        for (column, (_, tile)), picture in zip(places.items(), small, strict=True):
+            centred = space(self.tile, tallest)
+            centred.paste(picture, ((self.tile - picture.width) // 2, (tallest - picture.height) // 2))
+            cells[column] = stacked([centred, *self._texts(tile)], self.tile, align=0.5)
+        parts = [self.across(cells)]
+        if any(group.heading for group, _ in places.values()):
+            parts.insert(0, self.across(self._headings(places), align=0))
+        if legends:
+            size = max(9, round(self.text * 0.8))
+            bars = {column: bar(each, self.tile, size, about=True) for column, each in legends.items()}
+            parts += [space(0, self.gap // 2), self.across(bars)]
+        return stacked(parts, self.width)
 
-    def _heading(self, strip: Image.Image, group: Group, place: int) -> None:
-        if not group.heading or not group.tiles:
-            return
-        left = self.gap + place * (self.tile + self.gap)
-        right = left + len(group.tiles) * (self.tile + self.gap) - self.gap
-        draw = ImageDraw.Draw(strip)
-        shown = fit(group.heading, right - left, self.text, bold=True)
-        draw.text((left, self.gap), shown, FAINT if group.goes_on else INK, font(self.text, True))
-        start = left + font(self.text, True).getlength(shown) + self.gap
-        if start < right:
-            middle = self.gap + round(self.text * 0.65)
-            draw.line((start, middle, right, middle), fill=RULE, width=max(1, self.text // 10))
+    def _headings(self, places: Places) -> dict[int, Image.Image]:
+        """The headings of a row, over the first tile of each group; fainter where a group began in a row above."""
+        headings = {}
+        for _, cells in groupby(places.items(), lambda place: id(place[1][0])):
+            (column, (group, tile)), *others = cells
+            width = self.tile + len(others) * (self.tile + self.gap)
+            text = fit(group.heading, width, self.text, bold=True)
+            name = words(text, self.text, INK if tile is group.tiles[0] else FAINT, bold=True)
+            headings[column] = space(width, round(self.line * 1.5))
+            headings[column].paste(name)
+            start = name.width + self.gap
+            if text and start < width:
+                middle = round(self.text * 0.65)
+                thick = max(1, self.text // 10)
+                ImageDraw.Draw(headings[column]).line((start, middle, width, middle), RULE, thick)
+        return headings
 
-    def _tile(self, strip: Image.Image, tile: Tile, place: int, top: int, tallest: int) -> None:
-        left = self.gap + place * (self.tile + self.gap)
-        small = tile.picture.resize(self._fitted(tile.picture), Image.Resampling.LANCZOS)
-        strip.paste(small, (left + (self.tile - small.width) // 2, top + (tallest - small.height) // 2))
-        line, draw = round(self.text * 1.45), ImageDraw.Draw(strip)
-        y = top + tallest + round(line * 0.3)
-        for words, color in self._lines(tile):
-            self._centred(draw, words, self._middle(place), y, color)
-            y += line
-        if tile.marks:
-            signs = marked(tile.marks, self.tile, round(self.text * 0.9))
-            strip.paste(signs, (round(self._middle(place) - signs.width / 2), y))
-
-    def _lines(self, tile: Tile) -> list[tuple[str, tuple[int, int, int]]]:
-        """The lines below a picture, with their colours: a name in one, the rest in up to two each."""
+    def _texts(self, tile: Tile) -> list[Image.Image]:
+        """What stands below a picture: a name in one line, the rest in up to two each, and marks."""
         texts = ((tile.name, INK, 1), (tile.detail, FAINT, 2), (tile.remark, REMARK, 2))
-        return [(line, color) for text, color, most in texts for line in wrapped(text, self.tile, self.text, most)]
+        lines = [
+            words(line, self.text, color, line=1.45)
+            for text, color, most in texts
+            for line in wrapped(text, self.tile, self.text, most)
+        ]
+        if tile.marks:
+            lines.append(marked(tile.marks, self.tile, round(self.text * 0.9)))
+        return [space(0, round(self.line * 0.3)), *lines] if lines else []
 
     def _fitted(self, picture: Image.Image) -> tuple[int, int]:
         scale = min(self.tile / picture.width, self.high / picture.height)
         return max(1, round(picture.width * scale)), max(1, round(picture.height * scale))
-
-    def _middle(self, place: int) -> float:
-        return self.gap + place * (self.tile + self.gap) + self.tile / 2
-
-    def _centred(
-        self, draw: ImageDraw.ImageDraw, words: str, x: float, y: float, color: tuple[int, int, int], bold: bool = False
-    ) -> None:
-        shown, face = fit(words, self.tile, self.text, bold), font(self.text, bold)
-        draw.text((x - face.getlength(shown) / 2, y), shown, color, face)
 
 
 DPI = 120  # of figures

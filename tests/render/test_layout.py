@@ -53,7 +53,14 @@ def test_a_figure_is_a_sheet_that_shows_itself_once(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("methods", [2, 5, 7])
 def test_the_maps_of_several_targets_line_up_below_each_other_beside_one_photo(methods: int) -> None:
     rows = {heading: [dc.replace(BLANK, name=f"{m}", legend=LEGEND) for m in range(methods)] for heading in "abc"}
-    layout = sheets.Layout("", "", sheets.lined_up(BLANK, list(rows.items())))
+    layout = sheets.Layout(
+        "",
+        "",
+        (
+            sheets.Group("", (BLANK,)),
+            *(sheets.Group(heading, tuple(row), own_row=True) for heading, row in rows.items()),
+        ),
+    )
     names = [{column: tile.name for column, (_, tile) in row.items()} for row in layout.places()]
     parts = [names[start : start + 3] for start in range(0, len(names), 3)]
     assert names[0].pop(0) == "name"
