@@ -35,6 +35,7 @@ with the features that use them.
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from explain._utils import providers
 from explain._utils.version import __version__
 
 _HOME = {
@@ -83,6 +84,13 @@ def __getattr__(name: str) -> Any:
     if name in _ROOMS:
         return importlib.import_module(f"explain.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _grids_of_photo(model: Any, inputs: Any) -> Any:
+    return importlib.import_module("explain.layers.grids").grids_of_photo(model, inputs)
+
+
+providers.grids_of_photo = _grids_of_photo  # for interventions on a region, whose room stands above that of layers
 
 
 def __dir__() -> list[str]:

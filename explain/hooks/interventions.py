@@ -11,14 +11,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from importlib import import_module
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
-from explain._utils import nested
+from explain._utils import nested, providers
 from explain._utils.errors import ExplainError, HookError, warn
 from explain._utils.random_numbers import seeded
 from explain._utils.signals import came_by_signal, signal_safe, temporarily
@@ -461,12 +460,11 @@ def _photo_grid(model: nn.Module, given: tuple[Any, Any], layer: str, length: in
 
     It is looked at in a copy of the model, which has none of the hooks that are active, and shares its parameters.
     """
-    grids_of_photo = import_module("explain.layers.grids").grids_of_photo  # a room that imports this one
     key = tuple((path, tensor.shape[1:]) for path, tensor in nested.paths(given))
     known = _photo_grids.setdefault(model, {})
     if key not in known:
         try:
-            known[key] = grids_of_photo(copied(model, share=True), Inputs(*given))
+            known[key] = providers.grids_of_photo(copied(model, share=True), Inputs(*given))
         except Exception as error:  # a model that cannot be copied, or is given no photo
             if came_by_signal(error):
                 raise
