@@ -337,7 +337,7 @@ def test_pictures_without_photos_read_none(run: explain.Run, monkeypatch: pytest
     def refuse(*_: Any) -> None:
         raise AssertionError("a photo was read")
 
-    monkeypatch.setattr("explain.runs.result.load_image", refuse)
+    monkeypatch.setattr("explain.store.reading.load_image", refuse)
     found = run.insight()
     assert list(found.pictures(photos=False)) == ["looks"]
     with pytest.raises(AssertionError, match="a photo was read"):

@@ -18,7 +18,8 @@ from torch import nn
 import explain
 from explain import ExplainError, RunError
 from explain.models import Classifier
-from explain.runs.manifest import identity, must_agree
+from explain.runs.manifest import identity
+from explain.store.manifest import must_agree
 from tests.conftest import TinyNet, settled
 from tests.runs.networks import as_it_is, explainer, folder_of, picture
 from tests.runs.test_sources import Items, png, shard
