@@ -31,6 +31,7 @@ from explain.cli.output import DONE, Output, ProgressBar
 from explain.data.files import Files, slug
 from explain.explanation.explanation import compare
 from explain.methods.base import Method, get_method
+from explain.models.custom import is_file_or_code
 from explain.report import item, pages
 from explain.runs.manifest import identity
 from explain.store.manifest import alike, described_method
@@ -336,7 +337,10 @@ def request_of(
         options: others that change the values.
     """
 
-    model, described = identity(explainer), {each.name: described_method(each) for each in methods}
+    name = str(explainer._origin.arguments.get("model", ""))
+    told_by_name = explainer.weights is not None and not is_file_or_code(name)  # its weights are published
+    model = identity(explainer, trained=told_by_name)
+    described = {each.name: described_method(each) for each in methods}
     model["categories"] = digest(json.dumps(model["categories"]).encode())
     request = {**model, "group": group, "methods": described, "targets": targets, **options}
     plain: dict[str, Any] = json.loads(json.dumps(request))

@@ -4,6 +4,7 @@ import io
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias, Unpack, overload
 
@@ -497,11 +498,16 @@ class Explainer:
 def explain(
     image: ImageLike, methods: Methods = "gradcam", target: TargetLike = None, **options: Unpack[PhotoOptions]
 ) -> Explanation:
-    """Explain a photo with the default model; options as for calling an `Explainer`.
+    """Explain a photo with the default model, which is loaded once; options as for calling an `Explainer`.
 
     >>> from PIL import Image
     >>> explanation = explain(Image.new("RGB", (32, 24), "orange"))
     >>> explanation.overlay("gradcam").size
     (32, 24)
     """
-    return Explainer()(image, methods, target, **options)
+    return _default_explainer()(image, methods, target, **options)
+
+
+@cache
+def _default_explainer() -> Explainer:
+    return Explainer()

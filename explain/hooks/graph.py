@@ -4,8 +4,10 @@ Other code may hold a tensor as well: in a list, as an attribute, as a second ou
 object itself has it, so the object is not replaced here where that can be avoided.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -36,20 +38,48 @@ def graph(start: torch.Tensor | Node | None, *, until: Callable[[Node], bool] = 
                 waiting.append(parent)
 
 
+class ValueDroppedError(RuntimeError):
+    """A backward pass needs a value that is not there any more."""
+
+
+@dataclass
+class _SavedValue:
+    """What autograd saved of the forward pass, and the version that the tensor had then."""
+
+    tensor: torch.Tensor | None
+    version: int
+    size: int
+
+
 @contextmanager
-def without_values() -> Iterator[None]:
-    """Let autograd record Nodes, but keep no values for a backward pass, which cannot run then.
+def keeping_values(most: int = 0) -> Iterator[None]:
+    """Let autograd record Nodes, and keep only the values that were saved last, so many bytes of them.
 
-    So a graph takes hardly any memory: it shows what depends on what.
+    So a graph takes little memory: it shows what depends on what, and a backward pass can reach the last layers. One
+    that goes further raises a `ValueDroppedError`.
     """
+    values = deque[_SavedValue]()
+    total = 0
 
-    def drop(tensor: torch.Tensor) -> None:
-        return None
+    def save(tensor: torch.Tensor) -> _SavedValue:
+        nonlocal total
+        is_weight = tensor.is_leaf and tensor.requires_grad
+        size = 0 if is_weight else tensor.numel() * tensor.element_size()
+        value = _SavedValue(tensor.detach(), tensor._version, size)
+        values.append(value)
+        total += size
+        while total > most:
+            oldest = values.popleft()
+            oldest.tensor = None
+            total -= oldest.size
+        return value
 
-    def refuse(packed: None) -> torch.Tensor:
-        raise RuntimeError("a backward pass must have the values of the forward pass, but none were kept")
+    def restore(value: _SavedValue) -> torch.Tensor:
+        if value.tensor is None or value.tensor._version != value.version:
+            raise ValueDroppedError("a backward pass must have the values of the forward pass, but some were not kept")
+        return value.tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(drop, refuse):
+    with torch.autograd.graph.saved_tensors_hooks(save, restore):
         yield
 
 

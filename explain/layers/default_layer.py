@@ -18,14 +18,14 @@ from explain._utils.errors import LayerError
 from explain._utils.rounding import all_cancel
 from explain.data.inputs import Inputs, InputsLike, as_inputs
 from explain.hooks import HookGroup, capturing, preserve
-from explain.hooks.graph import graph
+from explain.hooks.graph import ValueDroppedError, differentiate, graph
 from explain.layers.calls import split_call
 from explain.layers.frames import with_layout
 from explain.layers.grids import grids_of
 from explain.layers.layouts import MAPS, Size, has_aspect, to_spatial
-from explain.layers.recording import ModuleCall, tensors_in
+from explain.layers.recording import ForwardGraph, ModuleCall, tensors_in
 from explain.layers.stitched import Stitched
-from explain.layers.summary import ForwardSummary, summary_of
+from explain.layers.summary import GRAPH, ForwardSummary, summary_of
 
 T = TypeVar("T")
 Score: TypeAlias = Callable[[Any], Tensor]
@@ -64,13 +64,16 @@ def default_layer(
     inputs = with_layout(model, inputs)
     if isinstance(model, Stitched):
         return f"model.{default_layer(model.model, model.first(inputs), model.energy(inputs), refresh=refresh)}"
-    summary = summary_of(model, inputs)
+    summary = summary_of(model, inputs, with_graph=True)
+    recorded = summary.chosen.pop(GRAPH, None)
+    of_image = recorded if len(inputs) == 1 else None  # a score is of all images
     if score is not None and not summary.gives_scores:
-        return _map_behind_answers(model, inputs, summary, score)
+        return _map_behind_answers(model, inputs, summary, score, of_image)
     if score is not None and (refresh or summary.outputs > 1):
         kept = of_class and not refresh
-        return _once(summary, "class" if kept else None, lambda: _choose(model, inputs, summary, score))
-    return _once(summary, "default", lambda: _choose(model, inputs.first() if summary.alone else inputs, summary))
+        return _once(summary, "class" if kept else None, lambda: _choose(model, inputs, summary, score, of_image))
+    first = inputs.first() if summary.alone else inputs
+    return _once(summary, "default", lambda: _choose(model, first, summary, recorded=recorded))
 
 
 def stage_layers(
@@ -93,14 +96,16 @@ def stage_layers(
     if isinstance(model, Stitched):
         found = stage_layers(model.model, model.first(inputs), model.energy(inputs), count=count, refresh=refresh)
         return [f"model.{layer}" for layer in found]
-    summary = summary_of(model, inputs)
+    summary = summary_of(model, inputs, with_graph=True)
+    recorded = summary.chosen.pop(GRAPH, None)
     if score is not None and (refresh or summary.outputs > 1 or not summary.gives_scores):
         kept = of_class and summary.gives_scores and not refresh
         key = f"class {count}" if kept else None
-        found = _once(summary, key, lambda: _stages(model, inputs, summary, count, score))
+        of_image = recorded if len(inputs) == 1 else None
+        found = _once(summary, key, lambda: _stages(model, inputs, summary, count, score, of_image))
     else:
         first = inputs.first() if summary.alone else inputs
-        found = _once(summary, count, lambda: _stages(model, first, summary, count))
+        found = _once(summary, count, lambda: _stages(model, first, summary, count, recorded=recorded))
     return [*found] or [default_layer(model, inputs, score, of_class=of_class, refresh=refresh)]
 
 
@@ -113,7 +118,12 @@ def _once(summary: ForwardSummary, key: str | int | None, find: Callable[[], tup
 
 
 def _stages(
-    model: nn.Module, inputs: Inputs, summary: ForwardSummary, count: int, score: Score | None = None
+    model: nn.Module,
+    inputs: Inputs,
+    summary: ForwardSummary,
+    count: int,
+    score: Score | None = None,
+    recorded: ForwardGraph | None = None,
 ) -> tuple[list[str], bool]:
     """The layers of stages, and whether they would be the same for another image."""
     by_size: dict[Size, list[list[ModuleCall]]] = {}
@@ -126,7 +136,7 @@ def _stages(
     for size in coarsest:
         groups = sorted(by_size[size], key=_is_gate)
         candidates.append([_outermost(group) for group in groups[: CANDIDATES // len(coarsest)]])
-    influences = _influences(model, inputs, [name for names in candidates for name in names], score)
+    influences = _influences(model, inputs, [name for names in candidates for name in names], score, recorded)
     layers = [_first_that_shows(names, influences) for names in reversed(candidates)]
     reached = [layer for layer in layers if layer is not None]
     showing = [layer for layer in reached if influences[layer].shows]
@@ -162,7 +172,10 @@ def _is_gate(group: list[ModuleCall]) -> bool:
     return call.grid is not None and call.shape[call.grid.of_channels] == 1
 
 
-def _choose(model: nn.Module, inputs: Inputs, summary: ForwardSummary, score: Score | None = None) -> tuple[str, bool]:
+def _choose(
+    model: nn.Module, inputs: Inputs, summary: ForwardSummary, score: Score | None = None,
+    recorded: ForwardGraph | None = None,
+) -> tuple[str, bool]:  # fmt: skip
     """The last feature map that the scores depend on; for tokens, the last ones that are followed by an attention.
 
     Also returns whether it would be the same for another image: a gradient that is zero everywhere says nothing.
@@ -178,14 +191,16 @@ def _choose(model: nn.Module, inputs: Inputs, summary: ForwardSummary, score: Sc
     names = list(dict.fromkeys(_outermost(groups[i]) for i in order))
     influences: dict[str, _Influence] = {}
     for start in range(0, min(len(names), MOST), CANDIDATES):
-        influences |= _influences(model, inputs, names[start:], score)
+        influences |= _influences(model, inputs, names[start:], score, recorded)
         if any(influence.shows for influence in influences.values()):
             break
     layer = _first_that_shows(names, influences)
     return layer or names[0], layer is not None
 
 
-def _map_behind_answers(model: nn.Module, inputs: Inputs, summary: ForwardSummary, score: Score) -> str:
+def _map_behind_answers(
+    model: nn.Module, inputs: Inputs, summary: ForwardSummary, score: Score, recorded: ForwardGraph | None
+) -> str:
     """The last map, or tokens, that say something about one of many answers. The answers themselves do not count:
     neither the map of classes that the network gives, nor a map of which the score reads one position. Nor does a head
     that slides over the maps of several resolutions, of which each call is about one. They are taken only where the
@@ -219,7 +234,7 @@ def _map_behind_answers(model: nn.Module, inputs: Inputs, summary: ForwardSummar
     images = dict.fromkeys(names, (0, 0))
     """For how many images each layer shows something; and for how many more than one of its positions counts."""
     for start in range(0, min(len(names), MOST), CANDIDATES):
-        for name, influence in _influences(model, inputs, [*names][start:], noted).items():
+        for name, influence in _influences(model, inputs, [*names][start:], noted, recorded).items():
             several = sum(count > 1 for count in influence.positions)
             images[name] = several if influence.shows else 0, several
         if any(shown == len(inputs) for shown, _ in images.values()):
@@ -294,48 +309,92 @@ def _first_that_shows(layers: Iterable[str], influences: Mapping[str, _Influence
     return next((layer for layer in reached if influences[layer].shows), next(iter(reached), None))
 
 
+@dataclass(frozen=True)
+class _Backward:
+    """A backward pass from a score: what it reached of some layers, by name."""
+
+    score: Tensor | None
+    output: Any
+    gradients: Mapping[str, Tensor]
+    nodes: Mapping[str, set[Node]]
+
+
 def _influences(
-    model: nn.Module, inputs: Inputs, layers: Sequence[str], score: Score | None = None
-) -> dict[str, _Influence]:
+    model: nn.Module, inputs: Inputs, layers: Sequence[str], score: Score | None = None,
+    recorded: ForwardGraph | None = None,
+) -> dict[str, _Influence]:  # fmt: skip
     """How the first of some layers reach the score; those that no gradient comes back to are left out.
 
-    Without a score, the model's best one is used.
+    Without a score, the model's best one is used. Where ``recorded`` is the graph of a pass of these inputs, the model
+    does not run again.
     """
-    names = dict.fromkeys(split_call(layer, model)[0] for layer in layers[:CANDIDATES])
-
-    def run(cut: bool) -> tuple[capturing.Capture, Tensor | None, Any]:
-        with preserve.untouched(model, grad=not cut), HookGroup(model) as group:
-            capture = capturing.Capture(group, names, gradients=True, cut=cut)
-            output = inputs.detached().call(model)
-            total = _best_score(output) if score is None else score(output).sum()
-            if total is not None:
-                capture.backward(total, roughly=True)
-        return capture, total, output
-
-    capture, total, output = capturing.cut_where_allowed(run)
-    capture, total, output = run(False) if capture.misses else (capture, total, output)
+    backward = None if recorded is None else _backward_in(recorded, model, layers[:CANDIDATES], score)
+    if backward is None:
+        backward = _run_backward(model, inputs, layers[:CANDIDATES], score)
     grids = grids_of(model, inputs)
-    gradients: dict[str, Tensor] = {}
-    nodes: dict[str, set[Node]] = {}
-    for layer in layers[:CANDIDATES]:
-        record = capture.of(layer)
-        if record is not None and record.gradient is not None:
-            gradients[layer] = to_spatial(record.gradient, grids, layer)
-            nodes[layer] = set(capture.nodes_of(record))
-    answers = set() if score is None else _unweighted(total, output)
-    factors = _factors(total, set().union(*nodes.values()))
+    answers = set() if score is None else _unweighted(backward.score, backward.output)
+    factors = _factors(backward.score, set().union(*backward.nodes.values()))
     influences = {}
-    for layer, gradient in gradients.items():
+    for layer, of_layer in backward.gradients.items():
+        gradient = to_spatial(of_layer, grids, layer)
+        nodes = backward.nodes[layer]
         means = gradient.flatten(2).mean(2)
         positions = (gradient != 0).any(1).flatten(1).sum(1)
         rounding = all_cancel(means, gradient) & (positions > 0)
         influences[layer] = _Influence(
             positions.tolist(),
             cancels=bool(rounding.any() and (rounding | (positions == 0)).all()),
-            is_answer=not answers.isdisjoint(nodes[layer]),
-            is_factor=factors.issuperset(nodes[layer]),
+            is_answer=not answers.isdisjoint(nodes),
+            is_factor=factors.issuperset(nodes),
         )
     return influences
+
+
+def _run_backward(model: nn.Module, inputs: Inputs, layers: Sequence[str], score: Score | None) -> _Backward:
+    """Run a model, and backward to some layers."""
+    names = dict.fromkeys(split_call(layer, model)[0] for layer in layers)
+
+    def run(cut: bool) -> tuple[capturing.Capture, Tensor | None, Any]:
+        with preserve.untouched(model, grad=not cut), HookGroup(model) as group:
+            capture = capturing.Capture(group, names, gradients=True, cut=cut)
+            output = inputs.detached().call(model)
+            total = _total(score, output)
+            if total is not None:
+                capture.backward(total, roughly=True)
+        return capture, total, output
+
+    capture, total, output = capturing.cut_where_allowed(run)
+    capture, total, output = run(False) if capture.misses else (capture, total, output)
+    gradients: dict[str, Tensor] = {}
+    nodes: dict[str, set[Node]] = {}
+    for layer in layers:
+        record = capture.of(layer)
+        if record is not None and record.gradient is not None:
+            gradients[layer] = record.gradient
+            nodes[layer] = set(capture.nodes_of(record))
+    return _Backward(total, output, gradients, nodes)
+
+
+def _backward_in(
+    recorded: ForwardGraph, model: nn.Module, layers: Sequence[str], score: Score | None
+) -> _Backward | None:
+    """Run backward in the graph of a pass to some layers; None where it did not keep the values that this takes."""
+    edges = {layer: edge for layer in layers if (edge := recorded.edge_of(*split_call(layer, model))) is not None}
+    with preserve.untouched(model, grad=True):
+        total = _total(score, recorded.output)
+        if total is None or not total.requires_grad or not edges:
+            return _Backward(total, recorded.output, {}, {})
+        try:
+            results = differentiate(total, list(edges.values()), retain_graph=True)
+        except ValueDroppedError:
+            return None
+    gradients = {layer: result for layer, result in zip(edges, results, strict=True) if result is not None}
+    nodes = {layer: {edges[layer].node} for layer in gradients}
+    return _Backward(total, recorded.output, gradients, nodes)
+
+
+def _total(score: Score | None, output: Any) -> Tensor | None:
+    return _best_score(output) if score is None else score(output).sum()
 
 
 def _best_score(output: Any) -> Tensor | None:

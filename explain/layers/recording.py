@@ -2,20 +2,21 @@
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from explain._utils import nested
 from explain._utils.errors import ExplainError
 from explain._utils.signals import came_by_signal
 from explain.data.inputs import Inputs
 from explain.hooks import HookGroup
-from explain.hooks.graph import Reach, without_values
+from explain.hooks.graph import Reach, keeping_values
 from explain.hooks.preserve import untouched, without_proxy
 from explain.hooks.unwrap import hookable, leaves
 from explain.layers import layouts
@@ -110,6 +111,18 @@ def on_leaves(group: HookGroup, model: nn.Module, note: Callable[[str, Any], Non
         group.forward(last, lambda module, args, output: note(names[module], output))
 
 
+@dataclass(frozen=True)
+class ForwardGraph:
+    """The graph of one forward pass: its output, and where the tensor of each call is in it."""
+
+    output: Any
+    edges: Mapping[CallKey, GradientEdge]
+
+    def edge_of(self, name: str, number: int | None) -> GradientEdge | None:
+        """Where the tensor of a layer's call with this number is, or of its last."""
+        return [None, *(edge for key, edge in self.edges.items() if key[0] == name and number in (None, key[1]))][-1]
+
+
 class ModuleCallRecorder:
     """Notes the calls of modules; of ``source``, if it is given, whether they depend on it."""
 
@@ -119,6 +132,8 @@ class ModuleCallRecorder:
         """The calls whose output may be read in several ways."""
         self.unreached: dict[CallKey, tuple[float, float]] = {}
         """The calls that no gradient leads from to ``source``, and what shows whether they change with it."""
+        self.edges: dict[CallKey, GradientEdge] = {}
+        """Where each call's tensor is in the graph."""
         self._size, self._count = size, count
         self._previous: Tensor | None = None
         self._seen: dict[int, tuple[weakref.ref[Tensor], int]] = {}
@@ -144,6 +159,8 @@ class ModuleCallRecorder:
         depends = self._reach is None or self._reach.of(tensor.grad_fn)
         if not depends:
             self.unreached[key] = _figures(tensor.detach())
+        if tensor.requires_grad:
+            self.edges[key] = get_gradient_edge(tensor)
         about = type(module).__name__, shape, grid, passes_on, again
         self.calls.append(ModuleCall(key[0], *about, key[1], depends=depends))
         self._previous = tensor
@@ -231,17 +248,18 @@ def input_producers(model: nn.Module, inputs: Inputs) -> dict[CallKey, CallKey]:
 T = TypeVar("T")
 
 
-def _recorded(model: nn.Module, inputs: Inputs) -> tuple[ModuleCallRecorder, Any, list[str]]:
+def _recorded(model: nn.Module, inputs: Inputs, kept: int = 0) -> tuple[ModuleCallRecorder, Any, list[str]]:
     """Run a network; return its calls, its output, and what ran.
 
-    The graph shows which calls depend on what is explained; of a network that cannot be recorded, all may.
+    The graph shows which calls depend on what is explained; of a network that cannot be recorded, all may. It keeps so
+    many bytes of values.
     """
     size, count = tuple(inputs.x.shape[2:]), len(inputs)
     if inputs.x.is_floating_point():
         source = inputs.x.clone().requires_grad_()
         recorder = ModuleCallRecorder(size, source, count)
         try:
-            with without_values():
+            with keeping_values(kept):
                 return recorder, *run_noting_calls(model, inputs.replaced(source), recorder.take, grad=True)
         except Exception as error:  # it overwrites views, or differentiates something itself
             if isinstance(error, ExplainError) or came_by_signal(error):

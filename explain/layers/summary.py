@@ -16,7 +16,7 @@ from explain.hooks.unwrap import modules_of, unwrapped
 from explain.layers.frames import with_layout
 from explain.layers.layouts import Size
 from explain.layers.located import PLACES, _laid_out, _located
-from explain.layers.recording import ModuleCall, _recorded, maps_of, tensors_in
+from explain.layers.recording import ForwardGraph, ModuleCall, _recorded, maps_of, tensors_in
 from explain.targets.regions import read_class_maps
 
 
@@ -64,18 +64,21 @@ def list_layers(model: nn.Module, x: InputsLike) -> list[ModuleCall]:
     return list(summarize(model, with_layout(model, x)).calls)
 
 
+GRAPH = "the graph of the pass"
+KEPT = 2**28  # bytes of values that such a graph has at most
 SUMMARIES = 16  # of a network, each for another size of inputs
 _summaries: weakref.WeakKeyDictionary[nn.Module, dict[Any, ForwardSummary]] = weakref.WeakKeyDictionary()
 _tokens: weakref.WeakKeyDictionary[nn.Module, object] = weakref.WeakKeyDictionary()
 """What stands for a module in a key: unlike an id, it is never used again for another module."""
 
 
-def summary_of(model: nn.Module, inputs: Inputs, *, whole: bool = False) -> ForwardSummary:
+def summary_of(model: nn.Module, inputs: Inputs, *, whole: bool = False, with_graph: bool = False) -> ForwardSummary:
     """Return the summary of a network; it is made once for the same modules and inputs of the same sizes.
 
-    The network runs on the first image, or with ``whole`` on the batch.
+    The network runs on the first image, or with ``whole`` on the batch. ``with_graph``, a summary that is made now has
+    the graph of its pass among what was ``chosen``, to be taken out at once.
     """
-    take = partial(summarize, model, inputs, whole=whole)
+    take = partial(summarize, model, inputs, whole=whole, with_graph=with_graph)
     if not all(isinstance(value, (int, float, str, NoneType)) for value in inputs.constants):
         return take()  # cannot be a key
     modules = tuple(_tokens.setdefault(module, object()) for module in modules_of(model))
@@ -107,27 +110,29 @@ def summary_is_current(model: nn.Module, inputs: Inputs, ran: Sequence[str]) -> 
     return False
 
 
-def summarize(model: nn.Module, inputs: Inputs, *, whole: bool = False) -> ForwardSummary:
+def summarize(model: nn.Module, inputs: Inputs, *, whole: bool = False, with_graph: bool = False) -> ForwardSummary:
     """Run a network on one image and record every call; one exported for a fixed number of images, on all of them."""
     failed = None
     try:
         if not whole:
-            return _summarize_once(model, inputs.first())
+            return _summarize_once(model, inputs.first(), with_graph)
     except Exception as error:
         if isinstance(error, ExplainError) or len(inputs) == 1 or came_by_signal(error):
             raise
         failed = error
     try:
-        return replace(_summarize_once(model, inputs), alone=False)
+        return replace(_summarize_once(model, inputs, with_graph), alone=False)
     except Exception as error:
         raise error if failed is None or came_by_signal(error) else failed from None
 
 
-def _summarize_once(model: nn.Module, inputs: Inputs) -> ForwardSummary:
+def _summarize_once(model: nn.Module, inputs: Inputs, with_graph: bool) -> ForwardSummary:
     inputs = inputs.detached()
-    recorder, output, ran = _recorded(model, inputs)
+    recorder, output, ran = _recorded(model, inputs, KEPT if with_graph else 0)
     calls = recorder.calls
     chosen = dict[Any, Any]()
+    if with_graph:
+        chosen[GRAPH] = ForwardGraph(output, recorder.edges)
     if recorder.open:
         chosen[PLACES] = _located(model, inputs, calls)
         calls = [_laid_out(call, recorder.open.get(call.key), chosen[PLACES]) for call in calls]

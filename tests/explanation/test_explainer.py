@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torchvision
-from PIL import Image
+from PIL import Image, ImageFile
 from torch import Tensor, nn
 
 import explain
@@ -135,3 +136,32 @@ def test_a_very_long_photo_is_drawn_within_reason() -> None:
     assert max(explanation.figure().get_size_inches()) < 20
     inside = np.asarray(explanation.overlay())[4000, 2:8]
     assert (inside != 255).any()
+
+
+def test_a_photo_takes_one_pass_and_one_more_where_the_model_is_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes: list[nn.Module] = []
+    decoded: list[str] = []
+    decode = ImageFile.ImageFile.load
+
+    def load(file: Any, *args: Any) -> Any:
+        decoded.extend([file.filename] * bool(file.tile))
+        return decode(file, *args)
+
+    monkeypatch.setattr(ImageFile.ImageFile, "load", load)
+    path = tmp_path / "cat.jpg"
+    Image.linear_gradient("L").save(path)
+    explainer = explain.Explainer("tiny")
+    explainer.model.register_forward_pre_hook(lambda model, args: passes.append(model))
+    counts = []
+    for _ in range(3):
+        explanation = explainer(path)
+        assert explanation.predictions
+        counts.append((len(passes), len(decoded)))
+    assert counts == [(2, 1), (3, 2), (4, 3)]
+    default = explain.explain(path).explainer.model
+    handle = default.register_forward_pre_hook(lambda model, args: passes.append(model))
+    assert explain.explain(path).explainer.model is default
+    handle.remove()
+    assert passes[4:] == [default]

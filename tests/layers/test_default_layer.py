@@ -14,7 +14,7 @@ from torch import nn
 
 import explain
 from explain.hooks import HookGroup
-from explain.hooks.graph import Reach, without_values
+from explain.hooks.graph import Reach, keeping_values
 from explain.methods import GradCAM
 from explain.targets import Detections, Segmentation
 from tests.conftest import settled
@@ -167,7 +167,7 @@ def test_the_layer_is_one_that_the_target_comes_from(blocks: int) -> None:
 
 def test_a_graph_without_values_shows_what_depends_on_what_and_keeps_nothing() -> None:
     x = torch.rand(3, requires_grad=True)
-    with without_values():
+    with keeping_values():
         between = x.exp()  # backward would need it
         y = between.square()
     alive = weakref.ref(between)
