@@ -31,7 +31,7 @@ from explain.cli.output import DONE, Output, ProgressBar
 from explain.data.files import Files, slug
 from explain.explanation.explanation import compare
 from explain.methods.base import Method, get_method
-from explain.models.custom import is_file_or_code
+from explain.models.files import is_file_or_code
 from explain.report import item, pages
 from explain.runs.manifest import identity
 from explain.store.manifest import alike, described_method
