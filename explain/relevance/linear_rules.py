@@ -55,33 +55,23 @@ class Epsilon(_Stabilised):
     absolute: bool = False
 
     def attach(self, of: LinearNode, flow: RelevanceFlow) -> None:
-        alone = of.linear.size is None and of.rectifier is None
-        if not self.epsilon:
-            Gradient().attach(of, flow)
-        elif alone or not of.entrances or of.linear.back is None:  # autograd does the rest
-            flow.arriving(of.exit, lambda gradient: self._share(of, gradient, flow))
-        else:
+        if self.epsilon:
             super().attach(of, flow)
+        else:
+            Gradient().attach(of, flow)
 
     def back(self, of: LinearNode, gradient: Tensor, flow: RelevanceFlow) -> Tensor:
-        share = self._share(of, gradient, flow)
-        share = share if of.linear.size is None else share.mul_(of.linear.size)
-        return of.linear.backward(share, of.x.tensor, of.linear.weight)
-
-    def _share(self, of: LinearNode, gradient: Tensor, flow: RelevanceFlow) -> Tensor:
-        """g z / (z + e sign(z)), which is g - e g / (|z| + e)."""
-        z = of.result.tensor
-        positive = of.rectified or of.result.rectified  # what arrives behind a rectifier, arrives where z is
-        small = self._small(flow, z.clamp(min=0) if positive else z)
-        if of.result.rectified:
-            share = _over(z, torch.add(z, small)).mul_(gradient)
-        else:
-            part = _over(gradient, z.abs().add_(small)).mul_(small)
-            if not positive:
-                flow.take("stabiliser", part, z)
-            share = torch.sub(gradient, part, out=_reused(part))
-        _take(of, flow, share, of.linear.added, small if positive else None)
-        return share
+        """With R = z g, what is sent back is g z / (z + e sign(z)), which is g less g e / (|z| + e)."""
+        linear, z = of.linear, of.result.tensor
+        arrives_where_positive = of.rectified or of.result.rectified
+        small = self._small(flow, z.clamp(min=0) if arrives_where_positive else z)
+        taken = _over(gradient, z.abs().add_(small)).mul_(small)
+        flow.take("stabiliser", taken, z)
+        share = torch.sub(gradient, taken, out=_reused(taken))
+        _take(of, flow, share, linear.added)
+        if linear.size is not None:
+            share = share.mul_(linear.size)
+        return linear.backward(share, of.x.tensor, linear.weight)
 
 
 @dataclass(frozen=True)
