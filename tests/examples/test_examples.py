@@ -221,7 +221,7 @@ def test_the_history_of_a_search_has_what_fewer_samples_find() -> None:
 
     whole = {"seconds": 1e9, "passes": 0} | found()
     assert len(whole["history"]) > 5
-    for samples in (30, 100, 150, whole["history"][-1][0] - 1, whole["history"][-1][0]):
+    for samples in (100, whole["history"][-1][0] - 1):
         fewer, then = found(samples=samples), module.at_budget(whole, samples)
         assert (then["size"], then["proof"]) == (fewer["size"], fewer["proof"])
 

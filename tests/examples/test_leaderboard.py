@@ -186,6 +186,7 @@ def test_every_table_of_the_page_has_its_rows(page: Any) -> None:
     )
 
 
+@pytest.mark.long  # it reads all that is stored
 def test_the_page_and_the_table_with_filters_say_what_is_stored(script: Any) -> None:
     pytest.importorskip("pyarrow", reason="the stored table is read with pyarrow, an extra")
     assert script("page").main(["--check"]) == 0
