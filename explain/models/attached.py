@@ -35,39 +35,52 @@ def as_classifier(model: nn.Module, *, name: str | None = None, size: int | None
     """
     inner = inside(model)
     name = name or type(inner).__name__
-    preprocess, labels = (_own(model, inner, attribute) for attribute in ("preprocess", "categories"))
-    preprocess = preprocess if callable(preprocess) else None
-    if preprocess is not None and size is not None:
-        raise _fixed_size(name)
-    known = True  # whether anything says what the preprocessing is
-    config, of_timm = huggingface.config_of(inner), timm_config(inner)
-    if config is not None:
-        labels = huggingface.labels(config) if labels is None else labels
-        if preprocess is None and of_timm is None:
-            preprocess, known = huggingface.preprocessing(inner, config, size)
-    if of_timm is not None:
+    preprocess = _attribute(model, inner, "preprocess")
+    labels = _attribute(model, inner, "categories")
+    is_known = callable(preprocess)  # whether anything says what the preprocessing is
+    if not is_known:
+        preprocess = None
+    elif size is not None:
+        raise fixed_size(name)
+    config = huggingface.config_of(inner)
+    if labels is None and config is not None:
+        labels = huggingface.labels(config)
+    if timm_config(inner) is not None:
         with suppress(Exception):  # the configuration alone does not make a model one of timm
-            transform, named = timm_transform_and_labels(importlib.import_module("timm"), inner, size)
-            preprocess, labels = preprocess or transform, labels or named
+            transform, names = timm_transform_and_labels(importlib.import_module("timm"), inner, size)
+            preprocess = preprocess or transform
+            labels = labels or names
+            is_known = True
+    elif config is not None and not is_known:
+        preprocess, is_known = huggingface.preprocessing(inner, config, size)
     if preprocess is None:
-        kinds = (nn.Conv2d, nn.Conv3d)
-        channels = next((module.in_channels for module in inner.modules() if isinstance(module, kinds)), None)
-        shape = inner.shape if isinstance(inner, BlackBox) else (None, channels, None, None)
-        preprocess = adjusted(CenterCrop(size or shape[2] or 224), channels=1 if shape[1] == 1 else None)
-        known = False
-    assumed = None if known else _what_is_assumed(name, preprocess)
+        preprocess = _usual(inner, size)
+        is_known = False
+    assumed = None if is_known else _what_is_assumed(name, preprocess)
     return Classifier(model, preprocess, labels, name, assumed=assumed, activation=configured(inner))
 
 
-def _own(model: nn.Module, inner: nn.Module, name: str) -> Any:
+def _usual(model: nn.Module, size: int | None) -> Preprocess:
+    """The usual centre crop; in grey if the first convolution has one channel."""
+    if isinstance(model, BlackBox):
+        channels = model.shape[1]
+        size = size or model.shape[2]
+    else:
+        convolutions = (module for module in model.modules() if isinstance(module, (nn.Conv2d, nn.Conv3d)))
+        channels = next((convolution.in_channels for convolution in convolutions), None)
+    return adjusted(CenterCrop(size or 224), channels=1 if channels == 1 else None)
+
+
+def _attribute(model: nn.Module, inner: nn.Module, name: str) -> Any:
     """Return an attribute of a model, or of the one that it is wrapped around."""
-    own = getattr(model, name, None)
-    return getattr(inner, name, None) if own is None else own
+    value = getattr(model, name, None)
+    return getattr(inner, name, None) if value is None else value
 
 
-def _fixed_size(name: str) -> ModelError:
-    told = "cannot be changed for a model that brings its own preprocessing"
-    return ModelError(f"{option('size')} {told}, got {name!r}; leave it out")
+def fixed_size(name: str) -> ModelError:
+    """Return the error of a size for a model whose preprocessing has one."""
+    problem = "cannot be changed for a model that brings its own preprocessing"
+    return ModelError(f"{option('size')} {problem}, got {name!r}; leave it out")
 
 
 def inside(model: nn.Module) -> nn.Module:
@@ -92,43 +105,55 @@ def as_preprocess(given: Any) -> Preprocess:
 
 
 def resolve_preprocessing(
-    found: Classifier, own: Preprocess | None = None, *, size: int | None = None, crop: CropLike = "center",
-    channels: int | None = None, mean: Values = None, std: Values = None, interpolation: Interpolation | None = None,
-) -> Preprocess:  # fmt: skip
-    """Return how a classifier's photos become its inputs, with the caller's ``own`` preprocessing or values.
+    classifier: Classifier,
+    preprocess: Preprocess | None = None,
+    *,
+    size: int | None = None,
+    crop: CropLike = "center",
+    channels: int | None = None,
+    mean: Values = None,
+    std: Values = None,
+    interpolation: Interpolation | None = None,
+) -> Preprocess:
+    """Return how a classifier's photos become its inputs, with the caller's ``preprocess`` or values.
 
     What is assumed, since neither the model nor the caller says it, is warned of.
 
     Raises:
         ModelError: the preprocessing is one that cannot be changed in this way.
     """
-    preprocess = found.preprocess if own is None else own
-    assumed = found.assumed if own is None else None
-    side = found.model.shape[2] if isinstance(found.model, BlackBox) else None
-    known = [name for name, value in (("size", size or side), ("mean", mean), ("std", std)) if value is not None]
+    is_assumed = preprocess is None and classifier.assumed is not None
+    preprocess = preprocess or classifier.preprocess
+    side = classifier.model.shape[2] if isinstance(classifier.model, BlackBox) else None
+    values = {"size": size or side, "mean": mean, "std": std}
     if isinstance(preprocess, huggingface.Processed):
-        preprocess, mean, std = preprocess.with_values(mean, std), None, None
+        preprocess = preprocess.with_values(mean, std)
+        mean = std = None
     preprocess = adjusted(preprocess, channels=channels, mean=mean, std=std, interpolation=interpolation)
-    if assumed is not None and (told := _what_is_assumed(found.name, preprocess, known)) is not None:
-        warn(told)
-    return cropped(preprocess, crop, found.model)
+    if is_assumed:
+        warning = _what_is_assumed(classifier.name, preprocess, [name for name in values if values[name] is not None])
+        if warning is not None:
+            warn(warning)
+    return cropped(preprocess, crop, classifier.model)
 
 
-def _what_is_assumed(name: str, preprocess: Preprocess, known: Collection[str] = ()) -> str | None:
-    """Say what is assumed of the preprocessing of a model that says nothing, but for what is ``known``.
+def _what_is_assumed(name: str, preprocess: Preprocess, said: Collection[str] = ()) -> str | None:
+    """Say what is assumed of the preprocessing of a model that says nothing, but for the values that were ``said``.
 
     >>> _what_is_assumed("Net", CenterCrop(32), {"mean"}).split("; ")[1]
     "assumed: a centre crop of 32 pixels, ImageNet's standard deviation"
     >>> _what_is_assumed("Net", CenterCrop(32), {"size", "mean", "std"})
     """
-    words = [word for each, word in (("mean", "mean"), ("std", "standard deviation")) if each not in known]
-    if not words and "size" in known:
+    missing = [value for value in ("size", "mean", "std") if value not in said]
+    if not missing:
         return None
     if isinstance(preprocess, CenterCrop):
         assumed = f"a centre crop of {preprocess.side} pixels{' in grey' if len(preprocess.mean) == 1 else ''}"
-        assumed += f", ImageNet's {' and '.join(words)}" if words else ""
+        words = {"mean": "mean", "std": "standard deviation"}
+        of_imagenet = " and ".join(words[value] for value in missing if value in words)
+        assumed += f", ImageNet's {of_imagenet}" if of_imagenet else ""
     else:
         assumed = f"the usual image processor of its kind, {preprocess}"
-    flags = ", ".join(f"--{each}" for each in ("size", "mean", "std") if each not in known)
+    flags = ", ".join(f"--{value}" for value in missing)
     remedy = f"{either('pass preprocess=', f'give {flags}')}, or give the model an attribute preprocess"
     return f"preprocess is not known for model {name!r}; assumed: {assumed}; {remedy}"

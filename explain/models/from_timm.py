@@ -1,9 +1,8 @@
 """Classifiers of timm, with their published weights, transforms and labels."""
 
 import importlib
-import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,7 +14,7 @@ from explain._utils.signals import temporarily
 from explain.data.images import Preprocess
 from explain.models.classifier import Classifier
 from explain.models.files import TIMM
-from explain.models.from_torchvision import UNUSABLE, _no_torchvision, _not_downloaded
+from explain.models.from_torchvision import UNUSABLE, no_torchvision, not_downloaded
 from explain.models.weights import describe_weights, fit_weights, read_weights
 
 
@@ -25,36 +24,43 @@ def load_timm(name: str, weights: str | Path | None = None, size: int | None = N
     Raises:
         ModelError: timm is not installed, the name is unknown, or the weights cannot be downloaded.
     """
-    try:
-        timm = importlib.import_module("timm")
-    except UNUSABLE as error:
-        if "torchvision" in str(error):  # which timm imports
-            raise _no_torchvision(error) from None
-        told = f"which cannot be imported ({error}); run pip install 'explain-hooks[timm]'"
-        raise ModelError(f"model {name!r} needs timm, {told}") from None
+    timm = _timm(name)
     plain = name.removeprefix(TIMM)
     if not timm.is_model(plain):
         raise ModelError(f"model {name!r} is unknown to timm; {did_you_mean(plain, timm.list_models())}")
-    state = None if weights is None else read_weights(weights)
-    options: dict[str, Any] = {}
     published = timm.get_pretrained_cfg(plain)
-    if state is not None:
-        heads = [published.classifier] if isinstance(published.classifier, str) else published.classifier or ()
-        tensors = [state.get(f"{head}.{kind}") for head in heads for kind in ("weight", "bias")]
-        classes = (len(tensor) for tensor in tensors if tensor is not None and tensor.ndim)
-        options["num_classes"] = next(classes, published.num_classes)
+    options: dict[str, Any] = {}
     if size is not None and published.fixed_input_size:
         options["img_size"] = size
-    try:
-        with nullcontext() if state is not None else _hub_or_cache():
-            model: nn.Module = timm.create_model(plain, pretrained=state is None, **options)
-    except (OSError, RuntimeError) as error:
-        raise _not_downloaded(name, "", error) from None
-    if state is not None and weights is not None:
+    if weights is None:
+        try:
+            with _hub_or_cache():
+                model: nn.Module = timm.create_model(plain, pretrained=True, **options)
+        except (OSError, RuntimeError) as error:
+            raise not_downloaded(name, "", error) from None
+        origin = str(published.tag and f"{plain}.{published.tag}")
+    else:
+        state = read_weights(weights)
+        heads = published.classifier
+        first = heads if isinstance(heads, str) or not heads else heads[0]
+        head = state.get(f"{first}.weight")
+        classes = published.num_classes if head is None else len(head)
+        model = timm.create_model(plain, pretrained=False, num_classes=classes, **options)
         fit_weights(model, state, weights)
+        origin = describe_weights(weights)
     preprocess, labels = timm_transform_and_labels(timm, model, size)
-    origin = str(published.tag and f"{plain}.{published.tag}") if weights is None else describe_weights(weights)
-    return Classifier(model.eval(), preprocess, labels, name, 1.0, origin)
+    return Classifier(model.eval(), preprocess, labels, name, weights=origin)
+
+
+def _timm(name: str) -> ModuleType:
+    """Import timm for the model of this name."""
+    try:
+        return importlib.import_module("timm")
+    except UNUSABLE as error:
+        if "torchvision" in str(error):  # which timm imports
+            raise no_torchvision(error) from None
+        remedy = "run pip install 'explain-hooks[timm]'"
+        raise ModelError(f"model {name!r} needs timm, which cannot be imported ({error}); {remedy}") from None
 
 
 @contextmanager
@@ -62,7 +68,8 @@ def _hub_or_cache() -> Iterator[None]:
     """Let the Hugging Face hub use its cache alone if it cannot be reached: it would try for half a minute a file."""
     try:
         hub = importlib.import_module("huggingface_hub")
-        constants, session = hub.constants, hub.utils.get_session()
+        constants = hub.constants
+        session = hub.utils.get_session()
     except (ImportError, AttributeError):  # of other releases
         yield
         return
@@ -91,20 +98,21 @@ def timm_transform_and_labels(
     timm: ModuleType, model: nn.Module, size: int | None = None
 ) -> tuple[Preprocess, Sequence[str] | None]:
     """Return the preprocessing and the labels that a model's configuration names, as timm itself makes them."""
-    given: dict[str, Any] = {} if size is None else {"input_size": (3, size, size)}
-    built_for = getattr(getattr(model, "patch_embed", None), "img_size", None)  # where the caller chose another size
-    if size is None and isinstance(built_for, Sequence) and len(built_for) == 2:
-        given["input_size"] = (3, *built_for)
-    found = timm_config(model)
-    config = timm.data.resolve_data_config(given, pretrained_cfg=None if found is None else dict(found), model=model)
-    return timm.data.create_transform(**config), _labels(timm, model, found or {})
+    sides = getattr(getattr(model, "patch_embed", None), "img_size", None)  # where the caller chose another size
+    if size is not None:
+        sides = (size, size)
+    options = {"input_size": (3, *sides)} if isinstance(sides, Sequence) and len(sides) == 2 else {}
+    published = timm_config(model)
+    config = timm.data.resolve_data_config(options, pretrained_cfg=published and dict(published), model=model)
+    return timm.data.create_transform(**config), _labels(timm, model, published or {})
 
 
 def _labels(timm: ModuleType, model: nn.Module, config: Mapping[str, Any]) -> list[str] | None:
     """The labels in the configuration, or those of ImageNet where the model has as many classes as one of its sets."""
     classes = getattr(model, "num_classes", None)
-    names, descriptions = config.get("label_names"), config.get("label_descriptions") or {}
+    names = config.get("label_names")
     if names is not None and len(names) == classes:
+        descriptions = config.get("label_descriptions") or {}
         return [str(descriptions.get(name, name)) for name in names]
     subset = timm.data.infer_imagenet_subset({"num_classes": classes})
     if subset is None:

@@ -1,7 +1,6 @@
 """Classifiers of torchvision, with their published weights, transforms and labels."""
 
 import importlib
-import importlib.util
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,9 @@ from explain.models.preprocessing import center_of
 from explain.models.weights import describe_weights, fit_weights, read_weights
 
 UNUSABLE = (ImportError, RuntimeError, OSError, AttributeError)  # what a package raises that fits no other's release
+RESCALING = ("googlenet", "inception_v3")
+"""Networks that rescale their input where they carry published weights; weights tuned from those expect the same."""
+OLD_DENSENET = r"(.*denselayer\d+\.(?:norm|relu|conv))\.([12]\..*)"
 
 
 def torchvision_models() -> ModuleType:
@@ -27,10 +29,10 @@ def torchvision_models() -> ModuleType:
     try:
         return importlib.import_module("torchvision.models")
     except UNUSABLE as error:
-        raise _no_torchvision(error) from None
+        raise no_torchvision(error) from None
 
 
-def _no_torchvision(error: Exception) -> ModelError:
+def no_torchvision(error: Exception) -> ModelError:
     """Return the error that says why torchvision cannot be used."""
     reason = (str(error).splitlines() or [type(error).__name__])[0]
     remedy = "run 'pip install --upgrade torch torchvision', or use a model that comes along or your own"
@@ -50,12 +52,13 @@ def load_torchvision(name: str, weights: str | Path | None = None, size: int | N
         ModelError: unknown name, or weights that are not here and cannot be downloaded.
     """
     models = torchvision_models()
-    known = list_models()
-    if name not in known:
-        hint = f"name its function: {name}:make" if name.endswith(".py") else did_you_mean(name, known)
+    names = list_models()
+    if name not in names:
+        hint = f"name its function: {name}:make" if name.endswith(".py") else did_you_mean(name, names)
         raise ModelError(f"model {name!r} is unknown (your own is given as package.module:factory); {hint}")
     published = models.get_model_weights(name).DEFAULT
-    preprocess, categories = published.transforms(), published.meta["categories"]
+    preprocess = published.transforms()
+    categories = published.meta["categories"]
     if size is not None:
         preprocess = replace(center_of(preprocess, option("size")), side=size)
     if weights is None:
@@ -63,32 +66,21 @@ def load_torchvision(name: str, weights: str | Path | None = None, size: int | N
             model = models.get_model(name, weights=published)
         except (OSError, RuntimeError) as error:
             cached = Path(torch.hub.get_dir()) / "checkpoints" / published.url.rsplit("/", 1)[1]
-            raise _not_downloaded(name, f" at {str(cached)!r}", error) from None
-        return Classifier(model.eval(), preprocess, categories, name, 1.0, str(published))
-    old = r"(.*denselayer\d+\.(?:norm|relu|conv))\.([12]\..*)"  # names of published DenseNets
-    state = {re.sub(old, r"\1\2", key): tensor for key, tensor in read_weights(weights).items()}
-    # These two rescale the input when they carry published weights; weights tuned from those expect the same.
-    extra = {"init_weights": False, "transform_input": True} if name in ("googlenet", "inception_v3") else {}
-    classes = _count_classes(models, name, extra, state) or len(categories)
-    model = models.get_model(name, weights=None, num_classes=classes, **extra)
+            raise not_downloaded(name, f" at {str(cached)!r}", error) from None
+        return Classifier(model.eval(), preprocess, categories, name, weights=str(published))
+    state = {re.sub(OLD_DENSENET, r"\1\2", key): tensor for key, tensor in read_weights(weights).items()}
+    options = {"init_weights": False, "transform_input": True} if name in RESCALING else {}
+    model = models.get_model(name, weights=None, **options)
+    head = list(model.state_dict())[-1]
+    if head in state and len(state[head]) != len(categories):
+        model = models.get_model(name, weights=None, num_classes=len(state[head]), **options)
+        categories = None
     fit_weights(model, state, weights)
-    same = categories if len(categories) == classes else None
-    return Classifier(model.eval(), preprocess, same, name, 1.0, describe_weights(weights))
+    return Classifier(model.eval(), preprocess, categories, name, weights=describe_weights(weights))
 
 
-def _not_downloaded(name: str, where: str, error: Exception) -> ModelError:
+def not_downloaded(name: str, where: str, error: Exception) -> ModelError:
+    """Return the error that says why the weights of a model could not be downloaded."""
     reason = " ".join(str(getattr(error, "reason", error)).split())[:100].strip()
     remedy = "go online once, copy the file there, give your own with --weights, or use the model 'tiny'"
     return ModelError(f"model {name!r} needs its weights{where}, which could not be downloaded ({reason}); {remedy}")
-
-
-def _count_classes(models: ModuleType, name: str, extra: dict[str, bool], state: dict[str, torch.Tensor]) -> int | None:
-    """Return how many classes a state dict has, read from the tensors that the number of classes changes; or None."""
-    marker = 9_973  # no torchvision model has a layer of this width by itself
-    try:
-        with torch.device("meta"):  # without memory or initial values
-            model = models.get_model(name, weights=None, num_classes=marker, **extra)
-    except NotImplementedError:  # some builders compute with tensors
-        model = models.get_model(name, weights=None, num_classes=marker, **extra)
-    heads = [key for key, tensor in model.state_dict().items() if tensor.ndim and len(tensor) == marker]
-    return next((len(state[key]) for key in reversed(heads) if key in state and state[key].ndim), None)

@@ -4,7 +4,7 @@ import importlib
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,43 +14,67 @@ from torch import nn
 from explain._utils.errors import ModelError, either, option, quiet
 from explain.models.preprocessing import Values, of_channels
 
-KEPT = ("size", "crop_size", "crop_pct", "image_mean", "image_std", "resample")  # what decides how a photo is seen
+SHOWN = ("size", "crop_size", "crop_pct", "image_mean", "image_std", "resample")
+"""What decides how a photo is seen."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Processed:
-    """An image processor of transformers as a preprocessing: a photo in, ``(C, H, W)`` out."""
+    """An image processor of transformers as a preprocessing: a photo in, ``(C, H, W)`` out.
+
+    ``options`` take the place of the processor's own values.
+    """
 
     processor: Any
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self, image: Image.Image) -> torch.Tensor:
-        return self.processor(images=image.convert("RGB"), return_tensors="pt")["pixel_values"][0]
+        processed = self.processor(images=image.convert("RGB"), return_tensors="pt", **self.options)
+        return processed["pixel_values"][0]
 
     def with_values(self, mean: Values, std: Values) -> "Processed":
         """Return the same with another mean and standard deviation of the channels; None leaves one as it is."""
-        if mean is None and std is None:
-            return self
-        own = _copied(self.processor)
-        for name, values in (("mean", mean), ("std", std)):
-            if values is not None:
-                setattr(own, f"image_{name}", list(of_channels(values, name)))
-        return Processed(own)
+        options = dict(self.options)
+        if mean is not None:
+            options["image_mean"] = list(of_channels(mean, "mean"))
+        if std is not None:
+            options["image_std"] = list(of_channels(std, "std"))
+        return Processed(self.processor, options)
+
+    def resized(self, height: int, width: int) -> "Processed":
+        """Return the same for images of another size, cut from as large a share of the photo as before.
+
+        Raises:
+            ModelError: the processor's size has neither a height nor a shortest edge.
+        """
+        size = self._sides("size")
+        crop = self._sides("crop_size") if getattr(self.processor, "do_center_crop", False) else {}
+        sides = {"height": height, "width": width}
+        if crop:
+            share = height / crop["height"]
+            scaled = {name: max(1, round(side * share)) for name, side in size.items()}
+            return Processed(self.processor, {"size": scaled, "crop_size": sides})
+        if "height" in size:
+            return Processed(self.processor, {"size": sides})
+        if "shortest_edge" not in size:
+            name = type(self.processor).__name__
+            remedy = either("set it there, and pass it as preprocess=", "set it there")
+            raise ModelError(f"{option('size')} cannot be changed for {name}, whose size is {size}; {remedy}")
+        edges = {"shortest_edge": height, "longest_edge": max(height, width)}
+        return Processed(self.processor, {"size": {name: edges[name] for name in size}})
+
+    def _sides(self, name: str) -> dict[str, int]:
+        """A size of the image processor as a plain dictionary of what is set in it."""
+        value = self.options.get(name, getattr(self.processor, name, None))
+        return {key: side for key, side in dict(value or {}).items() if side is not None}
 
     def __repr__(self) -> str:
-        values = {name: getattr(self.processor, name, None) for name in KEPT}
-        plain = {name: _sides(value) if name.endswith("size") else value for name, value in values.items()}
-        told = ", ".join(f"{name}={value!s}" for name, value in plain.items() if value)
-        return f"{type(self.processor).__name__}({told})"
-
-
-def _copied(processor: Any) -> Any:
-    """Return a copy to change: the caller's own stays as it is."""
-    return type(processor).from_dict(processor.to_dict())
-
-
-def _sides(value: Any) -> dict[str, int]:
-    """Return a size of an image processor as a plain dictionary of what is set in it."""
-    return {key: side for key, side in dict(value or {}).items() if side is not None}
+        values: dict[str, Any] = {}
+        for name in SHOWN:
+            value = self.options.get(name, getattr(self.processor, name, None))
+            values[name] = self._sides(name) if name.endswith("size") else value
+        shown = ", ".join(f"{name}={value!s}" for name, value in values.items() if value)
+        return f"{type(self.processor).__name__}({shown})"
 
 
 def as_processed(thing: Any) -> Processed | None:
@@ -82,19 +106,20 @@ def preprocessing(model: nn.Module, config: Any, size: int | None) -> tuple[Proc
     It is the one that comes along with the model, or the one that lies where the model was loaded from, or, assumed,
     the usual one of the model's family at the size that the configuration names. Nothing is downloaded.
     """
-    own = as_processed(getattr(model, "image_processor", None)) or as_processed(getattr(model, "processor", None))
+    processed = as_processed(getattr(model, "image_processor", None)) or as_processed(getattr(model, "processor", None))
     source = getattr(config, "_name_or_path", None)
-    if own is None and source:
+    if processed is None and source:
         with suppress(Exception), quiet():  # it may not be here; a file of others may be wrong in any way
             auto = importlib.import_module("transformers").AutoImageProcessor
-            own = Processed(auto.from_pretrained(source, local_files_only=True, trust_remote_code=False))
-    if own is not None:
-        return _resized(own, size), True
-    named = getattr(config, "image_size", None)
-    if isinstance(named, (list, tuple)) and len(named) == 2:
-        named = (int(named[0]), int(named[1]))
-    usual = _usual(config)
-    return usual and _resized(usual, size or (named if isinstance(named, (int, tuple)) else None)), False
+            processed = Processed(auto.from_pretrained(source, local_files_only=True, trust_remote_code=False))
+    is_own = processed is not None
+    processed = processed or _usual(config)
+    if size is None and not is_own:
+        size = getattr(config, "image_size", None)
+    if processed is None or not isinstance(size, (int, list, tuple)):
+        return processed, is_own
+    height, width = (size, size) if isinstance(size, int) else size
+    return processed.resized(height, width), is_own
 
 
 def _usual(config: Any) -> Processed | None:
@@ -107,27 +132,3 @@ def _usual(config: Any) -> Processed | None:
         kinds = known if isinstance(known, tuple) else (known,)
         return Processed(next(kind for kind in kinds if kind is not None)())
     return None
-
-
-def _resized(processed: Processed, size: int | tuple[int, int] | None) -> Processed:
-    """Return an image processor whose images have another size, cut from as large a share of the photo as before."""
-    if size is None:
-        return processed
-    height, width = (size, size) if isinstance(size, int) else size
-    if min(height, width) < 1:
-        raise ModelError(f"size must be at least 1 pixel, got {min(height, width)}")
-    own = processed.processor
-    given, crop = _sides(getattr(own, "size", None)), _sides(getattr(own, "crop_size", None))
-    cut = crop if getattr(own, "do_center_crop", False) else {}
-    if not {"shortest_edge", "height"} & set(given):
-        raise ModelError(
-            f"{option('size')} cannot be changed for {type(own).__name__}, whose size is {given}; "
-            f"{either('set it there, and pass it as preprocess=', 'set it there')}"
-        )
-    share = height / (cut.get("height") or given.get("height") or given["shortest_edge"])
-    values = {"height": height, "width": width, "shortest_edge": height, "longest_edge": max(height, width)}
-    own = _copied(own)
-    own.size = {key: max(1, round(v * share)) if cut else values.get(key, v) for key, v in given.items()}
-    if cut:
-        own.crop_size = {"height": height, "width": width}
-    return Processed(own)

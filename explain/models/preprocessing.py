@@ -1,6 +1,6 @@
 """How a photo becomes a model's input: which part of it the model sees, at which size and in which colours."""
 
-import sys
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
@@ -13,11 +13,12 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import nn
 
-from explain._utils.errors import ModelError, did_you_mean, either, option, shown
+from explain._utils.errors import ModelError, either, option, shown
 from explain.data.images import Box, Preprocess
 
 Interpolation: TypeAlias = Literal["bilinear", "bicubic"]
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 def check_size(size: object) -> None:
@@ -53,7 +54,8 @@ class CenterCrop:
     def box(self, size: tuple[int, int]) -> Box:
         """Return the square that is cut out of a photo of ``size`` (width, height)."""
         half = min(size) * self.crop / 2
-        x, y = size[0] / 2, size[1] / 2
+        x = size[0] / 2
+        y = size[1] / 2
         return Box(x - half, y - half, x + half, y + half)
 
     def __call__(self, image: Image.Image) -> torch.Tensor:
@@ -91,18 +93,20 @@ class WholePhoto:
         """Return what the input shows of a photo of ``size`` (width, height); padding lies outside of the photo."""
         if not self.pad:
             return Box(0.0, 0.0, float(size[0]), float(size[1]))
-        scaled = self._scaled_size(size)
-        before = [(self.side - each) // 2 for each in scaled]
-        left, top = (-b * length / each for b, length, each in zip(before, size, scaled, strict=True))
-        right, bottom = ((self.side - b) * length / each for b, length, each in zip(before, size, scaled, strict=True))
-        return Box(left, top, right, bottom)
+        width, height = self._scaled_size(size)
+        across = size[0] / width  # pixels of the photo in one of the input
+        down = size[1] / height
+        left = (self.side - width) // 2
+        top = (self.side - height) // 2
+        return Box(-left * across, -top * down, (self.side - left) * across, (self.side - top) * down)
 
     def __call__(self, image: Image.Image) -> torch.Tensor:
         width, height = self._scaled_size(image.size)
         x = _scaled(self, image, (width, height))
         if not self.pad:
             return x
-        left, top = (self.side - width) // 2, (self.side - height) // 2
+        left = (self.side - width) // 2
+        top = (self.side - height) // 2
         return F.pad(x, (left, self.side - width - left, top, self.side - height - top))
 
     def _scaled_size(self, size: tuple[int, int]) -> tuple[int, int]:
@@ -130,7 +134,8 @@ def _scaled(how: CenterCrop | WholePhoto, image: Image.Image, size: tuple[int, i
     colors = image.convert("L" if len(how.mean) == 1 else "RGB")
     small = colors.resize(size, Image.Resampling[how.interpolation.upper()], box=part)
     pixels = torch.from_numpy(np.atleast_3d(np.array(small))).permute(2, 0, 1).float() / 255
-    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (how.mean, how.std))
+    mean = torch.tensor(how.mean).view(-1, 1, 1)
+    std = torch.tensor(how.std).view(-1, 1, 1)
     return (pixels - mean) / std
 
 
@@ -140,11 +145,10 @@ def cropped(preprocess: Preprocess, crop: CropLike, model: nn.Module) -> Preproc
     Raises:
         ModelError: there is no such crop, or the preprocessing is one that cannot be changed.
     """
-    names = get_args(Crop)
-    share = isinstance(crop, (int, float)) and not isinstance(crop, bool) and 0 < crop <= 1
-    if not share and crop not in names:
-        known = f"one of {', '.join(map(repr, names))}, or a share above 0 and up to 1"
-        raise ModelError(f"{option('crop')} must be {known}, got {shown(crop)}; {did_you_mean(str(crop), names)}")
+    is_share = isinstance(crop, (int, float)) and not isinstance(crop, bool) and 0 < crop <= 1
+    if not is_share and crop not in get_args(Crop):
+        choices = "'center', 'whole', or a share above 0 and up to 1"
+        raise ModelError(f"{option('crop')} must be {choices}, got {shown(crop)}; leave it out")
     if crop == "center" or (crop == "whole" and isinstance(preprocess, WholePhoto)):
         return preprocess
     center = center_of(preprocess, f"{option('crop')} {crop!r}")
@@ -168,11 +172,11 @@ def center_of(preprocess: Any, wanted: str) -> CenterCrop:
     """
     if isinstance(preprocess, CenterCrop):
         return preprocess
-    names = ("crop_size", "resize_size", "mean", "std", "interpolation")
-    if all(hasattr(preprocess, name) for name in names) and preprocess.interpolation.value in get_args(Interpolation):
-        side, shorter = preprocess.crop_size[0], preprocess.resize_size[0]
-        colors = tuple(preprocess.mean), tuple(preprocess.std)
-        return CenterCrop(side, side / max(side, shorter), *colors, preprocess.interpolation.value)
+    interpolation = getattr(getattr(preprocess, "interpolation", None), "value", None)
+    if hasattr(preprocess, "crop_size") and interpolation in get_args(Interpolation):
+        side = preprocess.crop_size[0]
+        shorter = max(side, preprocess.resize_size[0])
+        return CenterCrop(side, side / shorter, tuple(preprocess.mean), tuple(preprocess.std), interpolation)
     remedy = either("pass preprocess=explain.models.CenterCrop(...) with the model's values", "leave it out")
     got = type(preprocess).__name__
     raise ModelError(f"{wanted} needs a preprocessing that cuts out the centre, got {got}; {remedy}")
@@ -182,9 +186,13 @@ Values = float | Sequence[float] | None
 
 
 def adjusted(
-    preprocess: Preprocess, *, channels: int | None = None, mean: Values = None, std: Values = None,
+    preprocess: Preprocess,
+    *,
+    channels: int | None = None,
+    mean: Values = None,
+    std: Values = None,
     interpolation: Interpolation | None = None,
-) -> Preprocess:  # fmt: skip
+) -> Preprocess:
     """Return a preprocessing with other values; None leaves one as it is.
 
     Args:
@@ -208,18 +216,20 @@ def adjusted(
         got = f"{shown(channels)}; pass preprocess= with a function that makes other channels"
         raise ModelError(f"channels must be 1 for photos in grey or 3 for photos in colour, got {got}")
     if interpolation is not None and interpolation not in get_args(Interpolation):
-        known = " or ".join(map(repr, get_args(Interpolation)))
-        raise ModelError(f"{option('interpolation')} must be {known}, got {shown(interpolation)}; use 'bilinear'")
+        choices = "'bilinear' or 'bicubic'"
+        raise ModelError(f"{option('interpolation')} must be {choices}, got {shown(interpolation)}; leave it out")
     center = center_of(preprocess, f"{option('mean')}, {option('std')} or {option('interpolation')}")
-    given: dict[str, Any] = {} if interpolation is None else {"interpolation": interpolation}
-    lengths = [len(values) for values in (mean, std) if isinstance(values, (list, tuple))]
-    channels = channels or (1 if lengths[:1] == [1] else len(center.mean))
+    if channels is None:
+        values = std if mean is None else mean
+        is_single = isinstance(values, (list, tuple)) and len(values) == 1
+        channels = 1 if is_single else len(center.mean)
     if channels != len(center.mean):
-        given |= {name: (fmean(values),) * channels for name, values in (("mean", center.mean), ("std", center.std))}
-    for name, values in (("mean", mean), ("std", std)):
-        if values is not None:
-            given[name] = of_channels(values, name, channels)
-    return replace(center, **given)
+        center = replace(center, mean=(fmean(center.mean),) * channels, std=(fmean(center.std),) * channels)
+    if mean is not None:
+        center = replace(center, mean=of_channels(mean, "mean", channels))
+    if std is not None:
+        center = replace(center, std=of_channels(std, "std", channels))
+    return center if interpolation is None else replace(center, interpolation=interpolation)
 
 
 def of_channels(values: Any, name: str, channels: int = 3) -> tuple[float, ...]:
@@ -228,11 +238,16 @@ def of_channels(values: Any, name: str, channels: int = 3) -> tuple[float, ...]:
     Raises:
         ModelError: they are more or fewer, or out of the range.
     """
-    least, most, wanted = (0.0, 1.0, "from 0 to 1") if name == "mean" else (1e-6, sys.float_info.max, "above 0")
-    several = list(values) if isinstance(values, Sequence) and not isinstance(values, str) else [values] * channels
-    numbers = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in several)
-    if len(several) != channels or not numbers or not all(least <= value <= most for value in several):
-        each = "" if channels == 1 else ", or one for each of the three channels"
+    numbers = list(values) if isinstance(values, (list, tuple)) else [values] * channels
+    are_numbers = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in numbers)
+    if name == "mean":
+        wanted = "from 0 to 1"
+        in_range = are_numbers and all(0 <= value <= 1 for value in numbers)
+    else:
+        wanted = "above 0"
+        in_range = are_numbers and all(1e-6 <= value < math.inf for value in numbers)
+    if len(numbers) != channels or not in_range:
+        alternative = "" if channels == 1 else ", or one for each of the three channels"
         got = f"{shown(values)}; divide by 255 what was computed from pixels from 0 to 255"
-        raise ModelError(f"{option(name)} must be a number {wanted}{each}, got {got}")
-    return tuple(map(float, several))
+        raise ModelError(f"{option(name)} must be a number {wanted}{alternative}, got {got}")
+    return tuple(map(float, numbers))

@@ -14,7 +14,7 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from explain._utils.errors import ModelError, did_you_mean, quiet
+from explain._utils.errors import ModelError, quiet
 from explain.models.classifier import Classifier
 
 
@@ -36,17 +36,17 @@ def read_weights(path: str | Path) -> dict[str, torch.Tensor]:
         raise ModelError(f"weights {str(path)!r} must be a file, but there is none; check the path")
     try:
         with quiet():  # of old formats: what cannot be read is refused below
-            content: Any = _read(path)
-    except pickle.UnpicklingError:
-        told = "a PyTorch file with nothing but tensors, but is another or runs code; save model.state_dict()"
-        raise ModelError(f"weights {str(path)!r} must be {told}") from None
+            content = _read(path)
     except Exception as error:  # a damaged file may break the reader anywhere
-        told = " ".join(str(error).split())[:100]  # which may be no more than a number
-        reason = told if re.search("[a-z]{3}", told) else "it is not a file of PyTorch"
-        raise ModelError(f"weights {str(path)!r} cannot be read ({reason}); save them again") from None
-    if isinstance(content, Mapping):
-        inside = (content.get(key) for key in ("state_dict", "model_state_dict", "model"))
-        content = next((each for each in inside if isinstance(each, Mapping)), content)
+        reason = " ".join(str(error).split())[:100]
+        if isinstance(error, pickle.UnpicklingError):
+            reason = "it must hold nothing but tensors, and no code"
+        elif not re.search("[a-z]{3}", reason):  # which may be no more than a number
+            reason = "it is not a file of PyTorch"
+        raise ModelError(f"weights {str(path)!r} cannot be read ({reason}); save model.state_dict()") from None
+    for key in ("state_dict", "model_state_dict", "model"):
+        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
+            content = content[key]
     is_state = isinstance(content, Mapping) and all(isinstance(value, torch.Tensor) for value in content.values())
     if not is_state or not content:
         raise ModelError(f"weights {str(path)!r} must hold a state dict of tensors; save model.state_dict()")
@@ -58,8 +58,9 @@ def _read(path: Path) -> Any:
         return safetensors.torch.load_file(path)
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
-            if sum(each.file_size for each in archive.infolist()) > path.stat().st_size:  # torch.save compresses none
-                raise ValueError("it would become larger when it is unpacked")
+            unpacked = sum(member.file_size for member in archive.infolist())
+        if unpacked > path.stat().st_size:  # torch.save compresses none
+            raise ValueError("it would become larger when it is unpacked")
     return torch.load(path, weights_only=True, map_location="cpu")
 
 
@@ -69,23 +70,17 @@ def fit_weights(model: nn.Module, state: Mapping[str, torch.Tensor], path: str |
     Raises:
         ModelError: names or shapes differ; the message names the first that does.
     """
-    own = model.state_dict()
-    missing = [name for name in own if name not in state]
-    extra = [name for name in state if name not in own]
-    wrong = [name for name in own if name in state and own[name].shape != state[name].shape]
-    if wrong:
-        first = f"{wrong[0]} is {tuple(state[wrong[0]].shape)} instead of {tuple(own[wrong[0]].shape)}"
-    elif missing:
-        first = f"{missing[0]} is missing"
-    elif extra:
-        first = f"{extra[0]} is not in the model; {did_you_mean(extra[0], own)}"
-    else:
-        model.load_state_dict(state)
-        return
-    kinds = {"missing": missing, "unknown": extra, "of another shape": wrong}
-    counts = ", ".join(f"{len(names)} {kind}" for kind, names in kinds.items() if names)
-    told = f"of their tensors {counts} ({first}); take those of this very network"
-    raise ModelError(f"weights {str(path)!r} must fit the model, but {told}")
+    current = model.state_dict()
+    problems = [f"{name} is missing" for name in current if name not in state]
+    problems += [f"{name} is not in the model" for name in state if name not in current]
+    for name in current.keys() & state.keys():
+        shape = tuple(current[name].shape)
+        if shape != tuple(state[name].shape):
+            problems.insert(0, f"{name} is {tuple(state[name].shape)} instead of {shape}")
+    if problems:
+        differences = f"{problems[0]} ({len(problems)} differences)"
+        raise ModelError(f"weights {str(path)!r} must fit the model, but {differences}; take those of this network")
+    model.load_state_dict(state)
 
 
 def describe_weights(path: str | Path) -> str:

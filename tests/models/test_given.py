@@ -162,8 +162,8 @@ def test_another_size_is_cut_from_as_large_a_share_of_the_photo() -> None:
         size={"shortest_edge": 256}, crop_size={"height": 224, "width": 224}
     )
     found: Any = as_classifier(model, size=112).preprocess
-    assert dict(found.processor.size) == {"shortest_edge": 128}
-    assert dict(found.processor.crop_size) == {"height": 112, "width": 112}
+    assert found.options["size"] == {"shortest_edge": 128}
+    assert found.options["crop_size"] == {"height": 112, "width": 112}
 
 
 def test_what_is_assumed_is_said_once_and_only_where_it_matters() -> None:
