@@ -16,7 +16,7 @@ from PIL import Image
 
 import explain
 from explain import ExplainError
-from explain.attribution.api import select
+from explain.attribution.selection import select
 from explain.methods.base import title_of
 from explain.render.sheets import Tile, table
 from explain.render.styles import CHOICES

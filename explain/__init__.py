@@ -39,19 +39,19 @@ from explain._utils import providers
 from explain._utils.version import __version__
 
 _HOME = {
-    "Attribution": "explain.attribution.api",
+    "Attribution": "explain.attribution.result",
     "Concepts": "explain.attribution.concepts",
     "Explainer": "explain.explanation.explainer",
     "Explanation": "explain.explanation.explanation",
     "Inputs": "explain.data.inputs",
     "Run": "explain.runs.result",
-    "applicable_methods": "explain.attribution.api",
+    "applicable_methods": "explain.attribution.selection",
     "attribute": "explain.attribution.api",
-    "cite": "explain.attribution.api",
+    "cite": "explain.attribution.citing",
     "evaluate": "explain.metrics",
     "explain": "explain.explanation.explainer",
     "find_concepts": "explain.attribution.concepts",
-    "lens": "explain.attribution.effects",
+    "lens": "explain.attribution.lens",
     "list_layers": "explain.layers",
     "list_methods": "explain.methods",
     "list_metrics": "explain.metrics",
@@ -59,7 +59,7 @@ _HOME = {
     "open_run": "explain.runs.result",
     "plan": "explain.attribution.api",
     "run": "explain.runs.runner",
-    "trace": "explain.attribution.effects",
+    "trace": "explain.attribution.trace",
 }
 _ROOMS = {
     "_utils", "app", "attribution", "baselines", "cli", "data", "distributed", "engine", "explanation",
@@ -106,10 +106,13 @@ if TYPE_CHECKING:
     )  # fmt: skip
 
     # isort: on
-    from explain.attribution.api import applicable_methods, attribute, cite, plan
+    from explain.attribution.api import attribute, plan
+    from explain.attribution.citing import cite
     from explain.attribution.concepts import Concepts, find_concepts
-    from explain.attribution.effects import lens, trace
+    from explain.attribution.lens import lens
     from explain.attribution.result import Attribution
+    from explain.attribution.selection import applicable_methods
+    from explain.attribution.trace import trace
     from explain.data.inputs import Inputs
     from explain.explanation.explainer import Explainer, explain
     from explain.explanation.explanation import Explanation

@@ -16,7 +16,7 @@ from PIL import Image
 from explain._utils.errors import ExplainError, TargetError, muted, printable, raised, shown
 from explain.app.jobs import AbandonedError, Answer, CheckJob, ExplainJob, Job, Scheduler, SendStep, WorkerThread
 from explain.app.requests import CheckRequest, ExplainRequest, Limits, decode_upload, give_memory_back, whole
-from explain.attribution.api import select
+from explain.attribution.selection import select
 from explain.data.images import load_image, locate
 from explain.explanation.explainer import Explainer
 from explain.explanation.explanation import Explanation

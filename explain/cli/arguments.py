@@ -16,7 +16,7 @@ from PIL import Image
 import explain
 from explain._utils.errors import BaselineError, ExplainError, FolderError, ImageError, OutputError, raised
 from explain._utils.progress import duration
-from explain.attribution import api, pictures
+from explain.attribution import pictures, selection
 from explain.baselines.base import Baseline
 from explain.baselines.replacements import get_baseline
 from explain.cli.commands import UsageError, as_usage
@@ -131,9 +131,9 @@ def checked_methods(options: argparse.Namespace) -> tuple[list[str], list[Method
             raise UsageError(f"--top-k and --{name} cannot both be given; leave one out")
     evidence = ["sufficient", "necessary"] if getattr(options, "evidence", False) else []
     names = [*(options.method or ()), *evidence] or ["gradcam" if options.composite is None else "lrp"]
-    groups = [name for name in names if name in api.GROUPS]
+    groups = [name for name in names if name in selection.GROUPS]
     with as_usage(ExplainError):
-        known = with_rules((get_method(name) for name in names if name not in api.GROUPS), options.composite)
+        known = with_rules((get_method(name) for name in names if name not in selection.GROUPS), options.composite)
         methods = within_budget(dict.fromkeys(known), options)
         pictures.Look(options.style, getattr(options, "colormap", None), getattr(options, "alpha", None))
     if not groups:

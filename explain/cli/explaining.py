@@ -20,16 +20,15 @@ import explain
 from explain import layers
 from explain._utils.errors import ExplainError, TargetError, naming, printable
 from explain._utils.progress import duration
-from explain.attribution import effects
-from explain.attribution.api import MANY, select
 from explain.attribution.pictures import sentence
 from explain.attribution.records import digest
+from explain.attribution.selection import MANY, select
 from explain.baselines.replacements import get_baseline
 from explain.cli import arguments as args
 from explain.cli.commands import UsageError
 from explain.cli.output import DONE, Output, ProgressBar
 from explain.data.files import Files, slug
-from explain.explanation.explanation import compare
+from explain.explanation.comparison import compare
 from explain.methods.base import Method, get_method
 from explain.models.files import is_file_or_code
 from explain.report import item, pages
@@ -430,7 +429,7 @@ def trace(options: argparse.Namespace, answer: Output) -> None:
     explainer = args.load_explainer(options, answer)
     clean, corrupted = (explainer.as_input(args.read_photo(args.source_of(name), answer)) for name in options.images)
     with args.blaming(options.model):
-        found = effects.trace(
+        found = explain.trace(
             explainer.model, clean, corrupted, options.at, layers=options.layer, categories=explainer.categories,
             target=target_of(options.target, explainer.categories), batch_size=options.batch_size,
         )  # fmt: skip

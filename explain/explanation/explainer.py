@@ -1,9 +1,9 @@
-"""`Explainer`: a photo and a model in, an `Explanation` out; which box or region of a photo each target is."""
+"""`Explainer`: a photo and a model in, an `Explanation` out."""
 
 import io
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias, Unpack, overload
@@ -13,133 +13,39 @@ from torch import nn
 
 from explain._utils.errors import ArgumentError, ImageError, PhotoError, keywords, naming, shown
 from explain.attribution import records
-from explain.attribution.api import GROUPS, PhotoOptions, attribute
+from explain.attribution.api import attribute
 from explain.attribution.concepts import find_concepts
+from explain.attribution.options import PhotoOptions
 from explain.attribution.result import Attribution
+from explain.attribution.selection import GROUPS
 from explain.baselines.base import range_of
 from explain.baselines.replacements import Black, get_baseline
 from explain.data.images import Box, ImageLike, Preprocess, as_input, load_image, locate, locate_tiles, source_of
 from explain.data.inputs import InputLayout, Inputs, InputsLike, check_layout
-from explain.engine.ends import reading
 from explain.engine.validation import check_inputs
 from explain.explanation import photos as several
-from explain.explanation.explanation import Explanation, Explanations, PhotoConcepts
+from explain.explanation.detected import located
+from explain.explanation.explanation import Explanation, Explanations
+from explain.explanation.photo_concepts import PhotoConcepts
 from explain.explanation.photos import AT_ONCE, Photo, PhotoRequest
-from explain.hooks import Intervention, inspect, inspection, intervene, layer_names, preserve, unwrap
+from explain.hooks import Intervention, inspect, inspection, intervene, layer_names, unwrap
 from explain.methods.base import Method, MethodLike, get_method, list_methods, options
 from explain.models import Classifier, attached, classifier, classifier_of, huggingface, preprocessing
 from explain.render.styles import StyleLike, get_style
-from explain.targets import ClassTarget, Detections, Segmentation, Target, TopClass, as_target, text
+from explain.targets import ClassTarget, as_target, text
 from explain.targets.classes import activation_for
-from explain.targets.detections import Detected, Place
-from explain.targets.detector_outputs import find_layout, reading_once
-from explain.targets.labels import Category, class_label
+from explain.targets.detections import Place
 from explain.targets.outputs import Activation, Outputs, Prediction, check_activation
 from explain.targets.resolve import TargetLike, as_targets, check_categories, one_per_image
 
-
-@dataclass(frozen=True)
-class Located:
-    """What was found on one photo; and for each target what it is called, the box that it is, and the box or region as
-    a target, which explains the same again."""
-
-    detections: tuple[Prediction, ...]
-    names: tuple[str, ...]
-    boxes: tuple[Prediction | None, ...]
-    targets: tuple[Target, ...]
-
-
-def located(
-    model: nn.Module, x: torch.Tensor, targets: Sequence[Target], seen: Sequence[Box],
-    categories: Sequence[str] | None, activation: Activation | None = None,
-) -> list[Located]:  # fmt: skip
-    """Run a model that gives no class scores once more, and say of each input what its targets are in the photo.
-
-    ``seen`` is the part of each photo that its input shows.
-    """
-    size, count = tuple(x.shape[2:]), len(x)
-    inputs = Inputs((x,))
-    with (
-        preserve.untouched(model),
-        torch.no_grad(),
-        reading_once(),
-        reading(model, inputs, activation),
-    ):
-        output = inputs.call(model)
-        every, found = find_layout(output, count, size), []
-        settled = [_settled(target, output, count, size) for target in targets]
-        scores = [replace(s, of="score").pick(output, count)[0] if isinstance(s, Detected) else None for s in settled]
-        hits = [Detections(size=size).detected(output, count, i) if every is not None else [] for i in range(count)]
-    for i, part in enumerate(seen):
-        detections, labels = list[Prediction](), list[str]()
-        for q, k in hits[i]:
-            assert every is not None
-            labels.append(class_label(categories, k))
-            box = _on_photo(every.boxes[i][q], part, size)
-            detections.append(Prediction(_numbered(labels), float(every.scores[i][q, k]), k, box))
-        chosen = [
-            _which(target, own, score, i, size, detections, part, categories)
-            for target, own, score in zip(targets, settled, scores, strict=True)
-        ]
-        names, places, concrete = zip(*chosen, strict=True)
-        found.append(Located(tuple(detections), names, places, concrete))
-    return found
-
-
-def _settled(target: Target, output: Any, count: int, size: tuple[int, ...]) -> Target:
-    """A target with its choices made; a class of a segmenter stays as it is."""
-    if isinstance(target, (ClassTarget, TopClass)):
-        if find_layout(output, count, size) is None:
-            return target
-        target = Detections(index=target.rank) if isinstance(target, TopClass) else Detections(target.index)
-    return target.sized(size).settled(output, count)
-
-
-def _which(
-    target: Target, settled: Target, score: torch.Tensor | None, i: int, size: tuple[int, ...],
-    detections: Sequence[Prediction], part: Box, categories: Sequence[str] | None,
-) -> tuple[str, Prediction | None, Target]:  # fmt: skip
-    """The name, the box, and the target again of what a target is on one photo."""
-    if isinstance(settled, (ClassTarget, TopClass)):
-        own = settled.index if isinstance(settled, ClassTarget) else None
-        label = (own[i] if isinstance(own, tuple) else own) or 0
-        concrete = Segmentation(Category(label, class_label(categories, label)))
-        return concrete.name, None, concrete
-    if not isinstance(settled, Detected) or score is None:
-        return target.name, None, settled if isinstance(target, Place) else target
-    label, near = settled.labels[i], settled.boxes[i]
-    word, box = class_label(categories, label), _on_photo(near, part, size)
-    same = [each.label for each in detections if each.category == label and each.box == box]
-    rank = 0 if settled.ranks is None else settled.ranks[i]
-    name = same[min(rank, len(same) - 1)] if same else f"{word} box {','.join(f'{edge:.0f}' for edge in box)}"
-    concrete_box = Detections(
-        Category(label, word), tuple(near.tolist()), rank, decode=settled.decode or settled.layout, of=settled.of,
-        overlap=settled.overlap,
-    )  # fmt: skip
-    name = name if settled.of == "score" else f"{settled.of} of {name}"
-    return name, Prediction(name, float(score[i]), label, box), concrete_box
-
-
-def _numbered(labels: Sequence[str]) -> str:
-    """The last label as a target that means this detection: "cup", and "cup@2" for the second.
-
-    >>> _numbered(["cup"]), _numbered(["cup", "tie"]), _numbered(["cup", "tie", "cup"])
-    ('cup', 'tie', 'cup@2')
-    """
-    count = labels.count(labels[-1])
-    return labels[-1] if count == 1 else f"{labels[-1]}@{count}"
-
-
-def _on_photo(box: torch.Tensor, part: Box, size: tuple[int, ...]) -> tuple[float, float, float, float]:
-    """A box in pixels of the input in those of the photo."""
-    (left, top, right, bottom), across, down = box.tolist(), part.width / size[-1], part.height / size[-2]
-    return part.left + left * across, part.top + top * down, part.left + right * across, part.top + bottom * down
-
-
 Methods: TypeAlias = MethodLike | Iterable[MethodLike]
+
+
 _MADE_WITH = """
     model categories preprocess weights size crop channels mean std interpolation device activation unit layout
 """
+
+
 _OF_EXPLAINER = {name: f"explain.Explainer({name}=...) takes it, and then the photo" for name in _MADE_WITH.split()}
 _OF_EXPLAINER["style"] = "explain.Explainer(style=...), overlay(style=...) and save(style=...) take it"
 

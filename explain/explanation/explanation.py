@@ -1,8 +1,4 @@
-"""`Explanation`: the attributions of one photo; `PhotoConcepts`: its concepts; as pictures, files and records.
-
-`compare` has the explanations of several models for one photo: their maps side by side, and where each differs from the
-first.
-"""
+"""`Explanation`: the attributions of one photo; as pictures, files and records."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,24 +6,21 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
-import numpy as np
 import torch
 from PIL import Image
 
 from explain._utils.errors import MethodError, OutputError, TargetError, did_you_mean, keywords, printable, shown
 from explain._utils.html import picture_html
 from explain.attribution import pictures, records
-from explain.attribution.concepts import Concepts, name_concepts
 from explain.attribution.pictures import Look, Scene, array, place_of
 from explain.attribution.result import Attribution, alone
 from explain.data.files import Files, distinct, halved, restored, slug
-from explain.data.images import Box
 from explain.engine.settings import Progress
 from explain.methods.base import get_method, title_of
-from explain.render import captions, overlays, sheets, styles
+from explain.render import captions, sheets
 from explain.render.sheets import Group, Layout, Tile
 from explain.render.styles import StyleLike
-from explain.report.pages import Reportable, Section, document, widget
+from explain.report.pages import Reportable, widget
 from explain.targets.labels import find_label
 from explain.targets.outputs import Outputs, Prediction, label_of_no, percent
 
@@ -423,133 +416,3 @@ class Explanations(list[Explanation]):
         title = f"{len(self)} photos{', the first of which:' if len(self) > SHOWN_PHOTOS else ''}"
         names = ", ".join(f"{tile.detail} {tile.name}" for tile in tiles)
         return picture_html(sheets.sheet(Layout(title, "", (Group("", tuple(tiles)),)), 200), f"{title}: {names}")
-
-
-@dataclass(frozen=True, eq=False)
-class PhotoConcepts:
-    """The concepts that a layer sees in one photo; in a notebook they show themselves.
-
-    It unpacks into ``picture`` and ``concepts``. ``box`` is the part of the photo that the model saw.
-    """
-
-    concepts: Concepts
-    photo: Image.Image = field(repr=False)
-    source: str | None
-    origin: records.ModelOrigin = field(repr=False)
-    box: Box = field(repr=False)
-    categories: Sequence[str] | None = field(default=None, repr=False)
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter((self.picture, self.concepts))
-
-    @property
-    def labels(self) -> list[str]:
-        """The best classes of each concept."""
-        return name_concepts(self.concepts, self.categories)
-
-    @property
-    def title(self) -> str:
-        count = len(self.concepts)
-        return f"{count} concept{'s' * (count > 1)} in {self.concepts.layer}"
-
-    @property
-    def picture(self) -> Image.Image:
-        """The photo with each place in the colour of its strongest concept; each one's share and classes below."""
-        found = self.concepts
-        scene = Scene(self.photo, self.box, (self.box,)).enlarged(captions.enlargement(self.photo.size))
-        detail = f"{self.origin.name.split(' ')[0]} · {found.error:.0%} of the layer left over".replace("%", " %")
-        about: Any = {"shares": found.shares, "title": self.title, "detail": detail}
-        return overlays.concepts(scene.photo, array(found.heatmaps[0]), scene.box, self.labels, **about)
-
-    def record(self) -> dict[str, Any]:
-        """Return what was done, in plain values."""
-        found, maps = self.concepts, array(self.concepts.maps[0])
-        parts = zip(found.shares, found.classes(5).tolist(), self.labels, strict=True)
-        return {
-            "format": records.FORMAT, "kind": "concepts",
-            **records.origin_of(self.photo, self.source, self.origin, self.box, found.size), "layer": found.layer,
-            "error": found.error,
-            "concepts": [{"share": share, "classes": best, "label": label} for share, best, label in parts],
-            "values": records.identity(maps),
-        }  # fmt: skip
-
-    @keywords()
-    def save(self, folder: str | os.PathLike[str], *, stem: str | None = None, overwrite: bool = False) -> list[Path]:
-        """Write the picture (PNG), the maps ``(K, h, w)`` and vectors ``(K, C)`` (``.npy``), and a record (JSON).
-
-        The names begin with ``stem``, by default the photo's own name. Each file appears complete or not at all.
-
-        Returns:
-            The paths, in that order.
-
-        Raises:
-            OutputError: a file is there already and ``overwrite`` is not set, or the folder cannot be written; then
-                nothing has been written.
-        """
-        name = f"{slug(stem or (Path(self.source).stem if self.source else 'image'))}-concepts"
-        files = Files(folder, overwrite=overwrite)
-        files.add_picture(f"{name}.png", self.picture)
-        files.add_array(f"{name}.npy", array(self.concepts.maps[0]))
-        files.add_array(f"{name}-vectors.npy", array(self.concepts.vectors))
-        files.add_json(f"{name}.json", self.record())
-        return files.write()
-
-    def _repr_html_(self) -> str:
-        lines = (f"{label} ({share:.0%})" for label, share in zip(self.labels, self.concepts.shares, strict=True))
-        return picture_html(self.picture, f"{self.title}: {', '.join(lines)}")
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """What differs between models: ``summary`` in plain values, ``lines`` for people, a row of ``tiles`` for a map."""
-
-    summary: Mapping[str, Any]
-    lines: list[str]
-    tiles: list[list[Tile]] = field(repr=False)
-
-    def picture(self) -> Image.Image:
-        """The map of each model, and then the difference of each other from the first; targets and methods in rows."""
-        first, *others = self.summary["models"]
-        return sheets.table(self.tiles, [first, *others, *(f"{name} − {first}" for name in others)], tile=300)
-
-    def to_html(self) -> str:
-        """A page with the lines and the picture."""
-        title = " and ".join(self.summary["models"])
-        pictures = [(self.picture(), f"maps of {title}, and their differences")]
-        return document(title, "", [Section("Where they differ", "\n".join(self.lines), pictures=pictures)])
-
-
-def heat(models: Mapping[str, Explanation], target: int, method: str) -> list[np.ndarray[Any, Any]]:
-    """The heatmap of each model in pixels of the photo, zero where one of them did not see it."""
-    cells = np.ones((1, 1), np.float32)
-    seen = np.logical_and.reduce([styles.area(cells, 1, each.photo.size, each.box) for each in models.values()])
-    maps = [(array(each.results[target][method].heatmap[0]), each) for each in models.values()]
-    return [styles.place(values, each.photo.size, each.box) / np.float32(255) * seen for values, each in maps]
-
-
-def compare(models: Mapping[str, Explanation]) -> Comparison:
-    """Compare the explanations of one photo for the same targets, by the names of the models.
-
-    The share of a model's heat in other places than that of the first is half of |p - q| over all pixels, where p
-    and q are the heatmaps, each divided by its sum.
-    """
-    first = next(iter(models))
-    photo, targets = models[first].photo, models[first].targets
-    predictions = {name: each.predictions for name, each in models.items()}
-    lines = [f"{name}: {best.label} {best.amount}" for name, each in models.items() for best in each.predicted[:1]]
-    whole, signed = Box(0, 0, *map(float, photo.size)), styles.get_style("signed")
-    maps, tiles = [], []
-    for number, results in enumerate(zip(*(each.results for each in models.values()), strict=True)):
-        for method in (name for name in results[0] if all(name in result for result in results)):
-            maps_of = heat(models, number, method)
-            shares = [values / (values.sum() or 1) for values in maps_of]
-            elsewhere = {n: float(np.abs(q - shares[0]).sum() / 2) for n, q in zip(models, shares, strict=True)}
-            maps.append({"target": targets[number], "method": method, "elsewhere": elsewhere})
-            row = [Tile(e.overlay(method, number), title_of(method), e.targets[number]) for e in models.values()]
-            for name, values in list(zip(models, maps_of, strict=True))[1:]:
-                drawn = overlays.drawn(photo, values - maps_of[0], signed, whole, [whole])
-                row.append(Tile(drawn, f"{elsewhere[name]:.0%} elsewhere", f"red: {name} has more heat"))
-                about = f"{title_of(method)} of {targets[number]}: {elsewhere[name]:.0%} of the heat of {name}"
-                lines.append(f"{about} is in other places than that of {first}")
-            tiles.append(row)
-    return Comparison({"models": list(models), "predictions": predictions, "maps": maps}, lines, tiles)

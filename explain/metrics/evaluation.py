@@ -15,7 +15,8 @@ from torch import nn
 from explain._utils.errors import MetricError, did_you_mean, keywords
 from explain._utils.html import lines_html, table_html
 from explain._utils.options import by_name
-from explain.attribution.api import Options, Settings, attribute
+from explain.attribution.api import attribute
+from explain.attribution.options import Options, Settings
 from explain.attribution.result import Attribution
 from explain.data.files import as_cell
 from explain.data.inputs import Inputs, InputsLike

@@ -19,7 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from explain._utils import nested
 from explain._utils.errors import MetricError, muted, raised
-from explain.attribution.api import Options, attribute
+from explain.attribution.api import attribute
+from explain.attribution.options import Options
 from explain.attribution.result import Attribution
 from explain.data.inputs import Inputs
 from explain.engine.ends import outputs_of

@@ -14,7 +14,8 @@ from torch import nn
 
 from explain._utils.errors import ExplainError, MethodError, MetricError, did_you_mean, muted, naming, shown
 from explain._utils.html import lines_html, table_html
-from explain.attribution.api import Settings, attribute, plan
+from explain.attribution.api import attribute, plan
+from explain.attribution.options import Settings
 from explain.attribution.result import Attribution
 from explain.data.inputs import Inputs
 from explain.engine.ends import reading

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from explain._utils.errors import RunError, keywords, muted, optional, raised, shown
-from explain.attribution.api import RunOptions
+from explain.attribution.options import RunOptions
 from explain.attribution.records import versions
 from explain.explanation.explainer import Explainer
 from explain.methods.base import MethodLike

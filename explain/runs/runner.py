@@ -16,9 +16,11 @@ from torch import nn
 
 from explain._utils.errors import RunError, TargetError, keywords, naming, overheard, shown, warn
 from explain._utils.progress import show_progress
-from explain.attribution.api import RunOptions, attribute, select
+from explain.attribution.api import attribute
+from explain.attribution.options import RunOptions
 from explain.attribution.records import encode, versions
 from explain.attribution.result import Attribution
+from explain.attribution.selection import select
 from explain.explanation.explainer import Explainer
 from explain.explanation.photos import rows_are_apart
 from explain.hooks.interventions import intervene

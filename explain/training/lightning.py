@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from explain._utils.errors import RunError
 from explain._utils.spelling import did_you_mean
-from explain.attribution.api import RunOptions
+from explain.attribution.options import RunOptions
 from explain.training.monitor import Monitor
 from explain.training.prior import AttributionPrior
 

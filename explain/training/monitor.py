@@ -20,7 +20,8 @@ from PIL import Image
 from torch import nn
 
 from explain._utils.errors import ExplainError, RunError, keywords, muted, optional, shown, warn
-from explain.attribution import api, pictures
+from explain.attribution import pictures
+from explain.attribution.options import RunOptions
 from explain.attribution.result import Attribution
 from explain.data.images import Box, load_image
 from explain.explanation.explainer import Explainer
@@ -299,12 +300,12 @@ class Monitor:
     [(0, 'photo 0'), (0, 'photo 1'), (2, 'photo 0'), (2, 'photo 1'), (4, 'photo 0'), (4, 'photo 1')]
     """
 
-    @keywords(api.RunOptions)
+    @keywords(RunOptions)
     def __init__(
         self, explainer: Explainer | nn.Module | Classifier | str, photos: Any, *, every: int = 500,
         output: str | os.PathLike[str] | None = None, board: Any = None,
         methods: MethodLike | Iterable[MethodLike] = "gradcam", target: TargetLike = None, window: int = 5,
-        scaler: Scaler | None = None, start: int = 0, **options: Unpack[api.RunOptions],
+        scaler: Scaler | None = None, start: int = 0, **options: Unpack[RunOptions],
     ) -> None:  # fmt: skip
         for name, value, least in (("every", every, 1), ("window", window, 0), ("start", start, 0)):
             check_count(name, value, least)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import explain
-from explain.attribution.api import select
+from explain.attribution.selection import select
 from explain.data.inputs import as_inputs
 from explain.layers.costs import cost_after
 from explain.methods.base import get_method
@@ -94,6 +94,6 @@ def test_both_names_are_taken_wherever_methods_are(
     explainer = explain.Explainer(net, preprocess=lambda image: x[0])
     photo = torch.zeros(4, 4, 3, dtype=torch.uint8).numpy()
     names = [name for name in cheap if name in ("gradcam", "saliency")]
-    monkeypatch.setattr("explain.attribution.api.list_methods", lambda: [*names, "scorecam", "legrad"])
+    monkeypatch.setattr("explain.attribution.selection.list_methods", lambda: [*names, "scorecam", "legrad"])
     assert explainer(photo, "everything", 1).methods == [*names, "scorecam"]
     assert list(explain.attribute(WIDE, X[:1], "all", target=1)) == names

@@ -49,7 +49,7 @@ def test_a_photo_is_explained_with_predictions_and_paths(typed: Typed) -> None:
 
 def test_all_options_reach_the_explanation(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["gradcam", "lrp", "attnlrp", "saliency", "cam", "legrad", "rollout", "scorecam", "sscam"]
-    monkeypatch.setattr("explain.attribution.api.list_methods", lambda: names)
+    monkeypatch.setattr("explain.attribution.selection.list_methods", lambda: names)
     arguments = [
         "--method", "all", "--target", "tabby", "--layer", "layer2", "--size", "32", "--device", "cpu", "--alpha",
         "0.8", "--composite", "EpsilonGammaBox",

@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 import explain
-from explain.attribution.effects import trace
+from explain.attribution.trace import trace
 from explain.methods import Necessary, Occlusion
 from explain.models import CenterCrop
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import explain
-from explain.attribution.effects import trace
+from explain.attribution.trace import trace
 from explain.layers.frames import with_layout
 from explain.methods import GradCAM, Occlusion, Smooth
 from explain.targets import Answer

@@ -9,7 +9,7 @@ from PIL import Image
 from torch import nn
 
 import explain
-from explain.explanation.explanation import compare, heat
+from explain.explanation.comparison import compare, heat
 from explain.models import CenterCrop
 
 

@@ -429,7 +429,7 @@ def test_warnings_about_photos_are_kept_as_notes(tmp_path: Path) -> None:
 
 
 def test_a_group_of_methods_is_chosen_by_the_first_photo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("explain.attribution.api.list_methods", lambda: ["gradcam", "saliency", "rollout"])
+    monkeypatch.setattr("explain.attribution.selection.list_methods", lambda: ["gradcam", "saliency", "rollout"])
     options: dict[str, Any] = {"output": tmp_path / "run.sqlite", "workers": 0}
     run = explain.run([picture(0), picture(1)], explainer(), "all", **options)
     assert sorted(run.methods) == ["gradcam", "saliency"]

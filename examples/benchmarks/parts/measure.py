@@ -29,7 +29,7 @@ from torch import nn
 from train import NETWORKS, as_input, background_of_class, trained
 
 import explain
-from explain.attribution.api import select
+from explain.attribution.selection import select
 from explain.metrics.maps import Maps
 
 FIRST = 2_000_000  # the number of the first scene: training and its check have others

@@ -1,0 +1,114 @@
+"""`lens`: the scores that each block would give, if it were the last."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from explain._utils.errors import LayerError, keywords
+from explain._utils.nested import replace_first
+from explain.attribution.trace import blocks
+from explain.data.inputs import InputsLike
+from explain.engine.ends import reading
+from explain.hooks import HookGroup, capture, preserve
+from explain.hooks.layer_names import Where, select_places
+from explain.hooks.unwrap import unwrapped
+from explain.layers.frames import with_layout
+from explain.targets import labels
+from explain.targets.base import find_logits
+
+
+@dataclass(frozen=True, eq=False)
+class Lens:
+    """What the last layers of a network make of each block's output; it prints itself as a table.
+
+    ``scores`` ``(blocks, N, K)`` are the class scores that follow each of ``layers``; those of the last are the model's
+    own. ``tokens`` ``(blocks, N, T, K)`` are those of each token alone: all tokens have its values. They are None where
+    blocks give maps, or ``tokens`` is false.
+    """
+
+    layers: tuple[str, ...]
+    scores: torch.Tensor = field(repr=False)
+    tokens: torch.Tensor | None = field(default=None, repr=False)
+    categories: Sequence[str] | None = field(default=None, repr=False)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A dictionary for each block and image: layer, image, the top class and its score."""
+        best = self.scores.max(-1)
+        return [
+            {"layer": layer, "image": image, "target": labels.class_label(self.categories, index), "score": score}
+            for layer, indices, values in zip(self.layers, best.indices.tolist(), best.values.tolist(), strict=True)
+            for image, (index, score) in enumerate(zip(indices, values, strict=True))
+        ]
+
+    def __str__(self) -> str:
+        width = max(map(len, self.layers))
+        return "\n".join(f"{row['layer']:<{width}}  {row['score']:>8.3g}  {row['target']}" for row in self.rows())
+
+
+@keywords()
+def lens(
+    model: nn.Module, x: InputsLike, *, layers: Where | None = None, tokens: bool = False,
+    categories: Sequence[str] | None = None,
+) -> Lens:  # fmt: skip
+    """Let the last layers of a network read what each of its blocks gives (nostalgebraist 2020).
+
+    The output of each block takes the place of the last block's, so that the network's own pooling, normalisation and
+    head read it, whatever they are.
+
+    Args:
+        model: a network whose blocks give tensors of one shape, such as a transformer.
+        x: photos ``(N, C, H, W)``.
+        layers: the blocks; by default those that give tensors of the last one's shape.
+        tokens: also read each token alone.
+        categories: the labels of the classes.
+
+    Raises:
+        ExplainError: the blocks differ in shape, or the model gives no class scores.
+
+    >>> block = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2), block, block[0], nn.Linear(2, 3))
+    >>> x = torch.ones(1, 1, 2, 2)
+    >>> found = lens(model, x, layers=["1", "2", "3"])
+    >>> found.scores.shape, torch.allclose(found.scores[-1], model(x))
+    (torch.Size([3, 1, 3]), True)
+    """
+    model = unwrapped(model)
+    inputs = with_layout(model, x).detached()
+    own = blocks(model, inputs, include_top_level=False)
+    names = own if layers is None else select_places(model, layers)
+    with preserve.untouched(model), torch.no_grad(), reading(model, inputs, None, categories):
+        with capture(model, list(dict.fromkeys([*names, *own])), gradients=False) as seen:
+            output = inputs.call(model)
+        ran = list(dict.fromkeys(record.layer for record in seen.records))  # in the order of the pass
+        given = {name: record.activation for name in ran if (record := seen.of(name)) is not None}
+        if not given.keys() & set(names):
+            raise LayerError("model must have blocks to be read by its last layers, got none; name the layers")
+        shape = given[[name for name in ran if name in names][-1]].shape
+        last = [name for name in ran if given[name].shape == shape][-1]  # what follows it reads all of them
+        wrong = next((name for name in names if name in given and given[name].shape != shape), None)
+        if wrong is not None and layers is not None:
+            raise LayerError(f"layers must give tensors of one shape, got {(*given[wrong].shape,)} and {(*shape,)}")
+        found = {name: given[name] for name in ran if name in names and given[name].shape == shape}
+        find_logits(output, len(inputs))  # refuses a model without class scores
+        scores = torch.stack([_read(model, inputs, last, values) for values in found.values()])
+        of_tokens = None
+        if tokens and given[last].ndim == 3:
+            images = [inputs.rows(torch.tensor([i])) for i in range(len(inputs))]
+
+            def read(values: torch.Tensor) -> torch.Tensor:  # only what follows the last block runs for each token
+                rows = [row[:, None].expand(-1, len(row), -1) for row in values]  # each token in all places
+                return torch.stack([_read(model, one, last, row) for one, row in zip(images, rows, strict=True)])
+
+            of_tokens = torch.stack([read(values) for values in found.values()])
+    return Lens(tuple(found), scores, of_tokens, categories)
+
+
+def _read(model: nn.Module, inputs: Any, last: str, values: torch.Tensor) -> torch.Tensor:
+    """The class scores where the last block gives these values ``(b, ...)``, of as many images or of more."""
+
+    with HookGroup(model) as group:
+        group.forward(last, lambda module, args, output: replace_first(output, values.clone()))
+        return find_logits(inputs.call(model), len(values)).cpu()

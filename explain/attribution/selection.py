@@ -1,0 +1,129 @@
+"""Which methods a network and a target can be explained with, and what each of them costs."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Unpack
+
+from torch import nn
+
+from explain._utils.errors import ExplainError, LayerError, keywords, muted
+from explain.attribution.options import Options, Settings
+from explain.attribution.request import Request
+from explain.data.inputs import InputsLike
+from explain.hooks import layer_names, unwrap
+from explain.layers import default_layer
+from explain.layers.costs import cost_after
+from explain.methods import Method, list_methods
+from explain.methods.base import MethodLike, can_be_stitched, get_method, uses_layer
+from explain.targets import as_target
+from explain.targets.resolve import TargetLike, as_targets
+
+MANY = 200
+"""Passes from which on a method is not among "all", but only among "everything"."""
+
+
+GROUPS = ("all", "everything")
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The methods that were chosen, and why others were not.
+
+    ``costs`` has for each method that the network can be explained with how many passes it takes at its default
+    settings: those that begin at a layer count for their share, and infinity stands for what depends on the evidence.
+    """
+
+    methods: tuple[str, ...]
+    costs: Mapping[str, float]
+    unfit: tuple[str, ...]
+    """Methods for other networks or targets."""
+
+    @property
+    def costly(self) -> dict[str, float]:
+        """The methods that were left out on account of their cost."""
+        return {name: cost for name, cost in self.costs.items() if name not in self.methods}
+
+
+def select(
+    model: nn.Module, x: InputsLike, group: str = "all", *, layer: layer_names.Where | None = None,
+    target: TargetLike = None, categories: Sequence[str] | None = None,
+) -> Selection:  # fmt: skip
+    """Choose methods for a network and a target: "all" that take fewer than 200 passes, or "everything".
+
+    >>> model = nn.Sequential(nn.Conv2d(3, 400, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(400, 5))
+    >>> import torch
+    >>> chosen = select(model, torch.rand(1, 3, 4, 4))
+    >>> chosen.costs["gradcam"], chosen.costs["integratedgradients"], chosen.costs["scorecam"]
+    (2.0, 102.0, 402.0)
+    >>> sorted(name for name in chosen.costly if "cam" in name), chosen.unfit[:4]
+    (['iscam', 'scorecam', 'sscam'], ('cheferattribution', 'cheferbimodal', 'drise', 'featurepermutation'))
+    """
+    wanted = [as_target(target, categories)]
+    return _selected(Request.of(model, x, list_methods(), wanted, Settings(layer=layer, categories=categories)), group)
+
+
+def _selected(request: Request, group: str) -> Selection:
+    fit, costs = _fit(request), {}
+    for name in fit:
+        plan = replace(_alone(request, get_method(name)).plan(), images=1)
+        layers = {layer for needs in plan.wanted.values() for need in needs if (layer := need.layer) is not None}
+        costs[name] = plan.cost(cost_after(request.model, request.inputs, layers))
+    chosen = tuple(name for name in fit if group == "everything" or costs[name] < MANY)
+    return Selection(chosen, costs, tuple(name for name in list_methods() if name not in fit))
+
+
+def requested(
+    model: nn.Module, x: InputsLike, methods: MethodLike | Iterable[MethodLike], target: TargetLike,
+    targets: Sequence[TargetLike] | None, top_k: int | None, **options: Unpack[Options],
+) -> Request:  # fmt: skip
+    """The request of a call of `attribute`, with the methods of a group for its name."""
+    settings = Settings(**options)
+    wanted = as_targets(target, targets, top_k, settings.categories)
+    if isinstance(methods, str) and methods in GROUPS:
+        how = Settings(layer=settings.layer, layout=settings.layout)
+        all_methods = Request.of(model, x, list_methods(), wanted[:1], how)
+        methods = _selected(all_methods, methods).methods
+    return Request.of(model, x, methods, wanted, settings)
+
+
+@keywords()
+def applicable_methods(
+    model: nn.Module, x: InputsLike, *, layer: layer_names.Where | None = None, target: TargetLike = None
+) -> list[str]:
+    """Name the methods that this network and target can be explained with: all but those for another kind.
+
+    Those for a kind of network, or for a class as target, are tried on ``x`` ``(N, C, H, W)``.
+
+    >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 5))
+    >>> import torch
+    >>> sorted(set(list_methods()) - set(applicable_methods(model, torch.rand(1, 3, 4, 4))))[3:8]
+    ['drise', 'featurepermutation', 'gradeclip', 'gradientrollout', 'legrad']
+    """
+    return _fit(Request.of(model, x, list_methods(), as_targets(target), Settings(layer=layer)))
+
+
+def _fit(request: Request) -> list[str]:
+    try:
+        has_maps = bool(request.layers) or bool(default_layer(request.model, request.inputs))
+    except LayerError:
+        has_maps = False
+    return [name for name, m in request.methods.items() if (has_maps or not uses_layer(m)) and _fits(request, m)]
+
+
+def _fits(request: Request, method: Method) -> bool:
+    inside = any(need.looks_inside for need in method.needs) and unwrap.scripted(request.model)
+    if inside or not can_be_stitched(method, request.model):
+        return False
+    if not (method.only_for or any(getattr(need, "objective", None) is not None for need in method.needs)):
+        return True
+    try:
+        with muted():
+            _alone(request, method.tried()).attributions()
+    except ExplainError:
+        return False
+    return True
+
+
+def _alone(request: Request, method: Method) -> Request:
+    settings = Settings(layer=request.settings.layer)
+    return replace(request, methods={method.name: method}, targets=request.targets[:1], settings=settings)
