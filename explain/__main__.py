@@ -1,7 +1,0 @@
-"""`python -m explain` is `python -m explain.cli`."""
-
-import sys
-
-from explain.cli import main
-
-sys.exit(main())
