@@ -87,7 +87,7 @@ class Look:
         if self.style is not None:
             style = styles.get_style(self.style, colormap=self.colormap, alpha=self.alpha)
             return style.signed() if own == "signed" and isinstance(style, render.Contour) else style
-        return styles.with_options(styles.get_style(own), strict=False, colormap=self.colormap, alpha=self.alpha)
+        return styles.get_style(own, strict=False, colormap=self.colormap, alpha=self.alpha)
 
 
 def map_for(attribution: Attribution, style: Style) -> np.ndarray[Any, Any]:

@@ -153,15 +153,17 @@ def concepts(
     >>> concepts(Image.new("RGB", (300, 200)), np.ones((2, 4, 4)), Box(0, 0, 300, 200), ["fur", "eyes"]).width
     300
     """
-    strongest, first = place(maps[0], photo.size, region), np.zeros(photo.size[::-1], np.uint16)
+    strongest = place(maps[0], photo.size, region)
+    first = np.zeros(photo.size[::-1], np.uint16)
     for i, values in enumerate(maps[1:], start=1):  # one at a time: on a large photo, all of them might not fit
         placed = place(values, photo.size, region)
         first[placed > strongest] = i
         np.maximum(placed, strongest, out=strongest)
-    palette = np.array([COLORS[i % len(COLORS)] for i in range(len(maps))], np.uint8)
-    opacity = Image.fromarray((255 * alpha * np.sqrt(np.arange(256) / 255)).round().astype(np.uint8)[strongest])
+    palette = np.resize(np.array(COLORS, np.uint8), (len(maps), 3))
+    opacity = (255 * alpha * np.sqrt(np.arange(256) / 255)).round().astype(np.uint8)
     grey = photo.convert("L").convert("RGB")
-    colored = mark_unseen(Image.composite(Image.fromarray(palette[first]), grey, opacity), photo, [region])
+    colored = Image.composite(Image.fromarray(palette[first]), grey, Image.fromarray(opacity[strongest]))
+    colored = mark_unseen(colored, photo, [region])
     ends = [f"{share:.0%}".replace("%", " %") for share in shares] or [""] * len(labels)
     return _with_lines(colored, list(zip(palette.tolist(), ends, labels, strict=True)), title, detail)
 
@@ -267,24 +269,28 @@ def film(
     return Film(pictures, tuple(f"{unit} {i} of {len(maps)}" for i in range(1, len(maps) + 1)))
 
 
+CHANNELS = (1, 3)
+
+
 def _frames(frames: Any, count: int, layout: InputLayout | None) -> Sequence[ImageLike]:
     """The frames of a tensor or array, as arrays of uint8."""
     if isinstance(frames, (list, tuple)):
         return frames
     values = np.asarray(frames.detach().cpu() if hasattr(frames, "detach") else frames)
-    channels_first = values.ndim == 4 and values.shape[0] in (1, 3) and values.shape[1] == count
-    frames_first = values.ndim == 4 and values.shape[0] == count and values.shape[1] in (1, 3)
-    if channels_first and layout != "NTCHW":
+    shape = values.shape
+    if values.ndim == 3:
+        values = values[..., None]
+    elif shape[0] in CHANNELS and shape[1] == count and layout != "NTCHW":
         values = np.moveaxis(values, 0, -1)
-    elif frames_first and layout != "NCTHW" and (layout or values.shape[3] not in (1, 3)):
+    elif shape[0] == count and shape[1] in CHANNELS and layout != "NCTHW" and (layout or shape[-1] not in CHANNELS):
         values = np.moveaxis(values, 1, -1)
-    if values.ndim not in (3, 4) or (values.ndim == 4 and values.shape[3] not in (1, 3)):
+    if values.ndim != 4 or values.shape[3] not in CHANNELS:
         known = "(T, H, W), (C, T, H, W) or (T, C, H, W), C 1 or 3"
-        raise ImageError(f"frames must be {known}, got {values.shape}; take one video")
+        raise ImageError(f"frames must be {known}, got {shape}; take one video")
     if values.dtype != np.uint8:
         low, high = float(values.min()), float(values.max())
         values = (255 * (values - low) / ((high - low) or 1.0)).round().astype(np.uint8)
-    return [each[..., 0] if values.ndim == 4 and values.shape[3] == 1 else each for each in values]
+    return list(values)
 
 
 def moving(pictures: Sequence[Image.Image], name: str, seconds: float) -> bytes:
@@ -297,10 +303,14 @@ def moving(pictures: Sequence[Image.Image], name: str, seconds: float) -> bytes:
         raise ImageError(f"film must end in {' or '.join(ENDINGS)}, got {shown(name)}; choose one of them")
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0.02 <= seconds <= 60:
         raise ImageError(f"seconds must be from 0.02 to 60, got {shown(seconds)}; leave it out")
-    pause, gif = round(1000 * seconds), ending == ".gif"
-    pauses = [*[pause] * (len(pictures) - 1), HELD * pause]
-    options: dict[str, Any] = {"disposal": 1} if gif else {"quality": 85, "method": 4}
-    frames = [each.quantize(256, dither=Image.Dither.FLOYDSTEINBERG) if gif else each for each in pictures]
+    pause = round(1000 * seconds)
+    pauses = [pause] * (len(pictures) - 1) + [HELD * pause]
     buffer = io.BytesIO()
-    frames[0].save(buffer, ending[1:], save_all=True, append_images=frames[1:], duration=pauses, loop=0, **options)
+    if ending == ".gif":
+        first, *others = (each.quantize(256, dither=Image.Dither.FLOYDSTEINBERG) for each in pictures)
+        first.save(buffer, "GIF", save_all=True, append_images=others, duration=pauses, loop=0, disposal=1)
+    else:
+        first, *others = pictures
+        shown_as = {"duration": pauses, "loop": 0, "quality": 85, "method": 4}
+        first.save(buffer, "WEBP", save_all=True, append_images=others, **shown_as)
     return buffer.getvalue()

@@ -9,18 +9,19 @@ Four of them draw a heatmap in [0, 1] of any method:
 
 Three are the own styles of methods that give a value for each pixel: Intensity, Signed and Color. Evidence draws sets
 of regions.
-To add one, write a class that satisfies `Style` and enter it in `STYLES`.
+To add one, write a subclass of `Style` and enter it in `STYLES`.
 """
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
-from itertools import cycle, pairwise
-from typing import Any, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
+from itertools import pairwise
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from PIL import Image, ImageDraw
 
 from explain._utils.errors import ExplainError, did_you_mean, option, shown
@@ -59,18 +60,18 @@ def place(values: Array, size: tuple[int, int], region: Box, outside: int = 0) -
 
     ``outside`` fills what the region does not cover.
     """
-    placed = np.full((size[1], size[0]), outside, np.uint8)
-    inside, (y, x) = _resampled(values, size, region)
+    placed = np.full(size[::-1], outside, np.uint8)
+    inside, where = _resampled(values, size, region)
     np.rint(np.multiply(inside, 255, out=inside), out=inside)  # in place, which on a large photo is gigabytes less
-    placed[y : y + inside.shape[0], x : x + inside.shape[1]] = np.clip(inside, 0, 255, out=inside)
+    placed[where] = np.clip(inside, 0, 255, out=inside)
     return placed
 
 
 def area(values: Array, threshold: float, size: tuple[int, int], region: Box) -> Array:
     """Return where on a photo of ``size`` (width, height) a map is at least ``threshold``: bool ``(height, width)``."""
-    placed = np.zeros((size[1], size[0]), bool)
-    inside, (y, x) = _resampled(values, size, region)
-    placed[y : y + inside.shape[0], x : x + inside.shape[1]] = inside >= threshold
+    placed = np.zeros(size[::-1], bool)
+    inside, where = _resampled(values, size, region)
+    placed[where] = inside >= threshold
     return placed
 
 
@@ -78,27 +79,31 @@ def on_photo(values: Array, size: tuple[int, int], region: Box) -> Array:
     """Return the part of a map that lies on a photo of ``size`` (width, height): padding around a photo does not."""
 
     def part(cells: int, start: float, end: float, length: int) -> slice:
-        first, last = (round((edge - start) / (end - start) * cells) for edge in (0, length))
-        first = min(max(first, 0), cells - 1)
-        return slice(first, max(first + 1, last))
+        span = end - start
+        first = min(max(round(-start / span * cells), 0), cells - 1)
+        return slice(first, max(first + 1, round((length - start) / span * cells)))
 
-    height, width = values.shape
-    return values[part(height, region.top, region.bottom, size[1]), part(width, region.left, region.right, size[0])]
+    rows = part(values.shape[0], region.top, region.bottom, size[1])
+    columns = part(values.shape[1], region.left, region.right, size[0])
+    return values[rows, columns]
 
 
 def edges(region: Box, size: tuple[int, int]) -> tuple[int, int, int, int]:
     """Return left, top, right and bottom of a region in whole pixels of a photo; however thin, it has one of them."""
-    left, top = min(max(0, round(region.left)), size[0] - 1), min(max(0, round(region.top)), size[1] - 1)
-    right, bottom = min(size[0], round(region.right)), min(size[1], round(region.bottom))
-    return left, top, max(left + 1, right), max(top + 1, bottom)
+    left = min(max(0, round(region.left)), size[0] - 1)
+    top = min(max(0, round(region.top)), size[1] - 1)
+    right = max(left + 1, min(size[0], round(region.right)))
+    bottom = max(top + 1, min(size[1], round(region.bottom)))
+    return left, top, right, bottom
 
 
-def _resampled(values: Array, size: tuple[int, int], region: Box) -> tuple[Array, tuple[int, int]]:
-    """Return a map at the photo's resolution, as far as it lies on the photo, and its first row and column there."""
+def _resampled(values: Array, size: tuple[int, int], region: Box) -> tuple[Array, tuple[slice, slice]]:
+    """Return a map at the photo's resolution, as far as it lies on the photo, and its rows and columns there."""
     import cv2
 
     left, top = round(region.left), round(region.top)
-    width, height = max(1, round(region.right) - left), max(1, round(region.bottom) - top)
+    width = max(1, round(region.right) - left)
+    height = max(1, round(region.bottom) - top)
     how = cv2.INTER_LINEAR if width >= values.shape[1] else cv2.INTER_AREA
     try:
         covered: Array = cv2.resize(values.astype(np.float32), (width, height), interpolation=how)
@@ -106,10 +111,13 @@ def _resampled(values: Array, size: tuple[int, int], region: Box) -> tuple[Array
         if error.code != cv2.Error.StsNoMem:
             raise
         raise MemoryError(error.err) from None
-    return covered[max(0, -top) : size[1] - top, max(0, -left) : size[0] - left], (max(0, top), max(0, left))
+    inside = covered[max(0, -top) : size[1] - top, max(0, -left) : size[0] - left]
+    y, x = max(0, top), max(0, left)
+    return inside, (slice(y, y + inside.shape[0]), slice(x, x + inside.shape[1]))
 
 
-PALE, HATCH = (203, 205, 210), (128, 131, 138)
+PALE = (203, 205, 210)
+HATCH = (128, 131, 138)
 CONTRAST = 0.35  # of the photo's contrast
 
 
@@ -141,11 +149,9 @@ def mark_unseen(picture: Image.Image, photo: Image.Image, seen: Sequence[Box]) -
 def _stripes(size: tuple[int, int]) -> Image.Image:
     """Return a mask of diagonal lines, forty or so along the longer side."""
     period = max(6, round(max(size) / 40))
-    steps = np.arange(period, dtype=np.int32)
-    away = np.abs((steps[:, None] + steps) % period - period / 2)  # from the middle of a line, in pixels along a row
-    tile = (120 * np.clip(period / 10 + 0.5 - away, 0, 1)).astype(np.uint8)
-    across, down = -(-size[0] // period), -(-size[1] // period)
-    return Image.fromarray(np.ascontiguousarray(np.tile(tile, (down, across))[: size[1], : size[0]]))
+    away = np.abs(np.arange(sum(size) - 1) % period - period / 2)  # from the middle of a line, in pixels along a row
+    row = (120 * np.clip(period / 10 + 0.5 - away, 0, 1)).astype(np.uint8)
+    return Image.fromarray(np.ascontiguousarray(sliding_window_view(row, size[0])))
 
 
 def _rim(seen_mask: Image.Image, line: int) -> Image.Image:
@@ -211,49 +217,48 @@ Reading: TypeAlias = Literal["heatmap", "signed", "values", "sets"]
 """What a style draws: ``(H, W)`` in [0, 1], ``(H, W)`` in [-1, 1], ``(C, H, W)``, or masks of R sets ``(R, H, W)``."""
 
 SHARES = (0.5, 0.75, 0.9)
-STEPS = 64  # colours in the legend of a ramp
+STEPS = 65  # colours in the legend of a ramp; that of zero is in the middle
 
 
-@runtime_checkable
-class Style(Protocol):
-    """A way to draw a map on a photo."""
-
-    name: ClassVar[str]
-    reads: ClassVar[Reading]
-
-    def draw(self, photo: Image.Image, values: Array, region: Box) -> Image.Image:
-        """Draw a map on the part of an RGB photo that it covers; the photo is left as it is."""
-        ...
-
-    def legend(self, photo: Image.Image) -> Legend | None:
-        """The colours that come out on a photo of this brightness; None where there is nothing to be said of them."""
-        ...
-
-
-StyleLike: TypeAlias = str | Style
-
-
-class _CheckedOptions:
-    """Refuses options of a style that cannot be meant."""
+class Style:
+    """A way to draw a map on a photo: a frozen dataclass whose fields are its options."""
 
     name: ClassVar[str]
     reads: ClassVar[Reading] = "heatmap"
+    ends: ClassVar[tuple[str, str]] = ("0", "max")
+    about: ClassVar[str] = "evidence"
 
     def __post_init__(self) -> None:
         options = vars(self)
         if "colormap" in options:
             lookup_table(options["colormap"])
-        alpha, dark, shares = options.get("alpha", 1.0), options.get("dark", 0.0), options.get("shares", (1.0,))
+        alpha = options.get("alpha", 1.0)
         if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not 0 <= alpha <= 1:
             raise ExplainError(f"{option('alpha')} must be an opacity from 0 to 1, got {shown(alpha)}; 0.65 is usual")
+        dark = options.get("dark", 0.0)
         if not 0 <= dark < 1:
             raise ExplainError(f"dark of {self.name} must be a brightness from 0 to below 1, got {shown(dark)}")
+        shares = options.get("shares", (1.0,))
         if not shares or not all(a < b for a, b in pairwise((0, *shares))) or shares[-1] > 1:
             raise ExplainError(f"shares of {self.name} must rise within 0 to 1, got {shown(shares)}; use (0.5, 0.9)")
 
+    def draw(self, photo: Image.Image, values: Array, region: Box) -> Image.Image:
+        """Draw a map on the part of an RGB photo that it covers; the photo is left as it is."""
+        raise NotImplementedError
+
+    def legend(self, photo: Image.Image) -> Legend | None:
+        """The colours that come out on a photo of this brightness; None where there is nothing to be said of them."""
+        ramp = np.linspace(-1 if self.reads == "signed" else 0, 1, STEPS)[None]
+        flat = Image.new("RGB", (STEPS, 1), _mean(photo))
+        drawn = self.draw(flat, ramp, Box(0, 0, STEPS, 1))
+        return Legend(_rgb(np.asarray(drawn)[0]), self.ends, self.about)
+
+
+StyleLike: TypeAlias = str | Style
+
 
 @dataclass(frozen=True)
-class Heat(_CheckedOptions):
+class Heat(Style):
     """Colour over the photo in grey: the more evidence, the brighter the colour and the less of the photo.
 
     Since the photo is grey, no colour of its own can be taken for heat, and the legend's colours are those seen.
@@ -271,12 +276,9 @@ class Heat(_CheckedOptions):
         rising = (255 * self.alpha * (1 - (1 - np.arange(256) / 255) ** 3)).round().astype(np.uint8)
         return Image.composite(colors, photo.convert("L").convert("RGB"), Image.fromarray(rising[placed]))
 
-    def legend(self, photo: Image.Image) -> Legend:
-        return Legend(_blended(self, _tone(photo)), ("0", "max"), "evidence")
-
 
 @dataclass(frozen=True)
-class Contour(_CheckedOptions):
+class Contour(Style):
     """Lines around the smallest places that hold these shares of the evidence, the brightest around the first."""
 
     shares: tuple[float, ...] = SHARES
@@ -290,16 +292,16 @@ class Contour(_CheckedOptions):
         return _outlined(photo, self._colors, areas)
 
     def legend(self, photo: Image.Image) -> Legend:
-        return Legend(tuple(self._colors), _percents(self.shares), "evidence inside", ramp=False)
+        return Legend(self._colors, _percents(self.shares), "evidence inside", ramp=False)
 
     def signed(self) -> "SignedContour":
         """The same for contributions."""
         return SignedContour(self.shares, SIGNED if self.colormap == HEAT else self.colormap)
 
     @property
-    def _colors(self) -> list[RGB]:
+    def _colors(self) -> tuple[RGB, ...]:
         places = np.linspace(0.97, 0.45, max(2, len(self.shares)))[: len(self.shares)]
-        return [_rgb(color) for color in lookup_table(self.colormap)[(255 * places).astype(int)]]
+        return _rgb(lookup_table(self.colormap)[(255 * places).astype(int)])
 
 
 @dataclass(frozen=True)
@@ -313,19 +315,20 @@ class SignedContour(Contour):
     sides: ClassVar[tuple[int, ...]] = (1, -1)
 
     def legend(self, photo: Image.Image) -> Legend:
-        shares = ", ".join(_percents(self.shares))
-        return Legend((self._colors[1], self._colors[0]), ("against", "for"), f"lines hold {shares}", ramp=False)
+        against_and_for = (self._colors[1], self._colors[0])
+        about = f"lines hold {', '.join(_percents(self.shares))}"
+        return Legend(against_and_for, ("against", "for"), about, ramp=False)
 
     @property
-    def _colors(self) -> list[RGB]:
+    def _colors(self) -> tuple[RGB, ...]:
         """For and against the target, the strongest around the first share."""
-        table, places = lookup_table(self.colormap), np.linspace(0.4, 0.25, max(2, len(self.shares)))
-        ends = [0.5 + side * place for place in places[: len(self.shares)] for side in self.sides]
-        return [_rgb(color) for color in table[(255 * np.array(ends)).astype(int)]]
+        places = np.linspace(0.4, 0.25, max(2, len(self.shares)))[: len(self.shares)]
+        ends = 0.5 + places[:, None] * self.sides
+        return _rgb(lookup_table(self.colormap)[(255 * ends).astype(int).ravel()])
 
 
 @dataclass(frozen=True)
-class Mask(_CheckedOptions):
+class Mask(Style):
     """The photo where the evidence lies, in steps that hold these shares of it, and nothing of the rest."""
 
     shares: tuple[float, ...] = SHARES
@@ -336,14 +339,13 @@ class Mask(_CheckedOptions):
     def draw(self, photo: Image.Image, values: Array, region: Box) -> Image.Image:
         opacity = np.zeros(photo.size[::-1], np.uint8)
         areas = _areas(values, self.shares, photo.size, region)
-        for visible, within in reversed(list(zip(self._visible, areas, strict=True))):
+        for visible, within in zip(self._visible[::-1], areas[::-1], strict=True):
             opacity[within] = round(255 * visible)
         return Image.composite(photo, Image.new("RGB", photo.size, self.cover), Image.fromarray(opacity))
 
     def legend(self, photo: Image.Image) -> Legend:
-        cover, tone = np.array(self.cover), np.array(_mean(photo))
-        colors = tuple(_rgb((cover + (tone - cover) * visible).round()) for visible in self._visible)
-        return Legend(colors, _percents(self.shares), "evidence shown", ramp=False)
+        tones = [np.add(self.cover, np.subtract(_mean(photo), self.cover) * visible) for visible in self._visible]
+        return Legend(_rgb(np.round(tones)), _percents(self.shares), "evidence shown", ramp=False)
 
     @property
     def _visible(self) -> list[float]:
@@ -352,7 +354,7 @@ class Mask(_CheckedOptions):
 
 
 @dataclass(frozen=True)
-class Spotlight(_CheckedOptions):
+class Spotlight(Style):
     """The photo lit by the map: in colour where it is high, dark and grey where it is zero."""
 
     dark: float = 0.15
@@ -364,52 +366,41 @@ class Spotlight(_CheckedOptions):
         lit = (255 * (1 - (1 - np.arange(256) / 255) ** 2)).round().astype(np.uint8)
         return Image.composite(photo, unlit, Image.fromarray(lit[place(values, photo.size, region)]))
 
-    def legend(self, photo: Image.Image) -> Legend:
-        return Legend(_blended(self, _mean(photo)), ("0", "max"), "evidence")
-
 
 @dataclass(frozen=True)
-class Intensity(_CheckedOptions):
+class Intensity(Style):
     """Magnitudes as brightness; the top half per cent is cut off, so that the rest shows."""
 
     colormap: str = INTENSITY
 
     name: ClassVar[str] = "intensity"
+    about: ClassVar[str] = "magnitude"
 
     def draw(self, photo: Image.Image, values: Array, region: Box) -> Image.Image:
         return Image.fromarray(lookup_table(self.colormap)[place(_stretched(values), photo.size, region)])
 
-    def legend(self, photo: Image.Image) -> Legend:
-        table = lookup_table(self.colormap)[np.linspace(0, 255, STEPS).round().astype(int)]
-        return Legend(tuple(map(_rgb, table)), ("0", "max"), "magnitude")
-
 
 @dataclass(frozen=True)
-class Signed(_CheckedOptions):
+class Signed(Style):
     """Values in [-1, 1] over the photo in pale grey: one colour speaks for the target, one against it."""
 
     colormap: str = SIGNED
 
     name: ClassVar[str] = "signed"
     reads: ClassVar[Reading] = "signed"
+    ends: ClassVar[tuple[str, str]] = ("against", "for")
+    about: ClassVar[str] = "contribution"
 
     def draw(self, photo: Image.Image, values: Array, region: Box) -> Image.Image:
-        return self._painted(photo, _stretched(values), region)
-
-    def _painted(self, photo: Image.Image, spread: Array, region: Box) -> Image.Image:
+        spread = _stretched(values)
         magnitude = place(np.sqrt(np.abs(spread)), photo.size, region)
         side = place(spread / 2 + 0.5, photo.size, region, outside=128)
         faded = photo.convert("L").point([round(255 - (255 - v) * 0.4) for v in range(256)]).convert("RGB")
         return Image.composite(Image.fromarray(lookup_table(self.colormap)[side]), faded, Image.fromarray(magnitude))
 
-    def legend(self, photo: Image.Image) -> Legend:
-        flat = Image.new("RGB", (STEPS + 1, 1), _tone(photo))
-        drawn = self._painted(flat, np.linspace(-1, 1, STEPS + 1)[None], Box(0, 0, STEPS + 1, 1))
-        return Legend(tuple(map(_rgb, np.asarray(drawn)[0])), ("against", "for"), "contribution")
-
 
 @dataclass(frozen=True)
-class Color:
+class Color(Style):
     """Values ``(C, H, W)`` as a colour picture in which grey is zero."""
 
     name: ClassVar[str] = "color"
@@ -426,7 +417,7 @@ class Color:
 
 
 @dataclass(frozen=True)
-class Evidence(_CheckedOptions):
+class Evidence(Style):
     """The photo where sets of regions lie, each with a line around it in its own colour, and the rest pale.
 
     With ``without``, the first set is covered instead, and all else is as it was.
@@ -440,27 +431,33 @@ class Evidence(_CheckedOptions):
 
     def draw(self, photo: Image.Image, values: Array, region: Box) -> Image.Image:
         times = -(-max(photo.size) // min(values.shape[1:]))  # so that the corners of cells stay
-        masks = [each.astype(np.float32).repeat(times, 0).repeat(times, 1) for each in values if each.any()]
+        masks = [mask.astype(np.float32).repeat(times, 0).repeat(times, 1) for mask in values if mask.any()]
         sets = [area(mask, 0.5, photo.size, region) for mask in masks]
         cover = Image.new("RGB", photo.size, Mask.cover)
         if self.without:
             return Image.composite(cover, photo, Image.fromarray(sets[0])) if sets else photo.copy()
         shown = np.any(sets, axis=0) if sets else np.zeros(photo.size[::-1], bool)
         picture = Image.composite(photo, Image.blend(photo, cover, self.pale), Image.fromarray(shown))
-        return _outlined(picture, [color for color, _ in zip(cycle(COLORS), sets, strict=False)], sets)
+        colors = [COLORS[i % len(COLORS)] for i in range(len(sets))]
+        return _outlined(picture, colors, sets)
 
     def legend(self, photo: Image.Image) -> None:
         return None
 
 
-_KNOWN: tuple[type[Any], ...] = (Heat, Contour, Mask, Spotlight, Intensity, Signed, Color, Evidence)
-STYLES: dict[str, type[Any]] = {style.name: style for style in _KNOWN}
+STYLES: dict[str, type[Any]] = {
+    style.name: style for style in (Heat, Contour, Mask, Spotlight, Intensity, Signed, Color, Evidence)
+}
 CHOICES = ("heat", "contour", "mask", "spotlight")
 """The styles that every method's heatmap can be drawn in."""
 
 
-def get_style(style: StyleLike, *, colormap: str | None = None, alpha: float | None = None) -> Style:
+def get_style(
+    style: StyleLike, *, colormap: str | None = None, alpha: float | None = None, strict: bool = True
+) -> Style:
     """Return the style for a name, or a style as it is, with another colour map or opacity where one is given.
+
+    Without ``strict``, options that it does not have are left out.
 
     Raises:
         ExplainError: there is no such style, or it has no colour map or opacity.
@@ -472,25 +469,16 @@ def get_style(style: StyleLike, *, colormap: str | None = None, alpha: float | N
         if style not in STYLES:
             raise ExplainError(f"style {shown(style)} is unknown; {did_you_mean(style, STYLES)}")
         style = STYLES[style]()
-    if isinstance(style, type) or not isinstance(style, Style):
+    if not isinstance(style, Style):
         raise ExplainError(f"style must be a name or a style, got {shown(style)}; use one of {', '.join(CHOICES)}")
-    return with_options(style, strict=True, colormap=colormap, alpha=alpha)
-
-
-def with_options(style: Style, *, strict: bool, **options: Any) -> Style:
-    """Return a style with other options; without ``strict``, those that it does not have are left out.
-
-    Raises:
-        ExplainError: an option is not one of the style's, or has a wrong value.
-    """
-    given = {name: value for name, value in options.items() if value is not None}
-    known = {field.name for field in fields(style)}  # type: ignore[arg-type]
-    for name in given:
-        if strict and name not in known:
-            having = [each for each in CHOICES if name in {field.name for field in fields(STYLES[each])}]
-            raise ExplainError(f"{option(name)} is for the style {', '.join(having)}, got {style.name!r}; leave it out")
-    taken = {name: value for name, value in given.items() if name in known}
-    return replace(style, **taken) if taken else style  # type: ignore[type-var]
+    options = {}
+    for name, value in {"colormap": colormap, "alpha": alpha}.items():
+        if value is not None and hasattr(style, name):
+            options[name] = value
+        elif value is not None and strict:
+            having = ", ".join(each for each in CHOICES if hasattr(STYLES[each], name))
+            raise ExplainError(f"{option(name)} is for the style {having}, got {style.name!r}; leave it out")
+    return replace(style, **options) if options else style  # type: ignore[type-var]
 
 
 def _areas(
@@ -506,15 +494,16 @@ def _outlined(photo: Image.Image, colors: Sequence[RGB], areas: Sequence[Array])
     """Draw lines around areas ``(height, width)``, the first on top."""
     import cv2
 
-    drawn, found = np.array(photo), []
+    drawn = np.array(photo)
     line = max(1, round(max(photo.size) / 220))
+    outlines = []
     for within in areas:
-        outlines, _ = cv2.findContours(within.astype(np.uint8), cv2.RETR_LIST, cv2.CHAIN_APPROX_NONE)
-        found.append([_rounded(outline, 2 * line + 1) for outline in outlines])
-    for outlines in found:
-        _trace(drawn, outlines, INK, line + 2 * max(1, line // 2))
-    for color, outlines in reversed(list(zip(colors, found, strict=True))):
-        _trace(drawn, outlines, color, line)
+        borders, _ = cv2.findContours(within.astype(np.uint8), cv2.RETR_LIST, cv2.CHAIN_APPROX_NONE)
+        outlines.append([np.rint(16 * _rounded(each, 2 * line + 1)).astype(np.int32) for each in borders])
+    rims = [(places, INK, line + 2 * max(1, line // 2)) for places in outlines]
+    lines = [(places, color, line) for places, color in zip(outlines, colors, strict=True)]
+    for places, color, thick in rims + lines[::-1]:
+        cv2.polylines(drawn, places, True, color, thick, cv2.LINE_AA, shift=4)  # in sixteenths of a pixel
     return Image.fromarray(drawn)
 
 
@@ -524,36 +513,17 @@ def _rounded(outline: Array, count: int) -> Array:
     if len(points) <= 2 * count:
         return points
     around = np.concatenate([points[-(count // 2) :], points, points[: count // 2]])
-    return np.lib.stride_tricks.sliding_window_view(around, count, axis=0).mean(-1)
-
-
-def _trace(drawn: Array, outlines: Sequence[Array], color: RGB, line: int) -> None:
-    """Draw closed lines of points between pixels."""
-    import cv2
-
-    places = [np.rint(16 * outline).astype(np.int32) for outline in outlines]
-    cv2.polylines(drawn, places, True, color, line, cv2.LINE_AA, shift=4)
-
-
-def _blended(style: Heat | Spotlight, tone: RGB) -> tuple[RGB, ...]:
-    """Return the colours that a style makes of a flat photo, from no evidence to the most."""
-    flat, ramp = Image.new("RGB", (STEPS, 1), tone), np.linspace(0, 1, STEPS)[None]
-    return tuple(map(_rgb, np.asarray(style.draw(flat, ramp, Box(0, 0, STEPS, 1)))[0]))
+    return sliding_window_view(around, count, axis=0).mean(-1)
 
 
 def _mean(photo: Image.Image) -> RGB:
     """The mean colour of a photo."""
-    return _rgb(np.asarray(photo.resize((1, 1), Image.Resampling.BOX))[0, 0])
+    return _rgb(np.asarray(photo.resize((1, 1), Image.Resampling.BOX))[0])[0]
 
 
-def _tone(photo: Image.Image) -> RGB:
-    """The mean grey of a photo."""
-    return _mean(photo.resize((64, 64), Image.Resampling.BOX).convert("L").convert("RGB"))
-
-
-def _rgb(values: Any) -> RGB:
-    red, green, blue = (int(value) for value in values)
-    return red, green, blue
+def _rgb(colors: Array) -> tuple[RGB, ...]:
+    """Rows of red, green and blue as plain numbers."""
+    return tuple(map(tuple, colors.astype(int).tolist()))
 
 
 def _percents(shares: Sequence[float]) -> tuple[str, ...]:
