@@ -29,7 +29,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 from torch import nn
 
-from explain.data.images import EXTENSIONS
+from explain.data.opening import EXTENSIONS
 from explain.training import GradientClipper, GradientFlow
 
 ASSETS = Path(__file__).resolve().parents[1] / "assets"

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 import explain
-from explain.data.images import EXTENSIONS
+from explain.data.opening import EXTENSIONS
 from explain.runs import Content, Entry, run_on_ray
 from explain.runs.runner import State
 from explain.store.sources import Folder

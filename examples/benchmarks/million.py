@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 import explain
-from explain.data.images import EXTENSIONS
+from explain.data.opening import EXTENSIONS
 from explain.runs.exporting import arrow_modules, schema_of, with_map
 
 PHOTOS = 1_000_000

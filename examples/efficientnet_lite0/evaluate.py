@@ -16,7 +16,8 @@ from pathlib import Path
 
 import torch
 
-from explain.data.images import EXTENSIONS, load_image
+from explain.data.images import load_image
+from explain.data.opening import EXTENSIONS
 from explain.models import Classifier, WholePhoto, load
 from explain.models.bundled import NAME
 from explain.models.preprocessing import cropped

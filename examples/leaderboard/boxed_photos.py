@@ -73,7 +73,7 @@ def photos(folder: Path, classifier: Classifier, most: int) -> Iterator[Photo]:
         with Image.open(folder / "val" / "images" / name) as opened:
             image = opened.convert("RGB")
         x = classifier.preprocess(image)[None]
-        inside = within(box, explain.data.images.locate(classifier.preprocess, image.size), x)
+        inside = within(box, explain.data.boxes.locate(classifier.preprocess, image.size), x)
         if not 0 < share_of(inside, x) <= LARGEST_BOX or round(inside[0]) == round(inside[2]):
             continue
         with torch.inference_mode():

@@ -15,7 +15,8 @@ from PIL import Image
 
 from explain._utils.errors import ExplainError, ImageError, overheard, printable, quiet, shown
 from explain.baselines.replacements import get_baseline
-from explain.data.images import Box, load_image
+from explain.data.boxes import Box
+from explain.data.images import load_image
 from explain.methods.base import Method, get_method
 
 NAME_LENGTH = 100  # characters of a file name that stay

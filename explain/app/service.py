@@ -17,7 +17,8 @@ from explain._utils.errors import ExplainError, TargetError, muted, printable, r
 from explain.app.jobs import AbandonedError, Answer, CheckJob, ExplainJob, Job, Scheduler, SendStep, WorkerThread
 from explain.app.requests import CheckRequest, ExplainRequest, Limits, decode_upload, give_memory_back, whole
 from explain.attribution.selection import select
-from explain.data.images import load_image, locate
+from explain.data.boxes import locate
+from explain.data.images import load_image
 from explain.explanation.explainer import Explainer
 from explain.explanation.explanation import Explanation
 from explain.layers import default_layer, list_layers

@@ -11,7 +11,7 @@ from torch import nn
 from explain._utils.errors import LayerError, MethodError, keywords, option, warn
 from explain._utils.html import picture_html
 from explain._utils.random_numbers import normal
-from explain.data.images import Box
+from explain.data.boxes import Box
 from explain.data.inputs import Inputs, InputsLike
 from explain.engine import Activations
 from explain.engine.execution import gather

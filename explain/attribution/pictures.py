@@ -12,7 +12,7 @@ from PIL import Image
 from explain import render
 from explain._utils.errors import ExplainError
 from explain.attribution.result import Attribution
-from explain.data.images import Box
+from explain.data.boxes import Box
 from explain.methods.base import FAMILIES, innermost, method_or_unknown, title_of
 from explain.render import overlays, styles
 from explain.render.captions import Legend, Mark

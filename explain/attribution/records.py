@@ -32,7 +32,8 @@ from explain import baselines, methods, targets
 from explain._utils.errors import ExplainError, RecordError, shown
 from explain._utils.version import __version__
 from explain.attribution import pictures, result
-from explain.data.images import MAX_PIXELS, Box
+from explain.data.boxes import Box
+from explain.data.images import MAX_PIXELS
 from explain.engine.settings import Precision
 from explain.hooks import interventions
 from explain.methods import Method

@@ -12,7 +12,7 @@ from torch.nn.functional import adaptive_avg_pool2d
 
 from explain._utils.errors import ImageError
 from explain._utils.html import lines_html, picture_html
-from explain.data.images import Box
+from explain.data.boxes import Box
 from explain.hooks.interventions import Intervention
 from explain.layers.layouts import enlarge
 from explain.methods.base import Fusion, Outcome, Style, over_all, relative_error, title_of

@@ -22,7 +22,8 @@ from explain.baselines.replacements import get_baseline
 from explain.cli.commands import UsageError, as_usage
 from explain.cli.output import DONE, FAILED, USAGE, Output, ProgressBar, notes
 from explain.data.files import distinct, slug
-from explain.data.images import EXTENSIONS, MAX_BYTES, hushed, load_image, photos_in, troubles
+from explain.data.images import MAX_BYTES, load_image
+from explain.data.opening import EXTENSIONS, hushed, photos_in, troubles
 from explain.engine.perturbations import Attributions, PerturbationRuns, Scores
 from explain.hooks.interventions import Ablate
 from explain.methods import LRP, Method

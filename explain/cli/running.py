@@ -15,7 +15,7 @@ from explain.cli import arguments as args
 from explain.cli.commands import UsageError, as_usage
 from explain.cli.explaining import target_of, targets_of
 from explain.cli.output import DONE, FAILED, INTERRUPTED, Output, RunProgress, notes
-from explain.data.images import hushed, photos_in
+from explain.data.opening import hushed, photos_in
 from explain.methods import Method
 from explain.runs import run_on_ray
 from explain.runs.result import choice

@@ -22,7 +22,7 @@ from torch import nn
 from explain._utils.errors import ExplainError, HookError, ModelError, quiet, raised
 from explain._utils.version import __version__
 from explain.data.files import Files
-from explain.data.images import opened
+from explain.data.opening import opened
 from explain.hooks.guard import call, site_of
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 from explain.attribution.pictures import array
-from explain.data.images import Box
+from explain.data.boxes import Box
 from explain.explanation.explanation import Explanation
 from explain.methods.base import title_of
 from explain.render import overlays, sheets, styles

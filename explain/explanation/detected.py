@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from explain.data.images import Box
+from explain.data.boxes import Box
 from explain.data.inputs import Inputs
 from explain.engine.ends import reading
 from explain.hooks import preserve

@@ -20,7 +20,8 @@ from explain.attribution.result import Attribution
 from explain.attribution.selection import GROUPS
 from explain.baselines.base import range_of
 from explain.baselines.replacements import Black, get_baseline
-from explain.data.images import Box, ImageLike, Preprocess, as_input, load_image, locate, locate_tiles, source_of
+from explain.data.boxes import Box, Preprocess, as_input, locate, locate_tiles
+from explain.data.images import ImageLike, load_image, source_of
 from explain.data.inputs import InputLayout, Inputs, InputsLike, check_layout
 from explain.engine.validation import check_inputs
 from explain.explanation import photos as several

@@ -18,7 +18,8 @@ from explain._utils.errors import ExplainError, ImageError, RecordError, keyword
 from explain.attribution import pictures, records, result
 from explain.attribution.records import decode, described, is_number, is_size, method_of, unknown
 from explain.data.files import restored
-from explain.data.images import ImageLike, load_image, opened
+from explain.data.images import ImageLike, load_image
+from explain.data.opening import opened
 from explain.engine.settings import Precision
 from explain.explanation.explainer import Explainer
 from explain.explanation.explanation import Explanation

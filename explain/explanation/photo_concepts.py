@@ -13,8 +13,8 @@ from explain._utils.html import picture_html
 from explain.attribution import records
 from explain.attribution.concepts import Concepts, name_concepts
 from explain.attribution.pictures import Scene, array
+from explain.data.boxes import Box
 from explain.data.files import Files, slug
-from explain.data.images import Box
 from explain.render import captions, overlays
 
 

@@ -13,7 +13,8 @@ from explain._utils.nested import first_tensor
 from explain._utils.signals import came_by_signal
 from explain.attribution.records import RecordedRequest, encode_target
 from explain.attribution.result import Attribution
-from explain.data.images import Box, ImageLike
+from explain.data.boxes import Box
+from explain.data.images import ImageLike
 from explain.hooks.preserve import untouched
 from explain.layers.layouts import enlarge
 from explain.methods import Method

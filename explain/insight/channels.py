@@ -12,7 +12,7 @@ from torch import nn
 from explain._utils.errors import RunError
 from explain._utils.random_numbers import normal, seeded
 from explain.attribution.concepts import one_layer
-from explain.data.images import Box
+from explain.data.boxes import Box
 from explain.data.inputs import as_inputs
 from explain.engine import Activations, LayerGradients
 from explain.engine.execution import gather

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from PIL import Image
 
 from explain._utils.errors import RunError, printable
-from explain.data.images import Box
+from explain.data.boxes import Box
 from explain.render import overlays, styles
 from explain.store.reading import Row, StoredRun
 from explain.store.sources import on_input

@@ -9,7 +9,8 @@ import torch
 
 from explain._utils.errors import ExplainError, RunError, shown
 from explain.attribution.records import method_of
-from explain.data.images import as_input, load_image
+from explain.data.boxes import as_input
+from explain.data.images import load_image
 from explain.explanation.explainer import Explainer
 from explain.methods import Method
 from explain.store.manifest import digest_of

@@ -20,8 +20,8 @@ from torch import nn
 
 from explain._utils.errors import ExplainError, LayerError, RunError, keywords, muted, option
 from explain.attribution.api import attribute
+from explain.data.boxes import Box
 from explain.data.files import Files
-from explain.data.images import Box
 from explain.hooks import FeatureExtractor
 from explain.hooks.preserve import untouched
 from explain.hooks.unwrap import submodule

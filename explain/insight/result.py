@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 
 from explain._utils.errors import ArgumentError, ExplainError, RunError, either, keywords, option, printable, shown
+from explain.data.boxes import Box
 from explain.data.files import Files
-from explain.data.images import Box
 from explain.explanation.explainer import Explainer
 from explain.hooks.layer_names import Where
 from explain.insight import class_statistics

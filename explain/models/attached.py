@@ -9,7 +9,7 @@ from typing import Any, cast
 from torch import nn
 
 from explain._utils.errors import ModelError, either, muted, option, warn
-from explain.data.images import Preprocess
+from explain.data.boxes import Preprocess
 from explain.hooks.unwrap import unwrapped
 from explain.models import huggingface
 from explain.models.classifier import Classifier

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from explain._utils.errors import LabelsError, ModelError, either, note, warn
-from explain.data.images import Preprocess
+from explain.data.boxes import Preprocess
 from explain.data.inputs import InputsLike
 from explain.engine import validation
 from explain.engine.ends import outputs_of

@@ -11,7 +11,7 @@ from torch import nn
 
 from explain._utils.errors import ModelError, did_you_mean
 from explain._utils.signals import temporarily
-from explain.data.images import Preprocess
+from explain.data.boxes import Preprocess
 from explain.models.classifier import Classifier
 from explain.models.files import TIMM
 from explain.models.from_torchvision import UNUSABLE, no_torchvision, not_downloaded

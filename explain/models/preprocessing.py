@@ -14,7 +14,7 @@ from PIL import Image
 from torch import nn
 
 from explain._utils.errors import ModelError, either, option, shown
-from explain.data.images import Box, Preprocess
+from explain.data.boxes import Box, Preprocess
 
 Interpolation: TypeAlias = Literal["bilinear", "bicubic"]
 IMAGENET_MEAN = (0.485, 0.456, 0.406)

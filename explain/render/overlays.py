@@ -14,8 +14,9 @@ from PIL import Image, ImageDraw
 
 from explain._utils.errors import ImageError, keywords, shown
 from explain._utils.html import png
+from explain.data.boxes import Box
 from explain.data.files import Files
-from explain.data.images import Box, ImageLike, load_image
+from explain.data.images import ImageLike, load_image
 from explain.data.inputs import InputLayout, check_layout
 from explain.render.captions import (
     COLORS,
@@ -55,7 +56,7 @@ def overlay(
             also "intensity", "signed" and "color", which pixel methods are drawn in, and "evidence".
         box: which part of the photo the model saw, as (left, top, right, bottom) in pixels of the photo; by default,
             all of it. What lies outside is hatched. Where the photo was cut by a preprocessing,
-            ``explain.data.images.locate(preprocess, photo.size)`` finds the box.
+            ``explain.data.boxes.locate(preprocess, photo.size)`` finds the box.
         colormap: any colour map of matplotlib, for styles that have one.
         alpha: opacity of the heat, 0 to 1.
 

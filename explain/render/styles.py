@@ -25,7 +25,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from PIL import Image, ImageDraw
 
 from explain._utils.errors import ExplainError, did_you_mean, option, shown
-from explain.data.images import Box
+from explain.data.boxes import Box
 from explain.render.captions import COLORS, INK, RGB, Legend
 
 HEAT = "plasma"  # perceptually uniform, readable with colour-vision deficiencies, and nowhere grey

@@ -21,7 +21,7 @@ from explain.attribution.pictures import array, layer_of, remark, sentence
 from explain.attribution.records import decode, encode, method_of, unknown
 from explain.attribution.result import Attribution
 from explain.baselines.base import scale_of
-from explain.data.images import Box
+from explain.data.boxes import Box
 from explain.data.inputs import Inputs
 from explain.engine.ends import reading
 from explain.engine.settings import Progress

@@ -15,7 +15,7 @@ from explain._utils.errors import ExplainError, printable
 from explain.attribution.records import ModelOrigin, RecordedRequest, decode, method_of, unknown
 from explain.attribution.result import Attribution
 from explain.baselines.base import Baseline
-from explain.data.images import Box
+from explain.data.boxes import Box
 from explain.methods.base import Method, get_method, options
 from explain.targets.outputs import Prediction
 

@@ -22,7 +22,9 @@ import torch
 
 from explain._utils.errors import ExplainError, ImageError, either, overheard, quiet, raised
 from explain._utils.signals import came_by_signal, signal_safe
-from explain.data.images import Box, Preprocess, as_input, hushed, load_image, locate, troubles
+from explain.data.boxes import Box, Preprocess, as_input, locate
+from explain.data.images import load_image
+from explain.data.opening import hushed, troubles
 from explain.explanation.photos import each_tried
 from explain.store.sources import Corners, Entry, Failed, Label, Source, each_label
 from explain.targets.labels import class_label

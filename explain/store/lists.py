@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from explain._utils.errors import ExplainError, ImageError, RunError, did_you_mean, shown
-from explain.data.images import EXTENSIONS
+from explain.data.opening import EXTENSIONS
 from explain.store.sources import (
     Columns,
     Content,

@@ -19,7 +19,8 @@ from explain._utils.errors import ExplainError, RunError, did_you_mean, printabl
 from explain._utils.html import table_html
 from explain.attribution.pictures import Scene
 from explain.attribution.result import Attribution
-from explain.data.images import Box, load_image
+from explain.data.boxes import Box
+from explain.data.images import load_image
 from explain.methods.base import title_of
 from explain.render.styles import Style
 from explain.store.lists import source_of

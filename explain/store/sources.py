@@ -17,7 +17,8 @@ import torch
 from PIL import Image
 
 from explain._utils.errors import ImageError, RunError, shown
-from explain.data.images import Box, photos_in
+from explain.data.boxes import Box
+from explain.data.opening import photos_in
 
 Label: TypeAlias = str | int | tuple[str | int, ...] | None
 """A class by its name or number, several of them where several are true of a photo, or None where none is known."""

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import torch
 
 from explain._utils.errors import TargetError, in_short, warn
-from explain.data.images import Box
+from explain.data.boxes import Box
 from explain.targets.base import Labels, Picked, Target, check_count
 from explain.targets.detector_outputs import Decode, Found, Size, find_layout, read
 from explain.targets.labels import find_category

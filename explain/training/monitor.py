@@ -23,7 +23,8 @@ from explain._utils.errors import ExplainError, RunError, keywords, muted, optio
 from explain.attribution import pictures
 from explain.attribution.options import RunOptions
 from explain.attribution.result import Attribution
-from explain.data.images import Box, load_image
+from explain.data.boxes import Box
+from explain.data.images import load_image
 from explain.explanation.explainer import Explainer
 from explain.hooks.unwrap import unwrapped
 from explain.methods.base import MethodLike

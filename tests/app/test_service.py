@@ -25,7 +25,7 @@ from explain.app.jobs import BusyError, Scheduler, WorkerThread
 from explain.app.requests import FILLS, CoveredRegion, ExplainRequest, Limits, TooLargeError, decode_upload
 from explain.app.service import Cache, Service
 from explain.app.web import Access
-from explain.data.images import Box
+from explain.data.boxes import Box
 from explain.explanation.loading import Saved
 from explain.methods.base import get_method
 from explain.report.item import Detail, item, map_of, plane

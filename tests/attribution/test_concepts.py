@@ -12,7 +12,7 @@ from torch import nn
 
 import explain
 from explain.attribution.concepts import factorise, update
-from explain.data.images import Box
+from explain.data.boxes import Box
 from explain.render import overlays
 from explain.render.overlays import COLORS
 from tests.conftest import ROOT, TinyNet, snapshot

@@ -21,7 +21,10 @@ from torch import Tensor
 from torchvision.transforms import v2
 
 from explain import ExplainWarning, ImageError
-from explain.data.images import MAX_PIXELS, Box, hushed, load_image, locate, photos_in
+from explain.cli import main
+from explain.data.boxes import Box, locate
+from explain.data.images import MAX_PIXELS, load_image
+from explain.data.opening import hushed, photos_in
 from explain.models import CenterCrop
 
 
@@ -37,6 +40,25 @@ def test_paths_bytes_arrays_and_pictures_give_the_same(gradient: Image.Image, tm
     expected = np.asarray(gradient)
     for given in (path, str(path), path.read_bytes(), gradient, expected, expected / 255.0):
         assert np.array_equal(np.asarray(load_image(given)), expected)
+
+
+def test_a_photo_is_decoded_once_however_often_it_is_loaded(
+    gradient: Image.Image, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command line loads it, and so do the explainer, the model's input and the curves."""
+    gradient.save(tmp_path / "a.png")
+    sizes = []
+    monkeypatch.setattr(ImageOps, "exif_transpose", lambda picture: sizes.append(picture.size) or picture)
+    photo = load_image(tmp_path / "a.png")
+    assert load_image(photo) is photo
+    assert sizes == [(40, 30)]
+    changed = photo.copy()
+    changed.putpixel((0, 0), (1, 2, 3))
+    assert load_image(changed).getpixel((0, 0)) == (1, 2, 3)
+    sizes.clear()
+    words = [str(tmp_path / "a.png"), "--model", "tiny", "--method", "gradcam", "--method", "saliency"]
+    assert main([*words, "-o", str(tmp_path)]) == 0
+    assert sizes == [(40, 30)]
 
 
 @pytest.mark.parametrize("orientation", [*range(1, 9), 99])
@@ -262,15 +284,6 @@ def test_named_pipes_devices_and_sockets_are_refused_at_once(tmp_path: Path) -> 
             with pytest.raises(ImageError, match=rf"must be a file, got {kind}; save what it gives to a file first"):
                 load_image(name)
     assert time.monotonic() - begun < 5
-
-
-def test_a_pipe_in_the_place_of_a_file_is_refused_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    os.mkfifo(tmp_path / "pipe.png")
-    (tmp_path / "file.png").write_bytes(b"")
-    looked = (tmp_path / "file.png").stat()
-    monkeypatch.setattr(Path, "stat", lambda path: looked)
-    with pytest.raises(ImageError, match="something else"):
-        load_image(tmp_path / "pipe.png")
 
 
 @pytest.mark.parametrize("format", ["EPS", "GRIB", "HDF5", "WMF"])

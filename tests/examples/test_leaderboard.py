@@ -103,7 +103,7 @@ def test_photos_are_those_that_the_model_gets_right_with_boxes_that_leave_someth
     assert found["val_1.JPEG"].box == (4, 6, 12, 14)
     assert found["val_1.JPEG"].target == 0
     assert found["val_1.JPEG"].share == 64 / 256
-    seen = explain.data.images.Box(4, 4, 12, 12)
+    seen = explain.data.boxes.Box(4, 4, 12, 12)
     assert module.within((2, 6, 10, 14), seen, torch.zeros(1, 3, 16, 16)) == (0, 4, 12, 16)
 
 

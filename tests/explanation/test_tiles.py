@@ -13,7 +13,7 @@ from torch.testing import assert_close
 
 import explain
 from explain.attribution.result import Attribution
-from explain.data.images import Box
+from explain.data.boxes import Box
 from explain.explanation.photos import on_photo
 
 SIDE = 24

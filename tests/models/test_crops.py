@@ -15,7 +15,7 @@ from torch import nn
 import explain
 from explain import ModelError
 from explain.cli import main
-from explain.data.images import Box
+from explain.data.boxes import Box
 from explain.models import CenterCrop, Classifier, WholePhoto
 from explain.models.preprocessing import StretchedPhoto, cropped, takes_any_size
 from tests.conftest import TinyNet, settled

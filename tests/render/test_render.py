@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from explain import render
-from explain.data.images import Box
+from explain.data.boxes import Box
 from explain.render import captions, overlays, sheets, styles
 from explain.render.captions import bar, fit, font, wrapped
 from explain.render.styles import HEAT, INTENSITY, SIGNED, default_colormaps, lookup_table, on_photo, place

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from explain import ExplainError, render
-from explain.data.images import Box
+from explain.data.boxes import Box
 from explain.render import styles
 from explain.render.captions import COLORS
 from explain.render.styles import STYLES, Style, mark_unseen

@@ -140,7 +140,7 @@ def test_the_page_draws_what_the_package_draws(opened: Open, file: Path, explana
     shown = stage_of(page)
     large = explanation.photo.resize(shown.shape[1::-1], Image.Resampling.BILINEAR)
     scale = large.width / explanation.photo.width
-    box = explain.data.images.Box(*(edge * scale for edge in vars(explanation.box).values()))
+    box = explain.data.boxes.Box(*(edge * scale for edge in vars(explanation.box).values()))
     style: Any = styles.get_style(view)
     drawn = np.asarray(style.draw(large, explanation.attributions["gradcam"].heatmap[0].numpy(), box)).astype(int)
     left, top, right, bottom = (round(edge) for edge in vars(box).values())

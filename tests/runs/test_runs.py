@@ -16,7 +16,7 @@ from PIL import Image
 
 import explain
 from explain import ExplainWarning, LayerError, MethodError, ModelError, RunError, TargetError
-from explain.data.images import locate
+from explain.data.boxes import locate
 from explain.methods import RISE, GradCAM
 from explain.metrics import evaluate
 from explain.runs.runner import State

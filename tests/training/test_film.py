@@ -17,7 +17,7 @@ import explain
 from explain import RunError
 from explain.attribution.pictures import Scene
 from explain.cli import main
-from explain.data.images import Box
+from explain.data.boxes import Box
 from explain.render.sheets import Layout, sheet
 from explain.render.styles import get_style
 from explain.training import Monitor, film

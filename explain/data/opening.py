@@ -1,0 +1,95 @@
+"""Files of photos: which there are in a folder, opened without waiting, and what decoders print about them."""
+
+import errno
+import os
+import stat
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import IO
+
+_NAMES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm", "jfif", "avif", "heic", "heif")
+EXTENSIONS = frozenset(f".{name}" for name in _NAMES)
+
+
+def photos_in(
+    folder: str, inside: str = "", *, recursive: bool = True, apart_from: str = ""
+) -> Iterator[tuple[str, str | None]]:
+    """Yield the paths of the photos in a folder and in the folders inside it, in order; hidden ones are left out.
+
+    Args:
+        folder: the folder; paths are given from there on.
+        inside: a folder in it, to begin with.
+        recursive: whether folders inside it are searched too.
+        apart_from: the real path of a folder to leave out.
+
+    Yields:
+        The path of a photo and None, or that of a folder that cannot be read and why; one by one, as there may be
+        millions.
+    """
+    try:
+        with os.scandir(os.path.join(folder, inside)) as entries:
+            items = sorted((entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries)
+    except OSError as error:
+        yield inside, f"cannot be read: {error.strerror}; check its permissions"
+        return
+    for name, is_folder in items:
+        path = os.path.join(inside, name)
+        if name.startswith("."):
+            continue
+        if not is_folder and os.path.splitext(name)[1].lower() in EXTENSIONS:
+            yield path, None
+        elif is_folder and recursive and os.path.realpath(os.path.join(folder, path)) != apart_from:
+            yield from photos_in(folder, path, apart_from=apart_from)
+
+
+_KINDS = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+
+
+class NoFileError(OSError):
+    """What was to be opened is there, but is no file."""
+
+
+def opened(path: Path, *, pipes: bool = False) -> IO[bytes]:
+    """Open a file for reading. Anything else is refused without waiting: opening a pipe may take forever.
+
+    Raises:
+        NoFileError: it is a pipe (unless ``pipes``), a socket or a device.
+        OSError: it cannot be read.
+    """
+    # Before it is opened, since that may rewind a tape; of folders, open() says what they are.
+    kind = stat.S_IFMT(path.stat().st_mode)
+    if kind in _KINDS and not (pipes and kind == stat.S_IFIFO):
+        raise NoFileError(errno.EINVAL, f"got {_KINDS[kind]}")
+    return path.open("rb")
+
+
+@contextmanager
+def hushed() -> Iterator[list[str]]:
+    """Keep what libraries in C print about a file off standard error; yield the list that has it afterwards.
+
+    For programs without threads: until it ends, nothing reaches standard error.
+    """
+    lines: list[str] = []
+    with ExitStack() as stack:
+        try:
+            standard_error = os.dup(2)
+            stack.callback(os.close, standard_error)
+            printed = stack.enter_context(tempfile.TemporaryFile())
+        except OSError:  # standard error was closed, or there is no room for a copy
+            yield lines
+            return
+        os.dup2(printed.fileno(), 2)
+        try:
+            yield lines
+        finally:
+            os.dup2(standard_error, 2)
+            printed.seek(0)
+            lines += printed.read(10_000).decode("utf-8", "replace").splitlines()
+
+
+def troubles(printed: Sequence[str]) -> list[str]:
+    """Return what a decoder has printed about a photo that may be damaged, as one remark; none for warnings."""
+    serious = [line for line in printed if line and "Warning" not in line]
+    return [f"may be damaged, its decoder says: {serious[0]}"] if serious else []
