@@ -22,7 +22,7 @@ from explain.render.sheets import Group, Layout, Tile, as_picture, empty, evenly
 from explain.runs.result import Run, open_run
 from explain.store import reading, sources
 from explain.targets.outputs import percent
-from explain.training.monitor import shrunk_scene
+from explain.training.photos import shrunk_scene
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

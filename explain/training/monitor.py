@@ -1,258 +1,30 @@
-"""`Monitor`: during training, a fixed set of photos is explained every so many steps, and gradients are looked at.
+"""`Monitor`: during training, a fixed set of photos is explained every so many steps, and gradients are looked at."""
 
-A run keeps all of it, with tables of the steps beside its own; there is a log for TensorBoard too.
-"""
-
-import importlib
-import json
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
-from importlib import resources
 from pathlib import Path
 from typing import Any, Self, Unpack
 
-import numpy as np
 import torch
-from PIL import Image
 from torch import nn
 
-from explain._utils.errors import ExplainError, RunError, keywords, muted, optional, shown, warn
-from explain.attribution import pictures
+from explain._utils.errors import ExplainError, RunError, keywords, muted, shown, warn
 from explain.attribution.options import RunOptions
-from explain.attribution.result import Attribution
-from explain.data.boxes import Box
-from explain.data.images import load_image
 from explain.explanation.explainer import Explainer
 from explain.hooks.unwrap import unwrapped
 from explain.methods.base import MethodLike
 from explain.models import Classifier
-from explain.render.styles import get_style
-from explain.runs.preparing import Labels, Prepared, Preparer
-from explain.runs.runner import RunRequest
 from explain.store.lists import source_of
-from explain.store.sources import Failed, Source, check_count, entries_of, text
-from explain.store.writing import PhotoRecord, Store, locked, method_row, unpack
-from explain.targets.resolve import TargetLike, as_targets
-from explain.training.gradients import DeadUnits, Flow, GradientFlow, Scaler
+from explain.store.sources import Failed, check_count, text
+from explain.store.writing import locked, method_row
+from explain.targets.resolve import TargetLike
+from explain.training.gradients import DeadUnits, GradientFlow, Scaler
+from explain.training.photos import WatchedPhotos
+from explain.training.writing import Snapshot, TensorBoardLog, TrainingStore, writer_of
 
-TABLES = (resources.files("explain.training") / "tables.sql").read_text("utf-8").split(";\n")
-
-
-@dataclass(frozen=True)
-class Gradients:
-    """The gradients before a step: flow and verdict of each parameter, number of units and dead ones of each layer."""
-
-    flows: Mapping[str, tuple[Flow, str]] = field(default_factory=dict)
-    units: Mapping[str, tuple[int, Sequence[int]]] = field(default_factory=dict)
-
-    @property
-    def dead(self) -> float:
-        """The share of units that got no gradient; 0.0 where there are none.
-
-        >>> Gradients(units={"conv": (4, [1])}).dead
-        0.25
-        """
-        total = sum(units for units, _ in self.units.values())
-        return sum(len(dead) for _, dead in self.units.values()) / total if total else 0.0
-
-
-def stored_name(step: int, name: str) -> str:
-    """Return what a photo is called in the table of photos, where each step has it once.
-
-    >>> stored_name(500, "cat.jpg")
-    'step 00000500/cat.jpg'
-    """
-    return f"step {step:08}/{name}"
-
-
-class TrainingStore(Store):
-    """The file of a watched training, opened for writing; as `Store`."""
-
-    def _open(self, manifest: Mapping[str, Any], compare: bool) -> None:
-        super()._open(manifest, compare)
-        with self._transaction():
-            for statement in TABLES:
-                self._db.execute(statement)
-
-    def last(self) -> int:
-        """The last step that is there; 0 if there is none."""
-        with self._translated():
-            return int(self._db.execute("SELECT ifnull(max(step), 0) FROM steps").fetchone()[0])
-
-    def go_back(self, step: int) -> None:
-        """Forget what comes after a step: a training that begins there goes another way."""
-        with self._transaction():
-            later = "SELECT photo FROM steps WHERE step > ?"
-            self._db.execute(f"DELETE FROM photos WHERE id IN ({later})", (step,))
-            for table in ("figures", "gradients", "units"):
-                self._db.execute(f"DELETE FROM {table} WHERE step > ?", (step,))
-
-    def enter_step(
-        self, step: int, found: Sequence[PhotoRecord | Failed], figures: Mapping[str, float], gradients: Gradients
-    ) -> None:
-        """Write all that belongs to a step at once; what was there of this step is replaced.
-
-        Args:
-            step: how many steps of training there were before.
-            found: the photos, by the names that they have at this step, see `stored_name`.
-            figures: such as the loss.
-            gradients: what was seen of them before.
-        """
-        with self._transaction():
-            self.write(found)
-            start = len(stored_name(step, "")) + 1
-            chosen = "SELECT id, ?, substr(name, ?) FROM photos WHERE name = ?"
-            for each in found:
-                if isinstance(each, PhotoRecord):
-                    self._db.execute(f"INSERT OR REPLACE INTO steps {chosen}", (step, start, each.photo[0]))
-            flows, units = gradients.flows.items(), gradients.units.items()
-            tables: dict[str, list[tuple[Any, ...]]] = {
-                "figures": [(step, name, value) for name, value in figures.items()],
-                "gradients": [(step, name, f.rms, f.largest, f.zero, verdict) for name, (f, verdict) in flows],
-                "units": [(step, name, count, len(dead), json.dumps(dead)) for name, (count, dead) in units],
-            }
-            for table, rows in tables.items():
-                self._db.execute(f"DELETE FROM {table} WHERE step = ?", (step,))
-                for row in rows:
-                    self._db.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", row)
-
-
-SIDE = 384  # pixels of the longer side of a picture
-
-
-class TensorBoardLog:
-    """Writes what is seen of photos at each step; maps are drawn on the ``scenes``, where a photo has one."""
-
-    def __init__(self, writer: Any, photos: Sequence[Prepared], scenes: Sequence[pictures.Scene | None]) -> None:
-        self._writer, self._photos, self._scenes = writer, photos, scenes
-
-    def enter(
-        self, step: int, found: Sequence[PhotoRecord | Failed], figures: Mapping[str, float], gradients: Gradients,
-        styles: Mapping[str, str],
-    ) -> None:  # fmt: skip
-        """Write the pictures and figures of a step; ``styles`` are those of the methods."""
-        for photo, answer, scene in zip(self._photos, found, self._scenes, strict=True):
-            for result in answer.results if isinstance(answer, PhotoRecord) else ():
-                tag = f"{photo.entry.name}/{result.method}/{result.target}"
-                self._writer.add_scalar(f"score/{tag}", result.score, step)
-                if result.probability is not None:
-                    self._writer.add_scalar(f"probability/{tag}", result.probability, step)
-                if scene is not None:
-                    values = unpack(result.map.content, result.map.shape, result.map.scale)[None]
-                    size, score = (int(photo.x.shape[-2]), int(photo.x.shape[-1])), torch.tensor([result.score])
-                    found_map = Attribution(result.method, values, result.target, score, result.layer, size)
-                    picture = scene.overlay(found_map, get_style(styles[result.method]))
-                    self._writer.add_image(f"maps/{tag}", np.asarray(picture), step, dataformats="HWC")
-        for name, value in figures.items():
-            self._writer.add_scalar(name, value, step)
-        for name, (flow, _) in gradients.flows.items():
-            self._writer.add_scalar(f"gradient/{name}", flow.rms, step)
-        if gradients.units:
-            self._writer.add_scalar("dead units", gradients.dead, step)
-
-
-def writer_of(given: Any) -> tuple[Any, bool]:
-    """Return what writes for TensorBoard, and whether it was made here and has to be closed.
-
-    Args:
-        given: a folder, or a writer such as ``torch.utils.tensorboard.SummaryWriter``.
-
-    Raises:
-        RunError: it is neither, or TensorBoard is not installed.
-
-    >>> writer_of(3)
-    Traceback (most recent call last):
-    explain.RunError: board must be a folder or a SummaryWriter, got 3; name a folder
-    """
-    if isinstance(given, (str, os.PathLike)):
-        optional("tensorboard", "to write a board", "tensorboard", RunError)
-        return importlib.import_module("torch.utils.tensorboard").SummaryWriter(os.fspath(given)), True
-    if callable(getattr(given, "add_scalar", None)) and callable(getattr(given, "add_image", None)):
-        return given, False
-    raise RunError(f"board must be a folder or a SummaryWriter, got {shown(given)}; name a folder")
-
-
-MOST = 64  # photos; their inputs stay in memory
-
-
-class LabelQuestion(RunRequest):
-    """A question about the label of each photo, if no target is given; without a label, about the top class.
-
-    During training the top class changes, and a map of another class is another map: the label stays.
-    """
-
-    by_label = False
-
-    def answers(self, photos: list[Prepared], labels: Labels) -> list[PhotoRecord]:
-        if self.by_label:
-            known = [labels.first_class(photo.label) for photo in photos]
-            self.targets = as_targets(None if None in known else known)
-        return super().answers(photos, labels)
-
-
-class MonitoredPhotos:
-    """A fixed set of photos, read once, and a question about them.
-
-    Args:
-        source: where the photos come from.
-        explainer: the model that is trained, with all that belongs to it.
-        methods, target, options: as for calling an `Explainer`.
-
-    Raises:
-        RunError: there is no photo or there are too many, or one cannot be read.
-    """
-
-    def __init__(
-        self, source: Source, explainer: Explainer, methods: MethodLike | Iterable[MethodLike], target: Any,
-        **options: Any,
-    ) -> None:  # fmt: skip
-        self.source = source
-        self.question = LabelQuestion(explainer, methods, target, (), **options)
-        self.question.by_label = all(each is None for each in (target, options.get("targets"), options.get("top_k")))
-        self.labels = Labels(explainer.categories, source.classes)
-        self.photos = _read(source, Preparer(source, explainer.preprocess))
-
-    def answers(self, step: int) -> list[PhotoRecord | Failed]:
-        """Explain the photos; each is called as it is at this step."""
-        photos = [replace(p, entry=replace(p.entry, name=stored_name(step, p.entry.name))) for p in self.photos]
-        found: dict[str, PhotoRecord | Failed] = {}
-        for labelled in (True, False):
-            group = [photo for photo in photos if (self.labels.first_class(photo.label) is not None) is labelled]
-            for batch in self.question.each(group, self.labels):
-                found |= {each.name if isinstance(each, Failed) else each.photo[0]: each for each in batch}
-        return [found[photo.entry.name] for photo in photos]
-
-    def scene(self, photo: Prepared, side: int) -> pictures.Scene | None:
-        """The photo at a size for looking at, and where its map lies; None for one that came as a tensor."""
-        image = self.source.read(photo.entry).image
-        return None if isinstance(image, torch.Tensor) else shrunk_scene(load_image(image), photo.box, side)
-
-
-def shrunk_scene(image: Image.Image, box: Box, side: int) -> pictures.Scene:
-    """A photo whose longer side has at most so many pixels, and where maps lie on it."""
-    scale = min(1.0, side / max(image.size))
-    width, height = (max(1, round(length * scale)) for length in image.size)
-    across, down = width / image.width, height / image.height
-    where = Box(box.left * across, box.top * down, box.right * across, box.bottom * down)
-    return pictures.Scene(image.resize((width, height)) if scale < 1 else image, where, (where,))
-
-
-def _read(source: Source, preparer: Preparer) -> list[Prepared]:
-    photos: list[Prepared] = []
-    for entry in entries_of(source):
-        found = preparer(entry)
-        if not isinstance(found, Prepared):
-            raise RunError(f"photos must be readable to be watched, but {found.reason}; leave this one out")
-        photos.append(found)
-        if len(photos) > MOST:
-            break
-    if not 0 < len(photos) <= MOST:
-        got = "more; choose some of them" if photos else "none; name some"
-        raise RunError(f"photos must be from 1 to {MOST} to be watched, got {got}")
-    return photos
+SIDE = 384  # pixels of the longer side of a picture on a board
 
 
 class Monitor:
@@ -303,28 +75,41 @@ class Monitor:
 
     @keywords(RunOptions)
     def __init__(
-        self, explainer: Explainer | nn.Module | Classifier | str, photos: Any, *, every: int = 500,
-        output: str | os.PathLike[str] | None = None, board: Any = None,
-        methods: MethodLike | Iterable[MethodLike] = "gradcam", target: TargetLike = None, window: int = 5,
-        scaler: Scaler | None = None, start: int = 0, **options: Unpack[RunOptions],
-    ) -> None:  # fmt: skip
-        for name, value, least in (("every", every, 1), ("window", window, 0), ("start", start, 0)):
-            check_count(name, value, least)
+        self,
+        explainer: Explainer | nn.Module | Classifier | str,
+        photos: Any,
+        *,
+        every: int = 500,
+        output: str | os.PathLike[str] | None = None,
+        board: Any = None,
+        methods: MethodLike | Iterable[MethodLike] = "gradcam",
+        target: TargetLike = None,
+        window: int = 5,
+        scaler: Scaler | None = None,
+        start: int = 0,
+        **options: Unpack[RunOptions],
+    ) -> None:
+        check_count("every", every, 1)
+        check_count("window", window, 0)
+        check_count("start", start, 0)
         if output is None and board is None:
             raise RunError("output or board must be given, got neither; name a file such as training.sqlite")
-        self.every, self.window = every, min(window, every)
+        self.every = every
+        self.window = min(window, every)
         self.output = None if output is None else Path(output)
-        self._explainer = explainer if isinstance(explainer, Explainer) else Explainer(_plain(explainer))
-        self._network = _plain(self._explainer.model)
-        for name, parameter in self._network.named_parameters():  # to explain takes all, in all processes at once
-            if type(parameter.data).__name__ == "DTensor" or type(parameter).__name__ == "FlatParameter":
-                raise RunError(f"model must be whole in this process, but {name!r} is sharded; explain its checkpoints")
-        self._photos = MonitoredPhotos(source_of(photos), self._explainer, methods, target, **options)
+        explainer = explainer if isinstance(explainer, Explainer) else Explainer(_plain(explainer))
+        self._network = _plain(explainer.model)
+        _must_be_whole(self._network)
+        self._photos = WatchedPhotos(source_of(photos), explainer, methods, target, **options)
+        self._scaler = scaler
+        self._board_or_folder = board
         self._board: TensorBoardLog | None = None
-        self._scaler, self._board_given = scaler, board
-        self._stack, self._tools = ExitStack(), ExitStack()
+        self._files = ExitStack()
+        self._hooks = ExitStack()
         self._watched: tuple[GradientFlow, DeadUnits] | None = None
-        self.done, self._explained, self._due = start, -1, start
+        self.done = start
+        self._last_snapshot = -1
+        self._next_snapshot = start
         self._begun = False
 
     def __enter__(self) -> Self:
@@ -335,8 +120,8 @@ class Monitor:
         self.close(completed=error is None)
 
     def __repr__(self) -> str:
-        where, count = str(self.output or "a board"), len(self._photos.photos)
-        return f"Monitor({count} photos every {self.every} steps, to {where!r}; step {self.done})"
+        where = str(self.output or "a board")
+        return f"Monitor({len(self._photos.photos)} photos every {self.every} steps, to {where!r}; step {self.done})"
 
     def begin(self) -> None:
         """Open what is written to, and look at the network as it is now.
@@ -349,26 +134,13 @@ class Monitor:
         self._begun = True
         try:
             if self.output is not None:
-                self.output.parent.mkdir(parents=True, exist_ok=True)
-                self._stack.enter_context(locked(self.output))
-                own = self._photos.question.manifest(self._photos.source, trained=True)
-                self._manifest = {"training": True, **own}
-                with self._store() as store:
-                    last = 0 if self.done else store.last()
-                    if last:
-                        got = f"got one up to step {last}; give its start to continue it, or another file"
-                        raise RunError(f"output {text(self.output)!r} must be a new file for a new training, {got}")
-                    store.go_back(self.done)
-            if self._board_given is not None:
-                writer, ours = writer_of(self._board_given)
-                if ours:
-                    self._stack.callback(writer.close)
-                photos = self._photos.photos
-                self._board = TensorBoardLog(writer, photos, [self._photos.scene(photo, SIDE) for photo in photos])
-            self._explain({}, first=True)
-            self._prepare()
+                self._begin_file(self.output)
+            if self._board_or_folder is not None:
+                self._begin_board()
+            self._look({}, first=True)
+            self._watch_gradients()
         except BaseException:  # an interrupt too must not leave hooks and the lock of the file behind
-            self._stack.close()
+            self._files.close()
             raise
 
     def step(self, step: int | None = None, **figures: Any) -> None:
@@ -384,73 +156,110 @@ class Monitor:
         if not self._begun:
             raise RunError("watch must begin before its first step; use it in with, or call begin()")
         self.done = self.done + 1 if step is None else step
-        if self.done >= self._due:
-            self._explain(figures)
-        self._prepare()
+        if self.done >= self._next_snapshot:
+            self._look(figures)
+        self._watch_gradients()
 
     def close(self, *, completed: bool = True) -> None:
         """Look once more if the training was completed, and close what is written to."""
         try:
-            if self._begun and completed and self.done > self._explained:
-                self._explain({})
-            if self._begun and completed and self.output is not None:
-                with self._without_failing(), self._store() as store:
-                    store.end(time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
+            if self._begun and completed:
+                if self.done > self._last_snapshot:
+                    self._look({})
+                if self.output is not None:
+                    with self._warning(), self._store() as store:
+                        store.end(time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
         finally:
-            self._tools.close()
-            self._stack.close()
+            self._hooks.close()
+            self._files.close()
             self._begun = False
 
-    def _explain(self, figures: dict[str, Any], *, first: bool = False) -> None:
-        gradients = self._gradients()
+    def _begin_file(self, output: Path) -> None:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        self._files.enter_context(locked(output))
+        self._manifest = {"training": True, **self._photos.request.manifest(self._photos.source, trained=True)}
+        with self._store() as store:
+            last = 0 if self.done else store.last()
+            if last:
+                got = f"got one up to step {last}; give its start to continue it, or another file"
+                raise RunError(f"output {text(output)!r} must be a new file for a new training, {got}")
+            store.go_back(self.done)
+
+    def _begin_board(self) -> None:
+        writer, is_new = writer_of(self._board_or_folder)
+        if is_new:
+            self._files.callback(writer.close)
+        photos = self._photos.photos
+        self._board = TensorBoardLog(writer, photos, [self._photos.scene(photo, SIDE) for photo in photos])
+
+    def _look(self, figures: dict[str, Any], *, first: bool = False) -> None:
+        """Make a snapshot, and write it."""
         numbers = {name: _number(name, value) for name, value in figures.items()}
-        self._explained, self._due = self.done, (self.done // self.every + 1) * self.every
-        found = self._photos.answers(self.done)
-        failures = [each for each in found if isinstance(each, Failed)]
-        if first and len(failures) == len(found):
+        self._last_snapshot = self.done
+        self._next_snapshot = (self.done // self.every + 1) * self.every
+        gradients = self._gradients()
+        records = self._photos.explained(self.done)
+        failures = [record for record in records if isinstance(record, Failed)]
+        if first and len(failures) == len(records):
             raise RunError(f"photos must be explained to be watched, but {failures[0].reason}") from failures[0].general
         if failures and not first:
-            count = f"{len(failures)} of {len(found)}"
+            count = f"{len(failures)} of {len(records)}"
             warn(f"{count} photos could not be explained at step {self.done}: {failures[0].reason}")
-        methods = self._photos.question.methods or []
-        with nullcontext() if first else self._without_failing():
-            if self.output is not None:
-                with self._store() as store:
-                    store.enter_methods(map(method_row, methods))
-                    store.enter_step(self.done, found, numbers, gradients)
-            if self._board is not None:
-                styles = {method.name: method.style for method in methods}
-                self._board.enter(self.done, found, numbers, gradients, styles)
+        snapshot = Snapshot(self.done, records, numbers, **gradients)
+        with nullcontext() if first else self._warning():
+            self._write(snapshot)
+
+    def _write(self, snapshot: Snapshot) -> None:
+        methods = self._photos.request.methods or []
+        if self.output is not None:
+            with self._store() as store:
+                store.enter_methods(map(method_row, methods))
+                store.enter(snapshot)
+        if self._board is not None:
+            self._board.enter(snapshot, {method.name: method.style for method in methods})
 
     @contextmanager
-    def _without_failing(self) -> Iterator[None]:
+    def _warning(self) -> Iterator[None]:
         """Warn of what fails in the block: it must not end a training."""
         try:
             yield
         except (ExplainError, OSError) as error:
             warn(f"what was seen at step {self.done} is not kept: {error}")
 
-    def _prepare(self) -> None:
-        """Watch gradients if the next step is one of those before a look."""
-        if self._watched is None and self.done + 1 > self._due - self.window:
-            flow = self._tools.enter_context(GradientFlow(self._network, scaler=self._scaler))
-            self._watched = flow, self._tools.enter_context(DeadUnits(self._network))
+    def _watch_gradients(self) -> None:
+        """Put hooks on gradients if the next step is one of those before a snapshot."""
+        if self._watched is None and self.done + 1 > self._next_snapshot - self.window:
+            flow = self._hooks.enter_context(GradientFlow(self._network, scaler=self._scaler))
+            units = self._hooks.enter_context(DeadUnits(self._network))
+            self._watched = flow, units
 
-    def _gradients(self) -> Gradients:
-        """What was seen of gradients since the hooks were put in place, and the hooks taken away."""
-        watched, self._watched = self._watched, None
-        self._tools.close()
+    def _gradients(self) -> dict[str, Any]:
+        """What was seen of gradients since the hooks were put in place, which are taken away: rows of a `Snapshot`."""
+        watched = self._watched
+        self._watched = None
+        self._hooks.close()
         if watched is None:
-            return Gradients()
+            return {}
         flow, units = watched
-        verdicts, counts = flow.verdicts(), units.counts()
-        flows = {name: (each, verdicts[name]) for name, each in flow.summary().items()}
-        return Gradients(flows, {name: (counts[name], dead) for name, dead in units.dead().items()})
+        verdicts = flow.verdicts()
+        counts = units.counts()
+        gradients = [(name, f.rms, f.largest, f.zero, verdicts[name]) for name, f in flow.summary().items()]
+        return {
+            "gradients": gradients,
+            "units": [(layer, counts[layer], dead) for layer, dead in units.dead().items()],
+        }
 
     def _store(self) -> AbstractContextManager[TrainingStore]:
         """The file, opened for one look: a process forked between two has no part in it."""
         assert self.output is not None
         return closing(TrainingStore(self.output, self._manifest))
+
+
+def _must_be_whole(network: nn.Module) -> None:
+    """Refuse sharded parameters: to explain takes all of them, in all processes at once."""
+    for name, parameter in network.named_parameters():
+        if type(parameter.data).__name__ == "DTensor" or type(parameter).__name__ == "FlatParameter":
+            raise RunError(f"model must be whole in this process, but {name!r} is sharded; explain its checkpoints")
 
 
 def _plain(model: Any) -> Any:

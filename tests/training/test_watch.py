@@ -215,7 +215,7 @@ def test_a_file_that_cannot_be_written_later_is_a_warning(tmp_path: Path, monkey
             raise sqlite3.OperationalError("database or disk is full")
 
         with monkeypatch.context() as patch:
-            patch.setattr("explain.training.monitor.TrainingStore.write", full)
+            patch.setattr("explain.training.writing.TrainingStore.write", full)
             with pytest.warns(ExplainWarning, match="seen"):
                 training.through(1, watch)
         training.through(2, watch)

@@ -1,0 +1,114 @@
+"""The photos that are watched during a training: read once, and explained at every snapshot."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from PIL import Image
+
+from explain._utils.errors import RunError
+from explain.attribution.pictures import Scene
+from explain.data.boxes import Box
+from explain.data.images import load_image
+from explain.explanation.explainer import Explainer
+from explain.methods.base import MethodLike
+from explain.runs.preparing import Labels, Prepared, Preparer
+from explain.runs.runner import RunRequest
+from explain.store.sources import Failed, Source, entries_of
+from explain.store.writing import PhotoRecord
+from explain.targets.resolve import as_targets
+from explain.training.writing import stored_name
+
+MOST = 64  # photos; their inputs stay in memory
+
+
+class LabelRequest(RunRequest):
+    """Asks for the label of each photo, if no target is given; without a label, for the top class.
+
+    During training the top class changes, and a map of another class is another map: the label stays.
+    """
+
+    by_label = False
+
+    def answers(self, photos: list[Prepared], labels: Labels) -> list[PhotoRecord]:
+        if self.by_label:
+            classes = [labels.first_class(photo.label) for photo in photos]
+            self.targets = as_targets(None if None in classes else classes)
+        return super().answers(photos, labels)
+
+
+class WatchedPhotos:
+    """A fixed set of photos, read once, and what is asked of them.
+
+    Args:
+        source: where the photos come from.
+        explainer: the model that is trained, with all that belongs to it.
+        methods, target, options: as for calling an `Explainer`.
+
+    Raises:
+        RunError: there is no photo or there are too many, or one cannot be read.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        explainer: Explainer,
+        methods: MethodLike | Iterable[MethodLike],
+        target: Any,
+        **options: Any,
+    ) -> None:
+        self.source = source
+        self.request = LabelRequest(explainer, methods, target, (), **options)
+        asked = (target, options.get("targets"), options.get("top_k"))
+        self.request.by_label = asked == (None, None, None)
+        self.labels = Labels(explainer.categories, source.classes)
+        self.photos = _read(source, Preparer(source, explainer.preprocess))
+
+    def explained(self, step: int) -> list[PhotoRecord | Failed]:
+        """Explain the photos; each is called as it is at this step."""
+        labelled: list[Prepared] = []
+        others: list[Prepared] = []
+        names = [stored_name(step, photo.entry.name) for photo in self.photos]
+        for photo, name in zip(self.photos, names, strict=True):
+            group = others if self.labels.first_class(photo.label) is None else labelled
+            group.append(replace(photo, entry=replace(photo.entry, name=name)))
+        records: dict[str, PhotoRecord | Failed] = {}
+        for group in (labelled, others):
+            for batch in self.request.each(group, self.labels):
+                for record in batch:
+                    name = record.name if isinstance(record, Failed) else record.photo[0]
+                    records[name] = record
+        return [records[name] for name in names]
+
+    def scene(self, photo: Prepared, side: int) -> Scene | None:
+        """The photo at a size for looking at, and where its map lies; None for one that came as a tensor."""
+        image = self.source.read(photo.entry).image
+        return None if isinstance(image, torch.Tensor) else shrunk_scene(load_image(image), photo.box, side)
+
+
+def shrunk_scene(image: Image.Image, box: Box, side: int) -> Scene:
+    """A photo whose longer side has at most so many pixels, and where maps lie on it."""
+    scale = min(1.0, side / max(image.size))
+    if scale == 1:
+        return Scene(image, box, (box,))
+    width = max(1, round(image.width * scale))
+    height = max(1, round(image.height * scale))
+    across = width / image.width
+    down = height / image.height
+    where = Box(box.left * across, box.top * down, box.right * across, box.bottom * down)
+    return Scene(image.resize((width, height)), where, (where,))
+
+
+def _read(source: Source, preparer: Preparer) -> Sequence[Prepared]:
+    photos: list[Prepared] = []
+    for entry in entries_of(source):
+        photo = preparer(entry)
+        if not isinstance(photo, Prepared):
+            raise RunError(f"photos must be readable to be watched, but {photo.reason}; leave this one out")
+        photos.append(photo)
+        if len(photos) > MOST:
+            raise RunError(f"photos must be from 1 to {MOST} to be watched, got more; choose some of them")
+    if not photos:
+        raise RunError(f"photos must be from 1 to {MOST} to be watched, got none; name some")
+    return photos

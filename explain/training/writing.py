@@ -1,0 +1,158 @@
+"""Where a watched training is written: the file of a run, with tables of its steps, and a log for TensorBoard."""
+
+import importlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+import numpy as np
+import torch
+
+from explain._utils.errors import RunError, optional, shown
+from explain.attribution.pictures import Scene
+from explain.attribution.result import Attribution
+from explain.render.styles import get_style
+from explain.runs.preparing import Prepared
+from explain.store.sources import Failed
+from explain.store.writing import MapRecord, PhotoRecord, Store, unpack
+
+TABLES = (resources.files("explain.training") / "tables.sql").read_text("utf-8").split(";\n")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What is seen at a step of a training.
+
+    ``photos`` are called as `stored_name` says, and ``figures`` are numbers such as the loss. Of the steps before,
+    ``gradients`` has a row for each parameter: its name, the root mean square, the largest magnitude, the share that is
+    zero, and the verdict; and ``units`` one for each layer: its name, how many units it has, and which are dead.
+    """
+
+    step: int
+    photos: Sequence[PhotoRecord | Failed]
+    figures: Mapping[str, float]
+    gradients: Sequence[tuple[str, float, float, float, str]] = ()
+    units: Sequence[tuple[str, int, Sequence[int]]] = ()
+
+    @property
+    def dead(self) -> float:
+        """The share of units that got no gradient; 0.0 where there are none.
+
+        >>> Snapshot(0, [], {}, units=[("conv", 4, [1])]).dead
+        0.25
+        """
+        total = sum(count for _, count, _ in self.units)
+        return sum(len(dead) for _, _, dead in self.units) / total if total else 0.0
+
+
+def stored_name(step: int, name: str) -> str:
+    """Return what a photo is called in the table of photos, where each step has it once.
+
+    >>> stored_name(500, "cat.jpg")
+    'step 00000500/cat.jpg'
+    """
+    return f"step {step:08}/{name}"
+
+
+class TrainingStore(Store):
+    """The file of a watched training, opened for writing; as `Store`."""
+
+    def _open(self, manifest: Mapping[str, Any], compare: bool) -> None:
+        super()._open(manifest, compare)
+        with self._transaction():
+            for statement in TABLES:
+                self._db.execute(statement)
+
+    def last(self) -> int:
+        """The last step that is there; 0 if there is none."""
+        with self._translated():
+            return int(self._db.execute("SELECT ifnull(max(step), 0) FROM steps").fetchone()[0])
+
+    def go_back(self, step: int) -> None:
+        """Forget what comes after a step: a training that begins there goes another way."""
+        with self._transaction():
+            later = "SELECT photo FROM steps WHERE step > ?"
+            self._db.execute(f"DELETE FROM photos WHERE id IN ({later})", (step,))
+            for table in ("figures", "gradients", "units"):
+                self._db.execute(f"DELETE FROM {table} WHERE step > ?", (step,))
+
+    def enter(self, snapshot: Snapshot) -> None:
+        """Write all that belongs to a step at once; what was there of this step is replaced."""
+        start = len(stored_name(snapshot.step, "")) + 1
+        photo = "INSERT OR REPLACE INTO steps SELECT id, ?, substr(name, ?) FROM photos WHERE name = ?"
+        units = [(layer, count, len(dead), json.dumps(dead)) for layer, count, dead in snapshot.units]
+        with self._transaction():
+            self.write(snapshot.photos)
+            for record in snapshot.photos:
+                if isinstance(record, PhotoRecord):
+                    self._db.execute(photo, (snapshot.step, start, record.photo[0]))
+            self._enter_rows("figures", snapshot.step, list(snapshot.figures.items()))
+            self._enter_rows("gradients", snapshot.step, snapshot.gradients)
+            self._enter_rows("units", snapshot.step, units)
+
+    def _enter_rows(self, table: str, step: int, rows: Sequence[tuple[Any, ...]]) -> None:
+        self._db.execute(f"DELETE FROM {table} WHERE step = ?", (step,))
+        for row in rows:
+            marks = ", ?" * len(row)
+            self._db.execute(f"INSERT INTO {table} VALUES (?{marks})", (step, *row))
+
+
+class TensorBoardLog:
+    """Writes what is seen of photos at each step; maps are drawn on the ``scenes``, where a photo has one."""
+
+    def __init__(self, writer: Any, photos: Sequence[Prepared], scenes: Sequence[Scene | None]) -> None:
+        self._writer = writer
+        self._photos = photos
+        self._scenes = scenes
+
+    def enter(self, snapshot: Snapshot, styles: Mapping[str, str]) -> None:
+        """Write the pictures and figures of a step; ``styles`` are those of the methods."""
+        for photo, record, scene in zip(self._photos, snapshot.photos, self._scenes, strict=True):
+            if isinstance(record, PhotoRecord):
+                for result in record.results:
+                    self._enter_map(snapshot.step, photo, result, scene, styles[result.method])
+        for name, value in snapshot.figures.items():
+            self._writer.add_scalar(name, value, snapshot.step)
+        for parameter, rms, *_ in snapshot.gradients:
+            self._writer.add_scalar(f"gradient/{parameter}", rms, snapshot.step)
+        if snapshot.units:
+            self._writer.add_scalar("dead units", snapshot.dead, snapshot.step)
+
+    def _enter_map(self, step: int, photo: Prepared, result: MapRecord, scene: Scene | None, style: str) -> None:
+        tag = f"{photo.entry.name}/{result.method}/{result.target}"
+        self._writer.add_scalar(f"score/{tag}", result.score, step)
+        if result.probability is not None:
+            self._writer.add_scalar(f"probability/{tag}", result.probability, step)
+        if scene is None:
+            return
+        values = unpack(result.map.content, result.map.shape, result.map.scale)[None]
+        size = tuple(photo.x.shape[-2:])
+        attribution = Attribution(
+            result.method, values, result.target, torch.tensor([result.score]), result.layer, size
+        )
+        picture = scene.overlay(attribution, get_style(style))
+        self._writer.add_image(f"maps/{tag}", np.asarray(picture), step, dataformats="HWC")
+
+
+def writer_of(board: Any) -> tuple[Any, bool]:
+    """Return what writes for TensorBoard, and whether it was made here and has to be closed.
+
+    Args:
+        board: a folder, or a writer such as ``torch.utils.tensorboard.SummaryWriter``.
+
+    Raises:
+        RunError: it is neither, or TensorBoard is not installed.
+
+    >>> writer_of(3)
+    Traceback (most recent call last):
+    explain.RunError: board must be a folder or a SummaryWriter, got 3; name a folder
+    """
+    if isinstance(board, (str, os.PathLike)):
+        optional("tensorboard", "to write a board", "tensorboard", RunError)
+        return importlib.import_module("torch.utils.tensorboard").SummaryWriter(os.fspath(board)), True
+    if callable(getattr(board, "add_scalar", None)) and callable(getattr(board, "add_image", None)):
+        return board, False
+    raise RunError(f"board must be a folder or a SummaryWriter, got {shown(board)}; name a folder")
