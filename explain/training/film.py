@@ -1,12 +1,10 @@
 """`film`: how the map of a photo moved during training, from the file of a watched training."""
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -65,12 +63,16 @@ class Film:
 
     def pictures(self) -> list[Image.Image]:
         """Return the photo with the map of each look, and below it the step and the probability; all of one size."""
-        found = [
-            captions.caption(overlay, f"step {step:,}", f"{row.method} · {row.target}{_probability(row)}")
+        pictures = [
+            captions.caption(overlay, f"step {step:,}", f"{row.method} · {_outcome(row)}")
             for step, row, overlay in zip(self.steps, self.rows, self._overlays, strict=True)
         ]
-        size = max(each.width for each in found), max(each.height for each in found)
-        return [ImageOps.expand(each, (0, 0, size[0] - each.width, size[1] - each.height), "white") for each in found]
+        width = max(picture.width for picture in pictures)
+        height = max(picture.height for picture in pictures)
+        return [
+            ImageOps.expand(picture, (0, 0, width - picture.width, height - picture.height), "white")
+            for picture in pictures
+        ]
 
     def save(self, path: str | os.PathLike[str], *, seconds: float = 0.4, overwrite: bool = False) -> list[Path]:
         """Write the moving picture, and the figure beside it as PNG; both are there afterwards, or none.
@@ -95,33 +97,28 @@ class Film:
 
     def figure(self) -> "Figure":
         """Return a figure: up to eight looks, evenly spread, and over all steps the probability and `similarity`."""
-        tiles = [
-            Tile(self._overlays[i], f"step {self.steps[i]:,}", self.rows[i].target + _probability(self.rows[i]))
-            for i in evenly_spread(len(self), TILES)
-        ]
-        looks = sheet(Layout("", "", (Group("", tuple(tiles)),)), 300)
-        high = WIDE * looks.height / looks.width
-        told = f"how {self.method} moved on {self.name} over {len(self)} looks, from step {self.steps[0]} to step "
-        drawn = empty((WIDE, high + 3.0), f"{told}{self.steps[-1]}")
-        above, below = drawn.subplots(2, 1, height_ratios=[high, 3.0])
-        above.imshow(np.asarray(looks))
+        shown = evenly_spread(len(self), TILES)
+        tiles = [Tile(self._overlays[i], f"step {self.steps[i]:,}", _outcome(self.rows[i])) for i in shown]
+        picture = sheet(Layout("", "", (Group("", tuple(tiles)),)), 300)
+        height = WIDE * picture.height / picture.width
+        steps = f"from step {self.steps[0]} to step {self.steps[-1]}"
+        figure = empty((WIDE, height + 3.0), f"how {self.method} moved on {self.name} over {len(self)} looks, {steps}")
+        above, below = figure.subplots(2, 1, height_ratios=[height, 3.0])
+        above.imshow(np.asarray(picture))
         above.set_axis_off()
-        self._draw_curves(below)
-        return drawn
-
-    def _draw_curves(self, axis: Any) -> None:
-        known = [float("nan") if row.probability is None else row.probability for row in self.rows]
-        if not np.isnan(known).all():
+        probabilities = [row.probability for row in self.rows]
+        if any(probability is not None for probability in probabilities):
             targets = {row.target for row in self.rows}
-            whose = next(iter(targets)) if len(targets) == 1 else "the top class"
-            axis.plot(self.steps, known, "o-", markersize=3, color="#2563a8", label=f"probability of {whose}")
+            whose = self.rows[0].target if len(targets) == 1 else "the top class"
+            below.plot(self.steps, probabilities, "o-", markersize=3, color="#2563a8", label=f"probability of {whose}")
         similar = self.similarity
-        axis.plot(self.steps, similar, "s-", markersize=3, color="#c0392b", label="correlation with the last map")
-        axis.set(xlabel="step of training", ylim=(np.nanmin([0.0, *similar]) - 0.05, 1.05))
-        axis.xaxis.get_major_locator().set_params(integer=True)
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.grid(alpha=0.25)
-        axis.legend(loc="upper center", bbox_to_anchor=(0.5, 1.2), ncols=2, frameon=False, fontsize=8)
+        below.plot(self.steps, similar, "s-", markersize=3, color="#c0392b", label="correlation with the last map")
+        below.set(xlabel="step of training", ylim=(np.nanmin([0.0, *similar]) - 0.05, 1.05))
+        below.xaxis.get_major_locator().set_params(integer=True)
+        below.spines[["top", "right"]].set_visible(False)
+        below.grid(alpha=0.25)
+        below.legend(loc="upper center", bbox_to_anchor=(0.5, 1.2), ncols=2, frameon=False, fontsize=8)
+        return figure
 
     @cached_property
     def _overlays(self) -> list[Image.Image]:
@@ -154,37 +151,35 @@ def film(
     Traceback (most recent call last):
     explain.RunError: run 'none.sqlite' must be a file, but there is none; check the path
     """
-    found = run if isinstance(run, Run) else open_run(run)
-    if not next(found.query("SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'steps'"))[0]:
-        raise RunError(f"run {sources.text(found.path)!r} must be of a training, got another; watch a training first")
-    name = _named(found, sources.text(photo))
-    steps, rows = zip(*_looks(found, name, method, target), strict=True)
-    path = rows[0].path if image is None else image
+    run = run if isinstance(run, Run) else open_run(run)
+    if not next(run.query("SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'steps'"))[0]:
+        raise RunError(f"run {sources.text(run.path)!r} must be of a training, got another; watch a training first")
+    name = _full_name(run, sources.text(photo))
+    rows = _rows(run, name, method, target)
+    first = next(iter(rows.values()))
+    path = first.path if image is None else image
     if path is None:
         remedy = either("pass image=", "make the film in Python, which takes it")
         raise RunError(f"image must be given for a photo that had no file, got none; {remedy}")
-    return Film(name, rows[0].method, steps, rows, load_image(path), style)
+    return Film(name, first.method, tuple(rows), tuple(rows.values()), load_image(path), style)
 
 
-def _named(run: Run, photo: str) -> str:
-    """The one photo that is meant."""
-    known = dict(run.query("SELECT s.name, max(p.path) FROM steps s JOIN photos p ON p.id = s.photo GROUP BY s.name"))
-    if photo in known:
+def _full_name(run: Run, photo: str) -> str:
+    """The name of the one photo that is meant by its name, or by the end of its name or path."""
+    photos = "SELECT s.name, max(p.path) FROM steps s JOIN photos p ON p.id = s.photo GROUP BY s.name"
+    paths: dict[str, str | None] = dict(run.query(photos))
+    if photo in paths:
         return photo
-    end = f"/{Path(photo).as_posix()}"
-    full = os.path.realpath(photo)
-    near = [
-        name for name, path in known.items()
-        if f"/{name}".endswith(end) or (path and (f"/{path}".endswith(end) or os.path.realpath(path) == full))
-    ]  # fmt: skip
+    end = f"/{Path(photo).as_posix()}".replace("//", "/")
+    near = [name for name, path in paths.items() if f"/{name}".endswith(end) or f"/{path}".endswith(end)]
     if len(near) != 1:
-        hint = f"it may be {near[0]!r} or {near[1]!r}" if near else did_you_mean(photo, known)
-        raise RunError(f"photo must be one of this run's {len(known)}, got {photo!r}; {hint}")
-    return str(near[0])
+        hint = f"it may be {near[0]!r} or {near[1]!r}" if near else did_you_mean(photo, paths)
+        raise RunError(f"photo must be one of this run's {len(paths)}, got {photo!r}; {hint}")
+    return near[0]
 
 
-def _looks(run: Run, name: str, method: str | None, target: str | int | None) -> Iterator[tuple[int, reading.Row]]:
-    """The rows of a photo with their steps, one for each step."""
+def _rows(run: Run, name: str, method: str | None, target: str | int | None) -> dict[int, reading.Row]:
+    """The row of a photo at each step."""
     names = "SELECT p.name, s.step FROM steps s JOIN photos p ON p.id = s.photo WHERE s.name = ?"
     steps: dict[str, int] = dict(run.query(names, (name,)))
     rows = list(run._rows(" WHERE p.id IN (SELECT photo FROM steps WHERE name = ?)", (name,)))
@@ -194,18 +189,16 @@ def _looks(run: Run, name: str, method: str | None, target: str | int | None) ->
     if method is not None and method not in methods:
         raise RunError(f"method {method!r} is not in this run; {did_you_mean(method, methods)}")
     rows = [row for row in rows if method in (None, row.method)]
-    targets = [row.target for row in rows]
-    rows = [row for row in rows if target in (None, row.target, row.target_class, str(row.target_class))]
-    if not rows:
-        raise RunError(f"target {target!r} was not explained; {did_you_mean(str(target), targets)}")
-    rows.sort(key=lambda row: steps[row.name])
-    for step, each in groupby(rows, lambda row: steps[row.name]):
-        first, *others = each
-        if others:
-            several = ", ".join(row.target for row in (first, *others))
-            raise RunError(f"target must be one of {several}, got none; choose one of them")
-        yield step, first
+    chosen = [row for row in rows if target in (None, row.target, row.target_class, str(row.target_class))]
+    if not chosen:
+        raise RunError(f"target {target!r} was not explained; {did_you_mean(str(target), [r.target for r in rows])}")
+    by_step = {steps[row.name]: row for row in sorted(chosen, key=lambda row: steps[row.name])}
+    if len(by_step) < len(chosen):
+        targets = ", ".join(dict.fromkeys(row.target for row in chosen))
+        raise RunError(f"target must be one of {targets}, got none; choose one of them")
+    return by_step
 
 
-def _probability(row: reading.Row) -> str:
-    return "" if row.probability is None else f", {percent(row.probability)}"
+def _outcome(row: reading.Row) -> str:
+    """The target, and its probability where it has one."""
+    return row.target if row.probability is None else f"{row.target}, {percent(row.probability)}"

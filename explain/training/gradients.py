@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import torch
@@ -16,32 +17,6 @@ from explain.render.sheets import as_picture, empty, evenly_spread
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-
-def merged(name: str, gradient: torch.Tensor) -> torch.Tensor:
-    """Return a gradient in which each element occurs once: rows of a sparse one may come in several parts.
-
-    Raises:
-        HookError: its layout is neither dense nor sparse in coordinates.
-    """
-    if gradient.layout == torch.sparse_coo:
-        return gradient.coalesce()
-    if gradient.layout != torch.strided:
-        raise HookError(f"the gradient of {name!r} must be dense or sparse_coo, got {gradient.layout}; freeze it")
-    return gradient
-
-
-def values_of(gradient: torch.Tensor) -> torch.Tensor:
-    """Return the elements that a `merged` gradient holds; those that a sparse one leaves out are zero."""
-    return gradient.values() if gradient.is_sparse else gradient
-
-
-def with_values(gradient: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Return a `merged` gradient of the same layout with other elements."""
-    if not gradient.is_sparse:
-        return values
-    places = gradient.indices()
-    return torch.sparse_coo_tensor(places, values, gradient.shape, check_invariants=False, is_coalesced=True)
 
 
 Scaler: TypeAlias = torch.amp.GradScaler
@@ -64,14 +39,21 @@ def factor(scaler: Scaler | None) -> float:
 
 
 class OnParameters(SignalSafe[Any]):
-    """A hook on the gradient of every parameter, in place until the block ends."""
+    """A hook on the gradient of every parameter, in place until the block ends; gradients must be dense."""
 
     def __init__(self, model: nn.Module, hook: Callable[[str, torch.Tensor], torch.Tensor | None]) -> None:
+        def watched(name: str, gradient: torch.Tensor) -> torch.Tensor | None:
+            if gradient.layout != torch.strided:
+                raise HookError(
+                    f"the gradient of {name!r} must be dense, got {gradient.layout}; make it so, or freeze it"
+                )
+            return hook(name, gradient)
+
         self._group = HookGroup(model)
         try:
             for name, parameter in model.named_parameters():
                 if parameter.requires_grad:
-                    self._group.leaf(parameter, lambda gradient, name=name: hook(name, gradient))
+                    self._group.leaf(parameter, partial(watched, name))
         except BaseException:  # an interrupt, for one: nothing else could remove this group
             self._group.remove()
             raise
@@ -91,7 +73,6 @@ class GradientClipper(OnParameters):
     """Clips the gradient of every parameter before it is accumulated; use it in ``with``, or `remove` it.
 
     Each gradient is clipped on its own, in each backward pass, and in each process before processes exchange theirs.
-    Sparse gradients, such as those of embeddings, are clipped as if they were dense, and stay sparse.
 
     Gradients with infinite or NaN elements give what torch's ``clip_grad_norm_`` and ``clip_grad_value_`` give: by
     ``norm``, an infinity becomes NaN and the rest of that gradient zero, and one NaN makes all of it NaN; by ``value``,
@@ -111,9 +92,8 @@ class GradientClipper(OnParameters):
         nonfinite: how often it had infinite or NaN elements.
 
     Raises:
-        HookError: not exactly one of ``value`` and ``norm`` is given, it is not positive, ``scaler`` is not a scaler,
-            or ``value`` is used with a complex parameter. During backward: a gradient is not finite
-            (``error_if_nonfinite``), or has a layout that is neither dense nor sparse in coordinates.
+        HookError: not exactly one of ``value`` and ``norm`` is given, it is not positive, or ``scaler`` is not a
+            scaler. During backward: a gradient is not finite (``error_if_nonfinite``), or is sparse.
 
     >>> model = nn.Linear(2, 1, bias=False)
     >>> with GradientClipper(model, value=0.5) as clipper:
@@ -123,55 +103,61 @@ class GradientClipper(OnParameters):
     """
 
     def __init__(
-        self, model: nn.Module, *, value: float | None = None, norm: float | None = None,
-        scaler: Scaler | None = None, error_if_nonfinite: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        model: nn.Module,
+        *,
+        value: float | None = None,
+        norm: float | None = None,
+        scaler: Scaler | None = None,
+        error_if_nonfinite: bool = False,
+    ) -> None:
         if (value is None) == (norm is None):
             raise HookError("GradientClipper must be given exactly one of value= and norm=")
-        limit, self._by_norm = norm if value is None else value, value is None
+        self._by_norm = value is None
+        limit = norm if value is None else value
         if isinstance(limit, bool) or not isinstance(limit, (int, float)) or not limit > 0:
             raise HookError(f"{'norm' if self._by_norm else 'value'} must be positive, got {limit!r}; give another")
         self._limit = float(limit)
-        self._scaler, self._strict = checked(scaler), error_if_nonfinite
+        self._scaler = checked(scaler)
+        self._strict = error_if_nonfinite
         self.clipped: dict[str, int] = {}
         self.nonfinite: dict[str, int] = {}
-        for name, parameter in model.named_parameters():
-            if not self._by_norm and parameter.requires_grad and parameter.is_complex():
-                raise HookError(f"value= must be used with real parameters, but {name!r} is complex; use norm=")
         super().__init__(model, self._clip)
 
     def _clip(self, name: str, gradient: torch.Tensor) -> torch.Tensor | None:
-        gradient = merged(name, gradient)
-        values = values_of(gradient)
-        if not values.numel():
+        if not gradient.numel():
             return None
-        largest = values.detach().abs().amax()
+        largest = gradient.detach().abs().amax()
         if not largest.isfinite():
             return self._clip_nonfinite(name, gradient, largest)
         limit = self._limit * factor(self._scaler)
-        if largest.item() * (values.numel() ** 0.5 if self._by_norm else 1) <= limit:  # no norm can be larger than that
+        clipped = self._to_norm(gradient, largest, limit) if self._by_norm else self._to_value(gradient, largest, limit)
+        if clipped is not None:
+            self.clipped[name] = self.clipped.get(name, 0) + 1
+        return clipped
+
+    def _to_value(self, gradient: torch.Tensor, largest: torch.Tensor, limit: float) -> torch.Tensor | None:
+        return None if largest.item() <= limit else _clamped(gradient, limit)
+
+    def _to_norm(self, gradient: torch.Tensor, largest: torch.Tensor, limit: float) -> torch.Tensor | None:
+        if largest.item() * gradient.numel() ** 0.5 <= limit:  # no norm can be larger than that
             return None
-        if self._by_norm:
-            wide = torch.promote_types(values.dtype, torch.float32)
-            shares = values.to(wide) / largest.to(wide)  # of the largest: their norm cannot overflow or vanish
-            norm = torch.linalg.vector_norm(shares)
-            if norm.item() * largest.item() <= limit:
-                return None
-            clipped = (shares * (limit / norm)).to(values.dtype)
-        else:
-            clipped = _clamped(values, limit)
-        self.clipped[name] = self.clipped.get(name, 0) + 1
-        return with_values(gradient, clipped)
+        wide = torch.promote_types(gradient.dtype, torch.float32)
+        shares = gradient.to(wide) / largest.to(wide)  # of the largest: their norm cannot overflow or vanish
+        norm = torch.linalg.vector_norm(shares)
+        if norm.item() * largest.item() <= limit:
+            return None
+        return (shares * (limit / norm)).to(gradient.dtype)
 
     def _clip_nonfinite(self, name: str, gradient: torch.Tensor, largest: torch.Tensor) -> torch.Tensor | None:
         self.nonfinite[name] = self.nonfinite.get(name, 0) + 1
-        values = values_of(gradient)
         if self._strict:
-            got = f"{int((~values.isfinite()).sum())} of {values.numel()} elements that are infinite or NaN"
-            raise HookError(f"the gradient of {name!r} must be finite, got {got}; lower the learning rate")
+            count = int((~gradient.isfinite()).sum())
+            got = f"got {count} of {gradient.numel()} elements that are infinite or NaN"
+            raise HookError(f"the gradient of {name!r} must be finite, {got}; lower the learning rate")
         if self._by_norm:
-            return with_values(gradient, values * (self._limit / largest))
-        return None if self._scaler is not None else with_values(gradient, _clamped(values, self._limit))
+            return gradient * (self._limit / largest)
+        return None if self._scaler is not None else _clamped(gradient, self._limit)
 
 
 def _clamped(values: torch.Tensor, limit: float) -> torch.Tensor:
@@ -195,7 +181,7 @@ class DeadUnits(OnParameters):
         model: its linear layers and convolutions whose weights require gradients are watched.
 
     Raises:
-        HookError: during backward, a gradient has a layout that is neither dense nor sparse in coordinates.
+        HookError: during backward, a gradient is sparse.
 
     >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
     >>> model[0].weight.data, model[0].bias.data = torch.ones(3, 2), torch.tensor([0.0, -9.0, 0.0])
@@ -232,7 +218,7 @@ class DeadUnits(OnParameters):
         if parameter not in self._owners:
             return
         name, layer = self._owners[parameter]
-        moved = values_of(merged(parameter, gradient.detach())) != 0
+        moved = gradient.detach() != 0
         if isinstance(layer, _TRANSPOSED):  # (in, out of one group, ...)
             moved = moved.reshape(layer.groups, -1, *moved.shape[1:]).transpose(1, 2).flatten(0, 1)
         alive = moved.flatten(1).any(1)
@@ -252,16 +238,14 @@ class Flow:
 class GradientFlow(OnParameters):
     """Watches the gradient of every parameter over training steps; each backward pass is a step.
 
-    ``steps`` has a dictionary from parameter names to `Flow` for each. Use it in ``with``, or `remove` it. What sparse
-    gradients leave out counts as zero.
+    ``steps`` has a dictionary from parameter names to `Flow` for each. Use it in ``with``, or `remove` it.
 
     Args:
         model: its parameters that require gradients are watched.
         scaler: the ``torch.amp.GradScaler`` that scales the loss, if one does: its scale is taken out.
 
     Raises:
-        HookError: ``scaler`` is not a scaler. During backward: a gradient has a layout that is neither dense nor sparse
-            in coordinates.
+        HookError: ``scaler`` is not a scaler. During backward: a gradient is sparse.
 
     >>> model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))
     >>> with GradientFlow(model) as flow:
@@ -321,35 +305,35 @@ class GradientFlow(OnParameters):
 
         It shows itself in a notebook.
         """
-        means, verdicts = self._means(), self.verdicts()
+        means = self._means()
         names = [name for name in means if name.endswith("weight")] or list(means)
-        named = evenly_spread(len(names), 20)
-        drawn = empty((9, 4), f"gradients of every layer over the steps: {self!r}")
-        over_steps, over_layers = drawn.subplots(1, 2)
-        for i, name in enumerate(names):
-            tone = i / max(1, len(names) - 1)
+        labelled = evenly_spread(len(names), 20)
+        figure = empty((9, 4), f"gradients of every layer over the steps: {self!r}")
+        over_steps, over_layers = figure.subplots(1, 2)
+        for number, name in enumerate(names):
+            tone = number / max(1, len(names) - 1)
             values = [step[name].rms if name in step else float("nan") for step in self.steps]
-            label = name if i in named else None
+            label = name if number in labelled else None
             over_steps.plot(values, color=(0.9 - 0.8 * tone, 0.25, 0.15 + 0.75 * tone), linewidth=1.2, label=label)
         over_steps.set(xlabel="step", ylabel="root mean square of the gradient", yscale="log")
         over_steps.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
-        tones = {"ok": "#3b6fb6", "vanishing": "#c98a1b", "exploding": "#b3261e", "dead": "#888888"}
+        verdicts = self.verdicts()
         sizes = [means[name] for name in names]
-        over_layers.bar(range(len(names)), sizes, color=[tones.get(verdicts[n], "#b3261e") for n in names])
+        over_layers.bar(range(len(names)), sizes, color=[_COLORS[verdicts[name]] for name in names])
         over_layers.set(yscale="log" if any(sizes) else "linear", title="mean over the steps, first to last layer")
-        over_layers.set_xticks(named, [names[i] for i in named], rotation=60, ha="right", fontsize=8)
-        return drawn
+        over_layers.set_xticks(labelled, [names[number] for number in labelled], rotation=60, ha="right", fontsize=8)
+        return figure
 
     def _note(self, name: str, gradient: torch.Tensor) -> None:
         if not self._now or name in self._now:  # a pass that begins; the one before it may have failed halfway
             self._now = {}
             self._group.after_backward(self._end_step)
-        gradient = merged(name, gradient.detach())
-        values, count = values_of(gradient).abs().double() / factor(self._scaler), gradient.numel()
-        self._now[name] = Flow(0.0, 0.0, 1.0)
-        if values.numel():
-            rms, zero = (values.square().sum() / count).sqrt().item(), 1 - values.count_nonzero().item() / count
-            self._now[name] = Flow(rms, values.amax().item(), zero)
+        sizes = gradient.detach().abs().double() / factor(self._scaler)
+        if sizes.numel():
+            zero = 1 - sizes.count_nonzero().item() / sizes.numel()
+            self._now[name] = Flow(sizes.square().mean().sqrt().item(), sizes.amax().item(), zero)
+        else:
+            self._now[name] = Flow(0.0, 0.0, 1.0)
 
     def _end_step(self) -> None:
         self.steps.append(self._now)
@@ -361,6 +345,15 @@ class GradientFlow(OnParameters):
         names = reversed(dict.fromkeys(name for step in steps for name in step))
         found = {name: [step[name].rms for step in steps if name in step] for name in names}
         return {name: sum(values) / len(values) for name, values in found.items()}
+
+
+_COLORS = {
+    "ok": "#3b6fb6",
+    "vanishing": "#c98a1b",
+    "exploding": "#b3261e",
+    "not finite": "#b3261e",
+    "dead": "#888888",
+}
 
 
 def _verdict(size: float, reference: float, vanishing: float, exploding: float) -> str:

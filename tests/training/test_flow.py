@@ -42,24 +42,23 @@ def test_gradient_flow_goes_from_the_first_layer_to_the_last_and_survives_a_fail
     assert flow.verdicts(last=1)["18.weight"] == "ok"
 
 
-def test_gradient_flow_tells_sparse_and_scaled_gradients_as_they_are() -> None:
+def test_gradient_flow_tells_scaled_gradients_as_they_are() -> None:
     flows = []
-    for sparse, scaler in ((False, None), (True, None), (True, torch.amp.GradScaler("cpu", init_scale=1024.0))):
-        table = nn.Embedding(5, 2, sparse=sparse)
+    for scaler in (None, torch.amp.GradScaler("cpu", init_scale=1024.0)):
+        table = nn.Embedding(5, 2)
         with GradientFlow(table, scaler=scaler) as flow:
             loss = (table(torch.tensor([1, 1, 3])) * torch.tensor([2.0, 0.0])).sum()
             (loss if scaler is None else scaler.scale(loss)).backward()
         flows.append(flow.steps[0]["weight"])
     assert flows[0].rms == pytest.approx(((4**2 + 2**2) / 10) ** 0.5)
     assert (flows[0].largest, flows[0].zero) == (4.0, pytest.approx(0.8))
-    assert flows[1] == flows[0] == flows[2]
+    assert flows[0] == flows[1]
 
 
 def test_gradient_flow_of_no_elements_is_zero() -> None:
-    model = nn.Sequential(nn.Linear(2, 1), nn.Embedding(3, 2, sparse=True))
+    model = nn.Linear(2, 1)
     model.empty = nn.Parameter(torch.empty(0))
     with GradientFlow(model) as flow:
-        nothing = model[1](torch.empty(0, dtype=torch.long)).sum() + model.empty.sum()
-        (model[0](torch.ones(1, 2)).sum() + nothing).backward()
-    assert [flow.steps[0][name].rms for name in ("empty", "1.weight")] == [0.0, 0.0]
+        (model(torch.ones(1, 2)).sum() + model.empty.sum()).backward()
+    assert flow.steps[0]["empty"].rms == 0.0
     assert flow.verdicts()["empty"] == "dead"
