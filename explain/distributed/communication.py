@@ -74,7 +74,8 @@ class Recorder:
     buckets: list[Sent] = field(default_factory=list)
 
     def __str__(self) -> str:
-        total, seconds = sum(sent.bytes for sent in self.buckets), sum(sent.seconds for sent in self.buckets)
+        total = sum(sent.bytes for sent in self.buckets)
+        seconds = sum(sent.seconds for sent in self.buckets)
         return f"{len(self.buckets)} buckets, {total / 1e6:.2f} MB of gradients, {seconds:.3f} s"
 
 
@@ -96,7 +97,6 @@ def communicate(
             come with what takes none, or a hook was already chosen. During backward: a codec failed on some rank; every
             rank raises, with the rank and the reason. A hook in PyTorch's own form that raises, or returns no future,
             is named on its own rank; the others wait for its messages until their process group's timeout, as ever.
-            What its future holds is checked where it arrives, and PyTorch tells of it in a ``RuntimeError``.
 
     PowerSGD: Vogels et al., "PowerSGD: Practical Low-Rank Gradient Compression", 2019.
 
@@ -112,12 +112,15 @@ def communicate(
     if state is not None and isinstance(how, (str, Codec)):
         raise HookError(f"state must be for hooks (state, bucket) -> Future, got one for {title}; leave it out")
     recorder = Recorder()
+    group = model.process_group
     if isinstance(how, Codec):
-        hook = _coded(how, model, recorder)
+        hook = _codec_hook(how, group, recorder)
     elif isinstance(how, str):
-        state, hook = _ready(how, options, model, recorder)
+        state, hook = _ready_hook(how, options, group, recorder)
+    elif callable(how):
+        hook = _own_hook(how, group, recorder)
     else:
-        hook = _own(how, model, recorder)
+        raise HookError(f"how must be one of {', '.join(READY)}, a Codec or a hook (state, bucket), got {how!r}")
     # DDP checks these annotations, and knows the types by no other names.
     hook.__annotations__ = {"bucket": getattr(dist, "GradBucket"), "return": torch.futures.Future[torch.Tensor]}  # noqa: B009
     try:
@@ -128,23 +131,21 @@ def communicate(
     return recorder
 
 
-def _ready(
-    name: str, options: dict[str, Any], model: DistributedDataParallel, recorder: Recorder
-) -> tuple[Any, "Hook"]:
+def _ready_hook(name: str, options: dict[str, Any], group: dist.ProcessGroup, recorder: Recorder) -> tuple[Any, "Hook"]:
     """One of torch's own hooks, and the state that it keeps."""
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
     if name not in READY:
         raise HookError(f"how {name!r} is unknown; {did_you_mean(name, READY)}")
-    state: Any = model.process_group
+    state: Any = group
     if name == "powersgd":
         ready: Any = powerSGD_hook.powerSGD_hook
-        state = powerSGD_hook.PowerSGDState(process_group=model.process_group, **options)
+        state = powerSGD_hook.PowerSGDState(process_group=group, **options)
     else:
         ready = getattr(default_hooks, "allreduce_hook" if name == "allreduce" else f"{name}_compress_hook")
     # PowerSGD's callbacks wait for further messages on the threads that deliver them. Gloo has two: with two buckets
     # under way nothing is left to deliver it, and all ranks wait forever. So there is one bucket under way at a time.
-    one_by_one = name == "powersgd" and dist.get_backend(model.process_group) == "gloo"
+    one_by_one = name == "powersgd" and dist.get_backend(group) == "gloo"
 
     def hook(state: Any, bucket: "GradBucket") -> "Future":
         done = _recording(recorder, bucket)
@@ -156,42 +157,27 @@ def _ready(
     return state, hook
 
 
-def _own(given: "Hook", model: DistributedDataParallel, recorder: Recorder) -> "Hook":
+def _own_hook(fn: "Hook", group: dist.ProcessGroup, recorder: Recorder) -> "Hook":
     """A hook of the user's, recorded, and named when it fails."""
-    group = model.process_group
-    if not callable(given):
-        raise HookError(f"how must be one of {', '.join(READY)}, a Codec or a hook (state, bucket), got {given!r}")
-    site = site_of(given, f"rank {group.rank()} of {group.size()}", "communication", ("state", "bucket"))
+    site = site_of(fn, f"rank {group.rank()} of {group.size()}", "communication", ("state", "bucket"))
 
     def hook(state: Any, bucket: "GradBucket") -> "Future":
-        done, count = _recording(recorder, bucket), bucket.buffer().numel()
-        future = call(site, given, state, bucket)
+        done = _recording(recorder, bucket)
+        future = call(site, fn, state, bucket)
         if not isinstance(future, torch._C.Future):
             raise HookError(f"{site} must return a torch.futures.Future, got {type(future).__name__}")
-
-        def arrived(finished: Any) -> torch.Tensor:
-            found = done(finished.value())
-            got = found.numel() if isinstance(found, torch.Tensor) else type(found).__name__
-            if got != count:
-                raise HookError(f"{site} must give a future of a tensor of {count} values, like its bucket, got {got}")
-            return found
-
-        return cast("Future", future.then(arrived))
+        return cast("Future", future.then(lambda finished: done(finished.value())))
 
     return hook
 
 
-def _coded(codec: Codec, model: DistributedDataParallel, recorder: Recorder) -> "Hook":
+def _codec_hook(codec: Codec, group: dist.ProcessGroup, recorder: Recorder) -> "Hook":
     """A hook that sends what the codec encoded, and averages before or after it is decoded."""
-    group = model.process_group
 
     def hook(state: Any, bucket: "GradBucket") -> "Future":
-        done, buffer = _recording(recorder, bucket), bucket.buffer()
+        done = _recording(recorder, bucket)
+        buffer = bucket.buffer()
         encoded = _together(group, "encode", lambda: _tensor(codec.encode(buffer.clone())))
-        kinds = _gathered(group, f"{tuple(encoded.shape)} {encoded.dtype}")
-        if len(set(kinds)) > 1:
-            listed = ", ".join(f"{kind} on rank {rank}" for rank, kind in enumerate(kinds))
-            raise HookError(f"encode must give the same shape and type on every rank, got {listed}")
         exchanged = _exchange(group, codec, encoded)
         average = _together(group, "decode", lambda: _average(exchanged, codec, buffer))
         future: Future = torch.futures.Future()
@@ -227,12 +213,13 @@ def _average(exchanged: list[torch.Tensor], codec: Codec, like: torch.Tensor) ->
 
 def _recording(recorder: Recorder, bucket: "GradBucket") -> Callable[..., torch.Tensor]:
     """A function that passes the finished bucket on, and notes what it took since now."""
-    start, index, buffer = time.perf_counter(), bucket.index(), bucket.buffer()
+    start = time.perf_counter()
+    buffer = bucket.buffer()
     norm = torch.linalg.vector_norm(buffer, dtype=torch.float64).item()
 
     def done(value: Any, bytes_sent: int | None = None) -> torch.Tensor:
-        size = buffer.numel() * buffer.element_size()
-        recorder.buckets.append(Sent(index, size, bytes_sent, time.perf_counter() - start, norm))
+        seconds = time.perf_counter() - start
+        recorder.buckets.append(Sent(bucket.index(), buffer.nbytes, bytes_sent, seconds, norm))
         return cast(torch.Tensor, value[0] if isinstance(value, (tuple, list)) else value)
 
     return done
@@ -244,20 +231,23 @@ def _tensor(value: Any) -> torch.Tensor:
     return value.contiguous()
 
 
-def _gathered(group: dist.ProcessGroup, value: str | None) -> list[str | None]:
-    found: list[str | None] = [None] * group.size()
-    dist.all_gather_object(found, value, group=group)
-    return found
-
-
 def _together(group: dist.ProcessGroup, name: str, work: Callable[[], torch.Tensor]) -> torch.Tensor:
-    """Do some work on every rank, and raise on all of them if it failed on one."""
-    result, problem = torch.empty(0), None
+    """Do some work on every rank, and raise on all of them if it failed on one, or if results differ in their kind."""
+    result = torch.empty(0)
+    outcome = ""
     try:
         result = work()
+        outcome = f"{tuple(result.shape)} {result.dtype}"
+        failed = False
     except Exception as error:
-        problem = f"{name} {raised(error)}"
-    for rank, told in enumerate(_gathered(group, problem)):
-        if told is not None:
-            raise HookError(f"communication hook failed on rank {rank} of {group.size()}: {told}")
+        outcome = f"{name} {raised(error)}"
+        failed = True
+    outcomes: list[Any] = [None] * group.size()
+    dist.all_gather_object(outcomes, (failed, outcome), group=group)
+    for rank, (has_failed, problem) in enumerate(outcomes):
+        if has_failed:
+            raise HookError(f"communication hook failed on rank {rank} of {group.size()}: {problem}")
+    if len(set(outcomes)) > 1:
+        listed = ", ".join(f"{kind} on rank {rank}" for rank, (_, kind) in enumerate(outcomes))
+        raise HookError(f"{name} must give the same shape and type on every rank, got {listed}")
     return result

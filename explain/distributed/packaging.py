@@ -14,12 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import nn
 
-from explain._utils.errors import ExplainError, HookError, ModelError, quiet, raised
+from explain._utils.errors import HookError, ModelError, quiet, raised
 from explain._utils.version import __version__
 from explain.data.files import Files
 from explain.data.opening import opened
@@ -27,7 +27,6 @@ from explain.hooks.guard import call, site_of
 
 if TYPE_CHECKING:
     from torch.package.package_exporter import PackageExporter, PackagingError
-    from torch.package.package_importer import PackageImporter
 
     Callback: TypeAlias = Callable[[PackageExporter, str], object]
 
@@ -119,10 +118,9 @@ def export_package(
     _check_model(model)
     labels = _labels(categories)
     callbacks = {"mock": on_mock, "extern": on_extern, "intern": on_intern}
-    archive = _written(model, labels, {"mock": mock, "extern": extern, "intern": intern}, callbacks)
-    report = _reread(archive)
+    archive, report = _written(model, labels, {"mock": mock, "extern": extern, "intern": intern}, callbacks)
     files = Files(Path(path).parent, overwrite=overwrite)
-    files.add_bytes(Path(path).name, archive.getvalue())
+    files.add_bytes(Path(path).name, archive)
     files.write()
     return report
 
@@ -152,25 +150,40 @@ def import_package(path: str | os.PathLike[str]) -> Packaged:
     _check_archive(path)
     try:
         importer = PackageImporter(str(path))
-        report, categories = _about_of(importer)
-    except ExplainError:
-        raise
-    except (RuntimeError, ImportError, ValueError, TypeError, KeyError):
+        about = json.loads(importer.load_text(HOME, "about.json"))
+    except (RuntimeError, ImportError, ValueError):
         raise ModelError(f"path must be an archive of export_package, got {str(path)!r}, which is another") from None
+    report = _report_of(about["report"])
     try:
         with quiet():  # torch.package is written with storages that torch deprecates, which no caller can help
             model = importer.load_pickle(HOME, "model.pkl", map_location="cpu")
     except ImportError as error:
-        missing = f"module {error.name!r}" if isinstance(error, ModuleNotFoundError) else raised(error)
         remedy = f"install it (the archive is by {report.writers()}), or export the model with it interned"
-        raise ModelError(f"path {str(path)!r} needs code that is not installed here ({missing}); {remedy}") from error
-    return Packaged(model, categories, report)
+        raise ModelError(f"path {str(path)!r} needs code that is not installed here ({error}); {remedy}") from error
+    categories = about["categories"]
+    return Packaged(model, None if categories is None else tuple(categories), report)
 
 
-# What cannot go in
+def _report_of(values: Mapping[str, Any]) -> PackageReport:
+    interned = tuple(values["interned"])
+    externed = tuple(values["externed"])
+    return PackageReport(interned, externed, tuple(values["mocked"]), values["versions"])
+
+
+def _check_archive(path: str | os.PathLike[str]) -> None:
+    """Refuse a damaged file: the reader of torch compares no checksums, so weights could change unnoticed."""
+    try:
+        with opened(Path(path)) as file, zipfile.ZipFile(file) as archive:
+            damaged = archive.testzip()
+    except (OSError, EOFError, RuntimeError, zlib.error, zipfile.BadZipFile) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ModelError(f"path must be an archive that export_package wrote, got {str(path)!r}: {reason}") from None
+    if damaged is not None:
+        raise ModelError(f"path {str(path)!r} is damaged (at {damaged}); copy or export it again")
 
 
 def _check_model(model: nn.Module) -> None:
+    """Refuse hooks, which would go into the archive, and modules out of another archive."""
     from torch.package.analyze.is_from_package import is_from_package
 
     if not isinstance(model, nn.Module):
@@ -180,7 +193,8 @@ def _check_model(model: nn.Module) -> None:
         hooks = [getattr(module, kind) for kind in _HOOKS]
         for parameter in module.parameters(recurse=False):
             hooks += [parameter._backward_hooks or {}, parameter._post_accumulate_grad_hooks or {}]
-        if count := sum(map(len, hooks)):
+        count = sum(map(len, hooks))
+        if count:
             raise HookError(f"model must have no hooks when it is packaged, got {count} on {where}; remove them before")
         if is_from_package(module):
             raise HookError(f"model must not come out of an archive itself, but {where} does; copy that archive")
@@ -189,51 +203,12 @@ def _check_model(model: nn.Module) -> None:
 def _labels(categories: Sequence[str] | None) -> list[str] | None:
     if categories is None:
         return None
-    wrong = [categories] if isinstance(categories, str) else [c for c in categories if not isinstance(c, str)]
-    if wrong:
-        raise HookError(f"categories must be a sequence of labels, got {wrong[0]!r}; give a string for each class")
-    return list(categories)
-
-
-# What comes out
-
-
-def _reread(archive: io.BytesIO) -> PackageReport:
-    """Return the report of an archive that has just been made: what cannot be opened is not given out."""
-    from torch.package.package_importer import PackageImporter
-
-    archive.seek(0)
-    try:
-        return _about_of(PackageImporter(archive))[0]
-    except ImportError as error:
-        why = f"but the archive has an {error}; end the patterns in '.**'"
-        raise HookError(f"intern, extern and mock must treat a package and what is in it alike, {why}") from None
-
-
-def _check_archive(path: str | os.PathLike[str]) -> None:
-    """Refuse a damaged file: the reader of torch compares no checksums, so weights could change unnoticed."""
-    try:
-        with opened(Path(path)) as file, zipfile.ZipFile(file) as archive:
-            size = os.fstat(file.fileno()).st_size
-            if sum(each.file_size for each in archive.infolist()) > size:  # torch compresses nothing
-                raise zipfile.BadZipFile("it would become larger when it is unpacked")
-            damaged = archive.testzip()
-    except (OSError, EOFError, NotImplementedError, RuntimeError, zlib.error, zipfile.BadZipFile) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ModelError(f"path must be an archive that export_package wrote, got {str(path)!r}: {reason}") from None
-    if damaged is not None:
-        raise ModelError(f"path {str(path)!r} is damaged (at {damaged}); copy or export it again")
-
-
-# How it is written
-
-
-def _about_of(importer: "PackageImporter") -> tuple[PackageReport, tuple[str, ...] | None]:
-    """Return the report of an open archive, and its labels."""
-    about = json.loads(importer.load_text(HOME, "about.json"))
-    versions = about["report"].pop("versions")
-    report = PackageReport(**{kind: tuple(names) for kind, names in about["report"].items()}, versions=versions)
-    return report, None if about["categories"] is None else tuple(about["categories"])
+    labels = list(categories)
+    if isinstance(categories, str) or not all(isinstance(label, str) for label in labels):
+        raise HookError(
+            f"categories must be a sequence of labels, got {categories!r:.60}; give a string for each class"
+        )
+    return labels
 
 
 def _row(title: str, text: str) -> str:
@@ -242,18 +217,21 @@ def _row(title: str, text: str) -> str:
 
 def _written(
     model: nn.Module, labels: list[str] | None, patterns: dict[str, Patterns], callbacks: "dict[str, Callback | None]"
-) -> io.BytesIO:
-    """Return the archive; patterns and callbacks are for "mock", "extern" and "intern", in this order of precedence."""
+) -> tuple[bytes, PackageReport]:
+    """Return the archive, and its report.
+
+    Patterns and callbacks are for "mock", "extern" and "intern", in this order of precedence.
+    """
     from torch.package.package_exporter import EmptyMatchError, PackageExporter, PackagingError
 
     linecache.checkcache()  # torch.package reads sources through this cache, which may hold an older version
     file = io.BytesIO()
     try:
         with quiet(), PackageExporter(file) as exporter:
-            _report(exporter, labels)
+            modules = _noted(exporter, labels)
             for kind, callback in callbacks.items():
                 if callback is not None:
-                    getattr(exporter, f"register_{kind}_hook")(_told(kind, callback))
+                    getattr(exporter, f"register_{kind}_hook")(_guarded(kind, callback))
             _choose(exporter, patterns)
             try:
                 exporter.save_pickle(HOME, "model.pkl", model)
@@ -267,47 +245,44 @@ def _written(
         raise HookError(f"patterns must match modules that the model imports, got {pattern!r}; leave it out") from None
     except PackagingError as error:
         raise _unpackageable(error) from None
-    return file
+    return file.getvalue(), _report_of(modules)
 
 
-def _report(exporter: "PackageExporter", labels: list[str] | None) -> None:
+def _noted(exporter: "PackageExporter", labels: list[str] | None) -> dict[str, Any]:
     """Let hooks note what becomes of each module, and write it down when the last has come."""
-    found: dict[str, list[str]] = {"interned": [], "externed": [], "mocked": []}
+    versions = {"explain": __version__, "torch": torch.__version__, "python": platform.python_version()}
+    modules: dict[str, Any] = {"interned": [], "externed": [], "mocked": [], "versions": versions}
 
     def intern(exporter: "PackageExporter", name: str) -> None:
         if name == HOME:
-            versions = {"explain": __version__, "torch": torch.__version__, "python": platform.python_version()}
-            report = {**{kind: sorted(names) for kind, names in found.items()}, "versions": versions}
-            exporter.save_text(HOME, "about.json", json.dumps({"report": report, "categories": labels}, indent=2))
+            for kind in ("interned", "externed", "mocked"):
+                modules[kind].sort()
+            exporter.save_text(HOME, "about.json", json.dumps({"report": modules, "categories": labels}, indent=2))
         elif not name.startswith("<"):  # which would be the pickled model
-            _check_source(exporter, name)
-            found["interned"].append(name)
+            modules["interned"].append(name)
 
     exporter.register_intern_hook(intern)
-    exporter.register_extern_hook(lambda exporter, name: found["externed"].append(name))
-    exporter.register_mock_hook(lambda exporter, name: found["mocked"].append(name))
+    exporter.register_extern_hook(lambda exporter, name: modules["externed"].append(name))
+    exporter.register_mock_hook(lambda exporter, name: modules["mocked"].append(name))
+    return modules
 
 
-def _told(kind: str, callback: "Callback") -> "Callable[[PackageExporter, str], None]":
+def _guarded(kind: str, callback: "Callback") -> "Callable[[PackageExporter, str], None]":
     """Return the user's own hook, named when it fails, and called for the model's modules only."""
     site = site_of(callback, "the modules of the archive", kind, ("exporter", "name"))
 
-    def told(exporter: "PackageExporter", name: str) -> None:
-        if name == HOME or name.startswith("<"):  # our own, and the pickled model
-            return
-        known = len(exporter.dependency_graph.nodes)
-        call(site, callback, exporter, name)
-        if len(exporter.dependency_graph.nodes) != known:
-            raise HookError(f"{site} must not add modules or pickles, but added {name!r}; use save_text or save_binary")
+    def guarded(exporter: "PackageExporter", name: str) -> None:
+        if name != HOME and not name.startswith("<"):  # our own, and the pickled model
+            call(site, callback, exporter, name)
 
-    return told
+    return guarded
 
 
 def _choose(exporter: "PackageExporter", patterns: Mapping[str, Patterns]) -> None:
     exporter.deny("__main__")  # to import a script's code would be to run the script
     exporter.extern(["sys", "io"])  # what torch.package does by itself with torch and the rest of the standard library
-    for kind, given in patterns.items():
-        for pattern in [given] if isinstance(given, str) else given:
+    for kind, several in patterns.items():
+        for pattern in [several] if isinstance(several, str) else several:
             try:
                 getattr(exporter, kind)(pattern, allow_empty=False)
             except (ValueError, TypeError):
@@ -316,26 +291,14 @@ def _choose(exporter: "PackageExporter", patterns: Mapping[str, Patterns]) -> No
     exporter.intern("**")
 
 
-def _check_source(exporter: "PackageExporter", name: str) -> None:
-    """Refuse a module whose source file has gone: torch.package would take it for an empty one."""
-    source = exporter.dependency_graph.nodes[name]["source"]
-    if not source and not os.path.exists(file := str(exporter.importer.import_module(name).__file__)):
-        raise HookError(_cannot(name, f"its source {file!r} is gone", "put the file back"))
-
-
 def _unpackageable(error: "PackagingError") -> HookError:
-    broken = {name: node for name, node in error.dependency_graph.nodes.items() if "error" in node}
-    name, node = next(iter(broken.items()))
-    family = f"{name.partition('.')[0]}.**"
-    outside = f"pass extern={family!r} if it is installed where the archive is opened, or mock= if it is not needed"
-    reasons = {
-        "DENIED": ("it is the main script", "move the model's code into a module and import it from there"),
-        "MOCKED_BUT_STILL_USED": ("the model holds objects of it", "leave it out of mock"),
-        "IS_EXTENSION_MODULE": ("it is compiled", outside),
-        "DEPENDENCY_RESOLUTION_FAILED": (f"its source is not Python ({node.get('error_context')})", outside),
-    }
-    return HookError(_cannot(name, *reasons.get(node["error"].name, ("it has no source file", outside))))
-
-
-def _cannot(name: str, reason: str, remedy: str) -> str:
-    return f"model must be made of code that can be packaged, but module {name!r} cannot be: {reason}; {remedy}"
+    """Say in one line which module cannot be packaged."""
+    nodes = error.dependency_graph.nodes.items()
+    name, node = next((name, node) for name, node in nodes if "error" in node)
+    reason = " ".join(f"{node['error'].value} {node.get('error_context') or ''}".split())
+    remedy = (
+        "move a script's classes into a module, or pass extern= if it is installed elsewhere, mock= if it is not used"
+    )
+    return HookError(
+        f"model must be made of code that can be packaged, but module {name!r} cannot be: {reason}; {remedy}"
+    )

@@ -54,12 +54,6 @@ def own_hook(state, bucket):
     return work.get_future().then(lambda done: done.value()[0].float())
 
 
-def future_of(value):
-    future = torch.futures.Future()
-    future.set_result(value)
-    return future
-
-
 class Boom:
     def __call__(self, state, bucket):
         raise ZeroDivisionError("divided by nothing")
@@ -70,19 +64,14 @@ codecs = {
     "torch's": allreduce_hook,
     "own fails": Boom(),
     "own gives no future": lambda state, bucket: bucket.buffer(),
-    "own gives too little": lambda state, bucket: future_of(bucket.buffer()[1:]),
-    "own gives no tensor": lambda state, bucket: future_of("gradients"),
     "own takes one": lambda bucket: None,
     "reduced": Codec(lambda bucket: bucket, lambda sent: sent, all_reduce=True),
-    "half reduced": Codec(lambda bucket: bucket.half(), lambda sent: sent.float(), all_reduce=True),
     "codes reduced": Codec(lambda bucket: bucket.char(), lambda sent: sent.float(), all_reduce=True),
-    "reduced fails": Codec(encode_fails_on_the_last_rank, lambda sent: sent, all_reduce=True),
     "number": 3,
     "identity": Codec(lambda bucket: bucket, lambda sent: sent),
     "half": Codec(lambda bucket: bucket.half(), lambda sent: sent.float()),
     "encode fails": Codec(encode_fails_on_the_last_rank, lambda sent: sent),
     "decode fails": Codec(lambda bucket: bucket, lambda sent: "no tensor" if rank == 0 else sent),
-    "decode loses": Codec(lambda bucket: bucket, lambda sent: sent[1:]),
     "shapes differ": Codec(lambda bucket: bucket[rank:], lambda sent: sent),
 }
 
@@ -96,7 +85,7 @@ def train(how):
     recorder = communicate(parallel, codecs.get(how, how), state=state, **options)
     solver = torch.optim.SGD(parallel.parameters(), lr=0.1)
     generator = torch.Generator().manual_seed(rank)
-    for _ in range(3):
+    for _ in range(2):
         x, y = torch.randn(8, 3, 8, 8, generator=generator), torch.randint(5, (8,), generator=generator)
         solver.zero_grad()
         nn.functional.cross_entropy(parallel(x), y).backward()
@@ -148,22 +137,18 @@ FAILURES = {
     "divided by nothing",
     "decode fails": "HookError: communication hook failed on rank 0 of 2: decode raised TypeError: "
     "a tensor must be returned, got str",
-    "decode loses": "HookError: communication hook failed on rank 0 of 2: decode raised ValueError: the bucket has",
     "shapes differ": "HookError: encode must give the same shape and type on every rank, got (837,) torch.float32 on "
     "rank 0, (836,) torch.float32 on rank 1",
     "codes reduced": "HookError: encode must give floats or complex numbers for all_reduce=True, got int8",
-    "reduced fails": "HookError: communication hook failed on rank 1 of 2: encode raised ZeroDivisionError: divided",
     "own fails": "HookError: hook 'Boom' on rank {rank} of 2 (communication) raised ZeroDivisionError: divided",
     "own gives no future": "(communication) must return a torch.futures.Future, got Tensor",
-    "own gives too little": "(communication) must give a future of a tensor of 837 values, like its bucket, got 836",
-    "own gives no tensor": "(communication) must give a future of a tensor of 837 values, like its bucket, got str",
     "own takes one": "(communication) must take (state, bucket), but its signature is (bucket); change it",
     "number": "HookError: how must be one of allreduce, fp16, bf16, powersgd, a Codec or a hook (state, bucket), got 3",
     "state for a codec": "HookError: state must be for hooks (state, bucket) -> Future, got one for 'state for",
     "fp32": "HookError: how 'fp32' is unknown; known: allreduce, fp16, bf16, powersgd",
 }
 TOLERANCES = {
-    **{"identity": 1e-6, "half": 1e-3, "reduced": 1e-6, "half reduced": 1e-3},
+    **{"identity": 1e-6, "half": 1e-3, "reduced": 1e-6},
     **{"fp16": 1e-3, "bf16": 1e-2, "powersgd": 0.3, "own": 1e-6, "torch's": 0},
 }
 
@@ -179,8 +164,8 @@ def check(said: list[dict[str, Any]], how: str) -> None:
         assert "problem" not in line, line
         assert line["error"] <= TOLERANCES[how]
         assert line["sane"]
-        assert len(line["sizes"]) > 3  # more than one bucket in three steps
-        scale = {"identity": 1, "half": 2, "reduced": 1, "half reduced": 2}.get(how)
+        assert len(line["sizes"]) > 2  # more than one bucket in two steps
+        scale = {"identity": 1, "half": 2, "reduced": 1}.get(how)
         assert all(sent == (size // scale if scale else None) for size, sent in line["sizes"])
         assert line["text"].startswith(f"{len(line['sizes'])} buckets, 0.0")
 

@@ -2,10 +2,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import io
 import os
 import sys
-import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -192,20 +190,15 @@ def divides(exporter: Any, name: str) -> None:
     raise ZeroDivisionError(f"at {name}")
 
 
-def adds_a_pickle(exporter: Any, name: str) -> None:
-    exporter.save_pickle("more", "1.pkl", 1)
-
-
 @pytest.mark.parametrize(
     ("callback", "message"),
     [
         (divides, r"^hook 'divides' on the modules of the archive \({}\) raised ZeroDivisionError: at "),
         (lambda name: None, r"on the modules of the archive \({}\) must take \(exporter, name\), but"),
         (3, r"on the modules of the archive \({}\) must be callable, got 3"),
-        (adds_a_pickle, r"\({}\) must not add modules or pickles, but added '.*'; use save_text"),
     ],
 )
-@pytest.mark.parametrize("kind", ["intern", "extern", "mock"])
+@pytest.mark.parametrize("kind", ["intern", "mock"])
 def test_a_callback_that_fails_is_named_and_leaves_nothing(
     boxed: nn.Module, out: Path, kind: str, callback: Any, message: str
 ) -> None:
@@ -252,11 +245,6 @@ def with_gradient_hooks(net: nn.Module) -> nn.Module:
     return net
 
 
-def without_source(net: nn.Module) -> nn.Module:
-    Path(sys.modules["boxed_parts"].__file__ or "").unlink()
-    return net
-
-
 def with_broken_source(net: nn.Module) -> nn.Module:
     Path(sys.modules["boxed_parts"].__file__ or "").write_text("def :", "utf-8")
     return net
@@ -280,7 +268,6 @@ def as_it_is(net: nn.Module) -> nn.Module:
         (with_forward_hook, {}, "remove"),
         (with_gradient_hooks, {}, "itself"),
         (lambda net: with_gradient_hooks(net).fc, {}, "itself"),
-        (without_source, {}, "'boxed_parts' cannot be"),
         (with_broken_source, {}, "'boxed_parts' cannot be"),
         (with_compiled_import, {"intern": "PIL.**"}, "_imaging"),
         (as_it_is, {"mock": "boxed_parts"}, "'boxed_parts' cannot be"),
@@ -299,19 +286,6 @@ def test_what_cannot_be_packaged_is_told_in_a_line_and_leaves_nothing(
         export_package(spoil(boxed), out / "a.pt", **options)
     assert "\n" not in str(raised.value)
     assert list(out.iterdir()) == []
-
-
-def test_a_package_that_could_not_be_opened_is_not_written(out: Path, code: Path) -> None:
-    (code / "boxed_family").mkdir()
-    (code / "boxed_family" / "__init__.py").write_text("x = 1", "utf-8")
-    (code / "boxed_family" / "child.py").write_text(
-        "from torch import nn\nfrom boxed_family import x\nclass Net(nn.Identity): pass", "utf-8"
-    )
-    model = importlib.import_module("boxed_family.child").Net()
-    with pytest.raises(HookError, match="treat a package and what is in"):
-        export_package(model, out / "a.pt", extern="boxed_family")
-    assert list(out.iterdir()) == []
-    assert "boxed_family.child" in export_package(model, out / "a.pt", extern="boxed_family.**").externed
 
 
 class Interrupting(nn.Identity):
@@ -368,16 +342,9 @@ def damaged(data: bytes, path: Path) -> None:
     path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
 
 
-def compressed(data: bytes, path: Path) -> None:
-    with zipfile.ZipFile(io.BytesIO(data)) as whole, zipfile.ZipFile(path, "w") as bomb:
-        for name in whole.namelist():
-            bomb.writestr(name, whole.read(name) + bytes(2**16), zipfile.ZIP_DEFLATED)
-
-
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (compressed, "larger when it is unpacked"),
         (lambda data, path: os.mkfifo(path), "pipe"),
         (lambda data, path: path.write_bytes(b""), "export_package"),
         (lambda data, path: path.write_bytes(data[: len(data) // 2]), "archive"),

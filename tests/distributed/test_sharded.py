@@ -53,10 +53,10 @@ def outcome(call):
         return "refused"
 
 plain, x = network(), torch.rand(2, 3, 16, 16)
-LATE = ["lrp", "attnlrp", "fullgrad", "cam", "shapleycam", Smooth("lrp", samples=2)]
+LATE = ["lrp", "cam", Smooth("lrp", samples=2)]
 lines = []
 for shard in (sharded_twice, sharded_flat):
-    for method in ["gradcam", "guidedbackprop", "deeplift", "scorecam", "integratedgradients(steps=2)", *LATE]:
+    for method in ["gradcam", "guidedbackprop", "deeplift", "scorecam", *LATE]:
         model = shard(network())
         lines.append(outcome(lambda: same(model, plain, method, x, target=1)))
     model = shard(network())
@@ -82,6 +82,6 @@ def test_methods_on_sharded_models_are_right_or_refused(size: int, tmp_path: Pat
     assert done.returncode == 0, done.stderr
     of_sharded, of_flat, _ = done.stdout.split("-")
     right, refused = ["right"], ["refused"]
-    assert of_sharded.split() == [*right * 5, *refused * 6, *right, *refused * 2, *right]
-    flat = [*right * 13, *refused, *right] if size == 1 else [*right * 5, *refused * 9, *right]  # one holds all of it
+    assert of_sharded.split() == [*right * 4, *refused * 3, *right, *refused * 2, *right]
+    flat = [*right * 9, *refused, *right] if size == 1 else [*right * 4, *refused * 6, *right]  # one holds all of it
     assert of_flat.split() == flat
