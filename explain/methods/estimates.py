@@ -15,13 +15,17 @@ from explain._utils.errors import MethodError
 from explain.baselines import Zero
 from explain.baselines.base import Baseline
 from explain.engine import Accumulator, Attributions, Evidence, Need, Perturbation, PerturbedRows, Reducer
-from explain.engine.perturbations import OneForEach, PerturbationRuns, ScoreOf, Scores, Unperturbed, interleaved
+from explain.engine.perturbations import Make, OneForEach, PerturbationRuns, ScoreOf, Scores, Unperturbed, interleaved
 from explain.methods.base import PERTURBATION, Method, Outcome, relative_error
 from explain.methods.regions import Cell, Regions, Squares
 
 T = TypeVar("T")
 Score = Literal["logit", "probability"]
 """What is explained: the score as the target picks it, or the probability of its class."""
+
+
+Keep = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""From the images and the numbers of masks ``(b,)`` to the masks ``(b, 1, H, W)``."""
 
 
 class DrawnMasks(NamedTuple):
@@ -32,41 +36,37 @@ class DrawnMasks(NamedTuple):
     """
 
     counts: list[int]
-    keep: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-
-
-class Masks(ABC):
-    """A plan of masks. Subclasses are frozen dataclasses: equal ones are run once for all methods of a call."""
-
-    words: str = ""
-    """What a plan of runs calls them."""
-
-    @abstractmethod
-    def most(self, size: tuple[int, ...]) -> int:
-        """How many there are at most for a photo of this size; 0 if that is not known."""
-
-    @abstractmethod
-    def drawn(self, evidence: Evidence) -> DrawnMasks: ...
+    keep: Keep
 
 
 @dataclass(frozen=True)
 class MaskedInputs(Perturbation):
-    """Photos covered by masks."""
+    """Photos covered by masks; a subclass says by which. Equal ones are run once for all methods of a call."""
 
-    masks: Masks
     baseline: Baseline
 
+    covered_by = ""
+    """What a plan of runs calls the masks."""
+
     def __str__(self) -> str:
-        return f"photos covered by {self.masks.words}; baseline: {self.baseline.name}"
+        return f"photos covered by {self.covered_by}; baseline: {self.baseline.name}"
+
+    def most(self, size: tuple[int, ...]) -> int:
+        """How many masks there are at most for a photo of this size; 0 if that is not known."""
+        raise NotImplementedError
+
+    def drawn(self, evidence: Evidence) -> DrawnMasks:
+        """The masks of the photos."""
+        raise NotImplementedError
 
     def count(self, channels: int, size: tuple[int, ...]) -> int:
-        return self.masks.most(size) if size else 0
+        return self.most(size) if size else 0
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
         x = evidence.inputs
         if not evidence.size:  # no picture to cover
             return PerturbedRows(torch.arange(len(x), device=x.device), lambda rows: x[rows % len(x)])
-        drawn = self.masks.drawn(evidence)
+        drawn = self.drawn(evidence)
         images, numbers = interleaved(drawn.counts, x.device)
         return self._covered(x, images, lambda rows: drawn.keep(images[rows], numbers[rows]).to(x))
 
@@ -76,9 +76,11 @@ class MaskedInputs(Perturbation):
         Raises:
             MethodError: one is a photo, the other a video.
         """
-        x, keep = evidence.inputs, first.keep
+        x = evidence.inputs
+        keep = first.keep
+        owners = first.owners.to(x.device)
         if not evidence.size or keep is None:
-            return PerturbedRows(first.owners, lambda rows: x[first.owners[rows].to(x.device)])
+            return PerturbedRows(owners, lambda rows: x[owners[rows]])
 
         def resized(rows: torch.Tensor) -> torch.Tensor:
             masks = keep(rows).to(x)
@@ -87,11 +89,34 @@ class MaskedInputs(Perturbation):
                 raise MethodError(f"explained must name inputs of one kind where parts are covered, {got}")
             return F.interpolate(masks, evidence.size, mode="nearest-exact")
 
-        return self._covered(x, first.owners.to(x.device), resized)
+        return self._covered(x, owners, resized)
 
-    def _covered(self, x: torch.Tensor, owners: torch.Tensor, keep: Any) -> PerturbedRows:
+    def _covered(self, x: torch.Tensor, owners: torch.Tensor, keep: Make) -> PerturbedRows:
         cover = self.baseline.covering(x)
         return PerturbedRows(owners, lambda rows: cover(owners[rows], keep(rows)), keep=keep)
+
+
+@dataclass(frozen=True, eq=False)
+class ShownParts(MaskedInputs):
+    """One image's photos that show some ``parts`` of it; ``mask`` makes the mask ``(H, W)`` of one of them."""
+
+    image: int
+    parts: Sequence[Any]
+    mask: Callable[[Any], torch.Tensor]
+
+    covered_by = "all but some parts"
+
+    def most(self, size: tuple[int, ...]) -> int:
+        return len(self.parts)
+
+    def drawn(self, evidence: Evidence) -> DrawnMasks:
+        counts = [0] * len(evidence.inputs)
+        counts[self.image] = len(self.parts)
+
+        def keep(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+            return torch.stack([self.mask(self.parts[number]) for number in numbers.tolist()])[:, None]
+
+        return DrawnMasks(counts, keep)
 
 
 @dataclass(frozen=True)
@@ -114,10 +139,10 @@ class FullyMasked(OneForEach):
 
 
 def box_mask(cells: Sequence[Cell], like: torch.Tensor) -> torch.Tensor:
-    """A mask ``(1, H, W)`` for photos such as ``like``: 1 in the cells, 0 elsewhere."""
-    mask = like.new_zeros(1, *like.shape[2:])
+    """A mask ``(H, W)`` for photos such as ``like``: 1 in the cells, 0 elsewhere."""
+    mask = like.new_zeros(like.shape[2:])
     for cell in cells:
-        mask[0][tuple(slice(*ends) for ends in cell)] = 1
+        mask[tuple(slice(*ends) for ends in cell)] = 1
     return mask
 
 
@@ -159,7 +184,7 @@ def widened(freedom: int) -> float:
     return 1 + sum(terms)
 
 
-def honest(variance: torch.Tensor, freedom: int) -> torch.Tensor:
+def floored_error(variance: torch.Tensor, freedom: int) -> torch.Tensor:
     """The standard errors of some values, from the variance that a sample gives each, with so many degrees of freedom.
 
     A small sample may not meet what moves a value seldom, and give it none: a variance is taken to be at least the mean
@@ -169,8 +194,9 @@ def honest(variance: torch.Tensor, freedom: int) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class Guess:
-    """The estimate for one image so far: values, standard errors if there are any yet, and the fit of a surrogate.
+class Estimate:
+    """What the scores of one image say so far: values, their standard errors if there are any yet, and the fit of a
+    surrogate.
 
     ``neutral`` is the value of a pixel that makes no difference, where it is not zero.
     """
@@ -182,25 +208,25 @@ class Guess:
 
 
 class Estimator(ABC):
-    """Takes the scores of each image in the order of its rows, and estimates its map.
+    """Takes the scores of one image in the order of its rows, and estimates its map.
 
-    ``counts`` says how many rows each image has. ``unit`` scores mean something only together, such as those of a mask
+    ``count`` says how many rows the image has. ``unit`` scores mean something only together, such as those of a mask
     and its opposite.
     """
 
-    counts: list[int]
+    count: int
     unit: int = 1
 
     @abstractmethod
-    def take(self, image: int, first: int, scores: torch.Tensor) -> None:
+    def take(self, first: int, scores: torch.Tensor) -> None:
         """Take the scores of rows from the ``first`` on."""
 
     @abstractmethod
-    def guess(self, image: int) -> Guess: ...
+    def estimate(self) -> Estimate: ...
 
 
 @dataclass(frozen=True)
-class Gradually(Reducer):
+class StopEarly(Reducer):
     """Estimates the map of a method as the scores come, and stops early.
 
     It stops when there is an error, and the largest is at most ``tolerance`` times the largest magnitude, or after
@@ -211,100 +237,129 @@ class Gradually(Reducer):
     method: "EstimateMethod"
 
     def begin(self, evidence: Evidence) -> Accumulator:
-        return _Gradually(self.method, evidence)
+        return _StopEarly(self.method, evidence)
 
 
-@dataclass
-class _OfImage:
-    """The scores of one image: how many there will be, those not yet taken, and how many were."""
+class _ImageScores:
+    """The scores of one image: those that wait for a full round, and the estimate from those that were taken."""
 
-    count: int
-    waiting: torch.Tensor
-    taken: int = 0
-    done: bool = False
-    next_check: int = 0
-    shown: tuple[int, torch.Tensor] | None = None
-    """At how many scores a map was last shown, and the map."""
+    def __init__(self, estimator: Estimator, tolerance: float | None, like: torch.Tensor) -> None:
+        self.estimator = estimator
+        self.taken = 0
+        self.done = estimator.count == 0
+        self._tolerance = tolerance
+        self._like = like
+        self._waiting = like.new_zeros(0)
+        self._round = estimator.unit * math.ceil(TOGETHER / estimator.unit)
+        self._next_check = 0
+        self._latest: tuple[int, Estimate] | None = None
+
+    @property
+    def has_estimate(self) -> bool:
+        return self.done or self.taken + len(self._waiting) >= self.estimator.unit
+
+    def add(self, scores: torch.Tensor) -> None:
+        """Take full rounds, and the rest at the end; see whether that is enough."""
+        self._waiting = torch.cat([self._waiting, scores])
+        while not self.done and len(self._waiting) >= min(self._round, self.estimator.count - self.taken):
+            self._take(min(self._round, len(self._waiting)))
+            self.done = self.taken >= self.estimator.count or self._is_exact()
+
+    def take_rest(self) -> None:
+        """Take what waits, as far as it means something."""
+        unit = self.estimator.unit
+        if not self.done and len(self._waiting) >= unit:
+            self._take(len(self._waiting) // unit * unit)
+
+    def estimate(self) -> Estimate:
+        """What the scores that were taken say, in the precision of the photo."""
+        if self._latest is None or self._latest[0] != self.taken:
+            estimate = self.estimator.estimate()
+            error = None if estimate.error is None else estimate.error.to(self._like)
+            self._latest = self.taken, replace(estimate, values=estimate.values.to(self._like), error=error)
+        return self._latest[1]
+
+    def recent_map(self) -> torch.Tensor:
+        """The map by now, or the last one that was worked out if few scores are new."""
+        if self._latest is not None and not self.done and self.taken <= self._latest[0] + self._latest[0] // NEW:
+            return self._latest[1].values
+        return self.estimate().values
+
+    def _take(self, count: int) -> None:
+        self.estimator.take(self.taken, self._waiting[:count])
+        self._waiting = self._waiting[count:]
+        self.taken += count
+
+    def _is_exact(self) -> bool:
+        if self._tolerance is None or self.taken < self._next_check:
+            return False
+        self._next_check = self.taken + self.taken // NEW
+        estimate = self.estimate()
+        if estimate.error is None:
+            return False
+        return bool(relative_error(estimate.values[None], estimate.error[None]) <= self._tolerance)
 
 
-class _Gradually(Accumulator):
+class _StopEarly(Accumulator):
     def __init__(self, method: "EstimateMethod", evidence: Evidence) -> None:
-        self._estimator, self._device = method.estimator(evidence), evidence.inputs.device
-        nothing = evidence.inputs.new_zeros(0)
-        self._images = [_OfImage(count, nothing, done=count == 0) for count in self._estimator.counts]
-        self._unit = self._estimator.unit
-        self._round = self._unit * max(1, -(-TOGETHER // self._unit))
-        self._tolerance: float | None = getattr(method, "tolerance", None)
+        x = evidence.inputs
+        tolerance: float | None = getattr(method, "tolerance", None)
         seconds: float | None = getattr(method, "max_seconds", None)
-        self._end = float("inf") if seconds is None else time.monotonic() + seconds
+        self._images = [_ImageScores(estimator, tolerance, x) for estimator in method.estimators(evidence)]
+        self._end = math.inf if seconds is None else time.monotonic() + seconds
+        self._device = x.device
 
     def add(self, images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) -> None:
-        for image in dict.fromkeys(images.tolist()):
-            self._images[image].waiting = torch.cat([self._images[image].waiting, values[images == image]])
-            self._take_rounds(image, self._images[image])
-
-    def _take_rounds(self, image: int, mine: _OfImage) -> None:
-        """Take full rounds, and the rest at the end; check whether that is enough."""
-        while not mine.done and len(mine.waiting) >= min(self._round, max(1, mine.count - mine.taken)):
-            self._take(image, mine, min(self._round, len(mine.waiting)))
-            if mine.taken >= mine.count:
-                mine.done = True
-            elif self._tolerance is not None and mine.taken >= mine.next_check:
-                guess, mine.next_check = self._estimator.guess(image), mine.taken + mine.taken // NEW
-                if guess.error is not None:
-                    mine.done = bool(relative_error(guess.values[None], guess.error[None]) <= self._tolerance)
-
-    def _take(self, image: int, mine: _OfImage, count: int) -> None:
-        self._estimator.take(image, mine.taken, mine.waiting[:count])
-        mine.waiting, mine.taken = mine.waiting[count:], mine.taken + count
+        for image in images.unique().tolist():
+            self._images[image].add(values[images == image])
 
     def done(self) -> torch.Tensor:
-        return torch.tensor([each.done for each in self._images], device=self._device)
+        return self._of_images([image.done for image in self._images])
 
     def enough(self) -> bool:
-        return all(each.done for each in self._images) or (time.monotonic() >= self._end and self._has_something())
-
-    def _has_something(self) -> bool:
-        return all(each.done or each.taken + len(each.waiting) >= self._unit for each in self._images)
+        if all(image.done for image in self._images):
+            return True
+        return time.monotonic() >= self._end and self._has_estimates()
 
     def so_far(self) -> torch.Tensor | None:
-        maps = {i: self._shown(i, each) for i, each in enumerate(self._images) if each.taken}
-        if not maps:
+        maps = [image.recent_map() if image.taken else None for image in self._images]
+        known = next((each for each in maps if each is not None), None)
+        if known is None:
             return None
-        zero = torch.zeros_like(next(iter(maps.values())))
-        return torch.stack([maps.get(image, zero) for image in range(len(self._images))])
-
-    def _shown(self, image: int, mine: _OfImage) -> torch.Tensor:
-        """The map of an image so far, or the last one that was shown if few scores are new."""
-        if mine.shown is None or mine.done or mine.taken > mine.shown[0] + mine.shown[0] // NEW:
-            mine.shown = mine.taken, self._estimator.guess(image).values
-        return mine.shown[1]
+        return torch.stack([torch.zeros_like(known) if each is None else each for each in maps])
 
     def result(self) -> tuple[torch.Tensor, Outcome]:
-        return self._result(finished=True)
+        return self._collected(finished=True)
 
     def partial(self) -> tuple[torch.Tensor, Outcome] | None:
-        return self._result(finished=self.enough()) if self._has_something() else None
+        return self._collected(finished=self.enough()) if self._has_estimates() else None
 
-    def _result(self, *, finished: bool) -> tuple[torch.Tensor, Outcome]:
-        complete = [finished or each.done for each in self._images]
-        for image, mine in enumerate(self._images):
-            units = len(mine.waiting) // self._unit * self._unit
-            if not mine.done and units:
-                self._take(image, mine, units)
-        guesses = [self._estimator.guess(image) for image in range(len(self._images))]
-        errors = [torch.full_like(each.values, torch.nan) if each.error is None else each.error for each in guesses]
-        error = None if all(each.error is None for each in guesses) else torch.stack(errors)
-        counts = [(each.taken, each.count, end) for each, end in zip(self._images, complete, strict=True)]
-        spent, planned, ended = torch.tensor(counts, device=self._device).reshape(-1, 3).unbind(1)
-        r2, neutral = (self._of_all([getattr(guess, name) for guess in guesses]) for name in ("r2", "neutral"))
-        outcome = Outcome(error=error, spent=spent, planned=planned, finished=ended.bool(), r2=r2, neutral=neutral)
-        return torch.stack([guess.values for guess in guesses]), outcome
+    def _has_estimates(self) -> bool:
+        return all(image.has_estimate for image in self._images)
 
-    def _of_all(self, figures: list[float | None]) -> torch.Tensor | None:
-        if not figures or None in figures:
+    def _collected(self, *, finished: bool) -> tuple[torch.Tensor, Outcome]:
+        ended = [finished or image.done for image in self._images]
+        for image in self._images:
+            image.take_rest()
+        estimates = [image.estimate() for image in self._images]
+        unknown = torch.full_like(estimates[0].values, torch.nan)
+        errors = [unknown if estimate.error is None else estimate.error for estimate in estimates]
+        outcome = Outcome(
+            error=None if all(estimate.error is None for estimate in estimates) else torch.stack(errors),
+            spent=self._of_images([image.taken for image in self._images]),
+            planned=self._of_images([image.estimator.count for image in self._images]),
+            finished=self._of_images(ended),
+            r2=self._of_images([estimate.r2 for estimate in estimates]),
+            neutral=self._of_images([estimate.neutral for estimate in estimates]),
+        )
+        return torch.stack([estimate.values for estimate in estimates]), outcome
+
+    def _of_images(self, figures: Sequence[float | None]) -> Any:
+        """A tensor ``(N,)``; None where a figure is not known."""
+        if None in figures:
             return None
-        return torch.tensor(figures, dtype=torch.float64, device=self._device)
+        dtype = torch.float64 if isinstance(figures[0], float) else None
+        return torch.tensor(figures, dtype=dtype, device=self._device)
 
 
 def remembered(method: Method, evidence: Evidence, make: Callable[[], T]) -> T:
@@ -323,20 +378,32 @@ class PerturbationMethod(Method):
     below = {"tolerance": math.inf, "max_seconds": math.inf}
 
 
-@dataclass(frozen=True)
-class Searched:
-    """What a search gave for one image: its map ``(H, W)``, and how many photos were run and how many there would be
-    without an early end; ``finished`` is false after an interrupt. ``found`` is what else there is to say."""
+class Search(ABC):
+    """A search in one image, which chooses which photos to run next by the scores so far.
 
-    map: torch.Tensor
-    samples: int
-    planned: int
-    finished: bool
-    found: Any = None
+    ``samples`` says how many photos were run, and ``planned`` how many there would be without an early end.
+    """
 
+    samples: int = 0
+    finished: bool = False
+    """False before its end, and after an interrupt."""
 
-Report = Callable[[int, Callable[[], torch.Tensor]], None]
-"""Reports how many photos were run for an image, and its map so far."""
+    @property
+    @abstractmethod
+    def planned(self) -> int: ...
+
+    @property
+    def has_result(self) -> bool:
+        """Whether there is something to show after an interrupt."""
+        return self.samples > 0
+
+    @abstractmethod
+    def run(self, end: float, report: Callable[[], None]) -> None:
+        """Search up to the time ``end`` of ``time.monotonic``; ``report`` is called after runs."""
+
+    @abstractmethod
+    def map(self) -> torch.Tensor:
+        """The map ``(H, W)`` by now."""
 
 
 class SearchMethod(PerturbationMethod):
@@ -345,37 +412,48 @@ class SearchMethod(PerturbationMethod):
     samples: int
     max_seconds: float | None
 
-    def search(self, evidence: Evidence, image: int, end: float, report: Report) -> Searched:
-        """Search in one image, up to the time ``end`` of ``time.monotonic``."""
+    def search(self, evidence: Evidence, image: int) -> Search:
+        """A new search in one image."""
         raise NotImplementedError
 
-    def searched(self, evidence: Evidence) -> list[Searched]:
-        """The result for each image, which share the time."""
+    def searches(self, evidence: Evidence) -> list[Search]:
+        """The search in each image, over; the images share the time. Those behind an interrupt have found nothing."""
         return remembered(self, evidence, lambda: self._search_all(evidence))
 
-    def _search_all(self, evidence: Evidence) -> list[Searched]:
-        runner, count, done = evidence[PerturbationRuns()], len(evidence.inputs), list[Searched]()
+    def _search_all(self, evidence: Evidence) -> list[Search]:
+        runner = evidence[PerturbationRuns()]
+        searches = [self.search(evidence, image) for image in range(len(evidence.inputs))]
+        planned = len(searches) * self.samples
 
-        def report(samples: int, so_far: Callable[[], torch.Tensor]) -> None:
-            def maps() -> dict[str, torch.Tensor]:
-                found = [*(each.map for each in done), so_far()]
-                return {self.name: torch.stack(found + [torch.zeros_like(found[0])] * (count - len(found)))}
-
-            runner.report_progress(len(done) * self.samples + samples, count * self.samples, maps)
+        def maps() -> dict[str, torch.Tensor]:
+            return {self.name: torch.stack([search.map() * (search.samples > 0) for search in searches])}
 
         began = time.monotonic()
-        for image in range(count):
-            end = math.inf if self.max_seconds is None else began + self.max_seconds * (image + 1) / count
-            done.append(self.search(evidence, image, end, report))
-        return done
+        for image, search in enumerate(searches):
+            end = math.inf if self.max_seconds is None else began + self.max_seconds * (image + 1) / len(searches)
+
+            def report(before: int = image * self.samples, search: Search = search) -> None:
+                runner.report_progress(before + search.samples, planned, maps)
+
+            try:
+                search.run(end, report)
+                search.finished = True
+            except KeyboardInterrupt as error:
+                runner.end(error, partial=search.has_result)
+                break
+        return searches
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        return torch.stack([each.map for each in self.searched(evidence)])
+        return torch.stack([search.map() for search in self.searches(evidence)])
 
     def outcome(self, evidence: Evidence) -> Outcome:
-        figures = [(each.samples, each.planned, each.finished) for each in self.searched(evidence)]
-        samples, planned, finished = torch.tensor(figures, device=evidence.inputs.device).unbind(1)
-        return Outcome(spent=samples, planned=planned, finished=finished.bool())
+        searches = self.searches(evidence)
+        device = evidence.inputs.device
+        return Outcome(
+            spent=torch.tensor([search.samples for search in searches], device=device),
+            planned=torch.tensor([search.planned for search in searches], device=device),
+            finished=torch.tensor([search.finished for search in searches], device=device),
+        )
 
 
 class EstimateMethod(PerturbationMethod):
@@ -388,8 +466,8 @@ class EstimateMethod(PerturbationMethod):
         """Which photos are run."""
         raise NotImplementedError
 
-    def estimator(self, evidence: Evidence) -> Estimator:
-        """A new estimator of the maps."""
+    def estimators(self, evidence: Evidence) -> Sequence[Estimator]:
+        """A new estimator of the map of each image."""
         raise NotImplementedError
 
     @property
@@ -404,7 +482,7 @@ class EstimateMethod(PerturbationMethod):
 
     @property
     def _estimate(self) -> Attributions:
-        return Attributions(self.perturbation, self.read, Gradually(self))
+        return Attributions(self.perturbation, self.read, StopEarly(self))
 
     @property
     def needs(self) -> frozenset[Need[Any]]:
@@ -438,20 +516,20 @@ class CoalitionDesign(ABC):
 
 
 @dataclass(frozen=True)
-class Coalitions(Masks):
-    """Masks that show some regions and cover the others."""
+class Coalitions(MaskedInputs):
+    """Photos that show some regions and cover the others."""
 
     regions: Regions
     design: CoalitionDesign
 
     @property
-    def words(self) -> str:  # type: ignore[override]
+    def covered_by(self) -> str:  # type: ignore[override]
         return f"regions, {self.regions}"
 
     def most(self, size: tuple[int, ...]) -> int:
         return self.design.most(self.regions.most(size))
 
-    def runs(self, labels: torch.Tensor) -> list[torch.Tensor]:
+    def shown(self, labels: torch.Tensor) -> list[torch.Tensor]:
         """For each image, given the number of each pixel's region, which regions are seen in each run ``(P, M)``."""
         counts = [int(of_image.max()) + 1 for of_image in labels]
         designs = {count: self.design.rows(count).to(labels.device) for count in dict.fromkeys(counts)}
@@ -460,14 +538,13 @@ class Coalitions(Masks):
     def drawn(self, evidence: Evidence) -> DrawnMasks:
         x = evidence.inputs
         labels = self.regions(x)
-        runs, places = self.runs(labels), labels.flatten(1)
+        shown = self.shown(labels)
 
         def keep(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-            pairs = zip(images.tolist(), numbers.tolist(), strict=True)
-            masks = [runs[image][number].to(x).index_select(0, places[image]) for image, number in pairs]
-            return torch.stack(masks).reshape(-1, 1, *x.shape[2:])
+            rows = zip(images.tolist(), numbers.tolist(), strict=True)
+            return torch.stack([shown[image][number].to(x)[labels[image]] for image, number in rows])[:, None]
 
-        return DrawnMasks([len(each) for each in runs], keep)
+        return DrawnMasks([len(rows) for rows in shown], keep)
 
 
 class RegionMethod(EstimateMethod):
@@ -485,7 +562,7 @@ class RegionMethod(EstimateMethod):
     def design(self) -> CoalitionDesign:
         return self.designed_by(getattr(self, "samples", 0), getattr(self, "seed", 0))
 
-    def solve(self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float) -> Guess:
+    def solve(self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float) -> Estimate:
         """A value for each region ``(M,)``.
 
         Args:
@@ -496,20 +573,21 @@ class RegionMethod(EstimateMethod):
         raise NotImplementedError
 
     @property
-    def coalitions(self) -> Coalitions:
-        return Coalitions(self.regions, self.design)
-
-    @property
-    def perturbation(self) -> Perturbation:
-        return MaskedInputs(self.coalitions, self.baseline)
+    def perturbation(self) -> Coalitions:
+        return Coalitions(self.baseline, self.regions, self.design)
 
     @property
     def references(self) -> frozenset[Need[Any]]:
         blank = {blank_score(self.baseline, self.score)} if self.needs_blank else set()
         return frozenset({whole_score(self.score), *blank})
 
-    def estimator(self, evidence: Evidence) -> Estimator:
-        return _RegionEstimator(self, evidence)
+    def estimators(self, evidence: Evidence) -> list[Estimator]:
+        labels = self.regions(evidence.inputs)
+        shown = Coalitions(Zero(), self.regions, self.design).shown(labels)
+        whole = evidence[whole_score(self.score)]
+        blank = evidence[blank_score(self.baseline, self.score)] if self.needs_blank else torch.zeros_like(whole)
+        ends = zip(whole.tolist(), blank.tolist(), strict=True)
+        return [_RegionEstimator(self, *each) for each in zip(labels, shown, ends, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -534,33 +612,30 @@ class SampledRegions(CoveredRegions):
 
 
 class _RegionEstimator(Estimator):
-    def __init__(self, method: RegionMethod, evidence: Evidence) -> None:
-        self._method, self._like = method, evidence.inputs
-        self._labels = method.regions(evidence.inputs)
-        self._runs = method.coalitions.runs(self._labels)
-        self.counts = [len(runs) for runs in self._runs]
-        self.unit = max((method.design.unit(runs.shape[1]) for runs in self._runs), default=1)
-        whole = evidence[whole_score(method.score)]
-        blank = evidence[blank_score(method.baseline, method.score)] if method.needs_blank else torch.zeros_like(whole)
-        self._ends = list(zip(whole.double().tolist(), blank.double().tolist(), strict=True))
-        self._scores = [evidence.inputs.new_zeros(0, dtype=torch.float64) for _ in self.counts]
-        self._guesses: dict[int, Guess] = {}
+    def __init__(
+        self, method: RegionMethod, labels: torch.Tensor, shown: torch.Tensor, ends: tuple[float, float]
+    ) -> None:
+        self.count = len(shown)
+        self.unit = method.design.unit(shown.shape[1])
+        self._method = method
+        self._labels = labels
+        self._shown = shown
+        self._ends = ends
+        self._scores = torch.zeros(0, dtype=torch.float64, device=labels.device)
 
-    def take(self, image: int, first: int, scores: torch.Tensor) -> None:
-        self._scores[image] = torch.cat([self._scores[image], scores.double()])
-        self._guesses.pop(image, None)
+    def take(self, first: int, scores: torch.Tensor) -> None:
+        self._scores = torch.cat([self._scores, scores.double()])
 
-    def guess(self, image: int) -> Guess:
-        if image not in self._guesses:
-            seen = self._runs[image][: len(self._scores[image])].double()
-            solved = self._method.solve(seen, self._scores[image], *self._ends[image])
-            error = None if solved.error is None else self._laid_out(solved.error, image)
-            self._guesses[image] = replace(solved, values=self._laid_out(solved.values, image), error=error)
-        return self._guesses[image]
+    def estimate(self) -> Estimate:
+        shown = self._shown[: len(self._scores)].double()
+        whole, blank = self._ends
+        solved = self._method.solve(shown, self._scores, whole, blank)
+        error = None if solved.error is None else self._laid_out(solved.error)
+        return replace(solved, values=self._laid_out(solved.values), error=error)
 
-    def _laid_out(self, values: torch.Tensor, image: int) -> torch.Tensor:
+    def _laid_out(self, values: torch.Tensor) -> torch.Tensor:
         """The value of its region for each pixel, or for each cell."""
-        values, regions = values.to(self._like), self._method.regions
+        regions = self._method.regions
         if self._method.coarse and isinstance(regions, Squares):
-            return values.reshape(regions.cells(tuple(self._like.shape[2:])))
-        return values[self._labels[image]]
+            return values.reshape(regions.cells(tuple(self._labels.shape)))
+        return values[self._labels]

@@ -2,9 +2,8 @@
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
@@ -13,10 +12,12 @@ import torch.nn.functional as F
 from explain._utils.errors import MethodError
 from explain.baselines import Mean
 from explain.baselines.base import Baseline
-from explain.engine import Activations, Attributions, Evidence, Need, PerturbedRows, perturbations, reruns
+from explain.engine import Activations, Attributions, Evidence, Need, PerturbedRows
+from explain.engine.perturbations import AnswerTo, GivenMaps, InOrder, Perturbation, PerturbationRuns, ScoreOf
+from explain.engine.reruns import PerturbationRunner
 from explain.layers.layouts import enlarge
 from explain.methods.base import Method, Outcome, register
-from explain.methods.estimates import DrawnMasks, FullyMasked, MaskedInputs, Masks, Report, Searched, SearchMethod
+from explain.methods.estimates import FullyMasked, Search, SearchMethod, ShownParts
 from explain.methods.regions import Regions, Squares, region_values
 
 Proof = Literal["none", "found", "minimal", "smallest"]
@@ -67,14 +68,15 @@ class EvidenceSets:
     proofs: torch.Tensor
 
     @classmethod
-    def stored(cls, values: torch.Tensor, reasons: int, found: Sequence[Mapping[str, Any]]) -> "EvidenceSets":
+    def stored(cls, values: torch.Tensor, reasons: int, records: Sequence[Mapping[str, Any]]) -> "EvidenceSets":
         """The sets of one photo from its map ``(H, W)``, which shows their regions, and what a record says of each."""
-        numbers = reasons - (values * reasons).ceil()
-        masks = torch.stack([(values > 0) & (numbers == number) for number in range(len(found))] or [values > values])
-        scores = [[math.nan if each[name] is None else each[name] for each in found] for name in ("alone", "without")]
-        proofs = torch.tensor([[PROOFS.index(each["proof"]) for each in found]], dtype=torch.long)
-        alone, without = torch.tensor(scores, dtype=torch.float64)[:, None]
-        return cls(masks[None, : len(found)], alone, without, proofs)
+        numbers = torch.where(values > 0, reasons - (values * reasons).ceil(), -1)
+        masks = numbers == torch.arange(len(records)).to(values)[:, None, None]
+        alone = [math.nan if record["alone"] is None else record["alone"] for record in records]
+        without = [math.nan if record["without"] is None else record["without"] for record in records]
+        proofs = [PROOFS.index(record["proof"]) for record in records]
+        scores = torch.tensor([alone, without], dtype=torch.float64)
+        return cls(masks[None], scores[:1], scores[1:], torch.tensor([proofs], dtype=torch.long))
 
     def described(self, image: int) -> list[dict[str, Any]]:
         """What a record says of each set of an image: ``alone`` and ``without``, None if unknown, and ``proof``."""
@@ -86,27 +88,11 @@ class EvidenceSets:
         return [{"alone": known(one.alone), "without": known(one.without), "proof": one.proof} for one in sets]
 
     def __getitem__(self, image: int) -> tuple[EvidenceSet, ...]:
-        scores = zip(self.alone[image].tolist(), self.without[image].tolist(), strict=True)
-        parts = zip(self.masks[image], scores, self.proofs[image].tolist(), strict=True)
-        return tuple(EvidenceSet(mask, *both, PROOFS[proof]) for mask, both, proof in parts if proof)
-
-
-@dataclass(frozen=True, eq=False)
-class Subsets(Masks):
-    """Masks of one image that show some of its regions: ``visible`` ``(P, M)`` of those in ``labels`` ``(H, W)``."""
-
-    image: int
-    labels: torch.Tensor
-    visible: torch.Tensor
-
-    words = "sets of regions"
-
-    def most(self, size: tuple[int, ...]) -> int:
-        return len(self.visible)
-
-    def drawn(self, evidence: Evidence) -> DrawnMasks:
-        counts = [len(self.visible) if image == self.image else 0 for image in range(len(evidence.inputs))]
-        return DrawnMasks(counts, lambda images, numbers: self.visible[numbers][:, self.labels][:, None])
+        proofs = [PROOFS[proof] for proof in self.proofs[image].tolist()]
+        alone = self.alone[image].tolist()
+        without = self.without[image].tolist()
+        parts = zip(self.masks[image], alone, without, proofs, strict=True)
+        return tuple(EvidenceSet(*part) for part in parts if part[-1] != "none")
 
 
 @dataclass(frozen=True)
@@ -132,8 +118,8 @@ class Strength:
             return evidence.outputs.of_classes(logits, classes).clamp(min=LEAST).log()
         if evidence.outputs.kind == "labels":
             return evidence.outputs.of_classes(logits, classes) - 0.5
-        own = logits.gather(1, classes[:, None])[:, 0]
-        return own - logits.scatter(1, classes[:, None], -math.inf).amax(1)
+        score = logits.gather(1, classes[:, None])[:, 0]
+        return score - logits.scatter(1, classes[:, None], -math.inf).amax(1)
 
 
 @dataclass(frozen=True)
@@ -171,16 +157,20 @@ class SmallestSet(SearchMethod):
 
     @property
     def needs(self) -> frozenset[Need[Any]]:
-        own = {perturbations.PerturbationRuns(), perturbations.PerturbationRuns(self.of_layer)}
-        maps = {Activations(), *map(baseline_maps, self.baselines)} if self.of_layer else set()
-        return frozenset({*own, *maps, *(() if self.guide is None else self.guide.needs)})
+        needs: set[Need[Any]] = {PerturbationRuns(), PerturbationRuns(self.of_layer)}
+        if self.of_layer:
+            needs |= {Activations(), *map(baseline_maps, self.baselines)}
+        if self.guide is not None:
+            needs |= self.guide.needs
+        return frozenset(needs)
 
-    def search(self, evidence: Evidence, image: int, end: float, report: Report) -> Searched:
-        return Search(self, evidence, image, end, report).done()
+    def search(self, evidence: Evidence, image: int) -> "RegionSearch":
+        return RegionSearch(self, evidence, image)
 
     def outcome(self, evidence: Evidence) -> Outcome:
-        parts = zip(*(each.found for each in self.searched(evidence)), strict=True)
-        return replace(super().outcome(evidence), sets=EvidenceSets(*map(torch.stack, parts)))
+        sets = [search.sets() for search in self.searches(evidence)]  # type: ignore[attr-defined]
+        parts = [torch.cat(of_images) for of_images in zip(*sets, strict=True)]
+        return replace(super().outcome(evidence), sets=EvidenceSets(*parts))
 
     def good(self, values: torch.Tensor) -> torch.Tensor:
         """Which sets do what they have to do, from how far they do it ``(P,)``."""
@@ -188,9 +178,8 @@ class SmallestSet(SearchMethod):
 
     def strength(self, evidence: Evidence, image: int) -> tuple[Strength, float]:
         """What is compared, and the value that it has where the answer just stays."""
-        logits, classes = evidence.logits, evidence.classes
         score = evidence.score[image].item()
-        if logits is None or classes is None or evidence.outputs.kind == "numbers":
+        if evidence.logits is None or evidence.classes is None or evidence.outputs.kind == "numbers":
             if self.keep == "class":
                 raise MethodError(f"keep of {self.name} must be a share for a target that is no class, got 'class'")
             return Strength("score"), score - (1 - (self.keep or SHARE)) * abs(score)
@@ -295,7 +284,7 @@ class _SpentError(Exception):
 
 
 @dataclass
-class Found:
+class RegionSet:
     """The best set of regions ``(M,)`` so far, and what is proved of it.
 
     ``without`` ``(M,)`` is how far it did what it has to do without each region, where that was tried.
@@ -304,104 +293,119 @@ class Found:
     regions: torch.Tensor
     without: torch.Tensor
     proof: Proof = "found"
-    scores: tuple[float, float] = (math.nan, math.nan)
+    alone: float = math.nan
+    lost: float = math.nan
+    """The score with the set alone, and without it."""
+
+    @property
+    def size(self) -> int:
+        return int(self.regions.sum())
 
     @property
     def ranks(self) -> torch.Tensor:
         """A number in (0, 1] for each region of the set, 1 where its absence leaves the lowest value."""
         values, places = torch.unique(self.without[self.regions], return_inverse=True)
-        found: torch.Tensor = 1 - places.to(values) / max(len(values), 1)
-        return found
+        ranks: torch.Tensor = 1 - places.to(values) / max(len(values), 1)
+        return ranks
 
 
-class Search:
+class RegionSearch(Search):
     """The search for sets in one image.
 
     A set is a row of truth values, one for each region. `_values` says how far a set does what it has to do.
     """
 
-    def __init__(self, how: SmallestSet, evidence: Evidence, image: int, end: float, report: Report) -> None:
-        self._how, self._evidence, self._image, self._end, self._report = how, evidence, image, end, report
-        self._runner: reruns.PerturbationRunner = evidence[perturbations.PerturbationRuns(how.of_layer)]
-        self._seen = evidence.activations if how.of_layer else evidence.inputs
-        self._cells = how.regions(self._seen)[image]
+    def __init__(self, method: SmallestSet, evidence: Evidence, image: int) -> None:
+        self._method = method
+        self._evidence = evidence
+        self._image = image
+        self._runner: PerturbationRunner = evidence[PerturbationRuns(method.of_layer)]
+        self._seen = evidence.activations if method.of_layer else evidence.inputs
+        self._cells = method.regions(self._seen)[image]
         self._labels = self._cells
-        if how.of_layer:  # where they lie in the photo
+        if method.of_layer:  # where they lie in the photo
             in_photo = F.interpolate(self._cells[None, None].double(), evidence.size, mode="nearest-exact")
             self._labels = in_photo[0, 0].long()
         self._levels = self._nested()
-        self._strength, self._threshold = how.strength(evidence, image)
-        self._found: list[Found] = []
-        self._samples = 0
+        self._strength, self._threshold = method.strength(evidence, image)
+        self._sets: list[RegionSet] = []
+        self._spent = False
 
-    def done(self) -> Searched:
+    @property
+    def planned(self) -> int:
+        return self.samples if self.finished and not self._spent else self._method.samples
+
+    @property
+    def has_result(self) -> bool:
+        return bool(self._sets)
+
+    @property
+    def _best(self) -> RegionSet:
+        return self._sets[-1]
+
+    def run(self, end: float, report: Callable[[], None]) -> None:
         """Find one set after the other, each among the regions that are in no earlier one."""
+        self._end = end
+        self._report = report
         allowed = torch.ones(len(self._levels[-1]), dtype=torch.bool, device=self._labels.device)
-        spent = False
         try:
-            while not self._runner.ended and len(self._found) < self._how.reasons and self._find(allowed):
-                allowed = allowed & ~self._found[-1].regions
+            while len(self._sets) < self._method.reasons and self._find(allowed):
+                allowed = allowed & ~self._best.regions
         except _SpentError:
-            spent = True
-        except KeyboardInterrupt as error:
-            self._runner.end(error, partial=bool(self._found))
-        if not self._runner.ended:
-            for each in self._found:
-                each.scores = self._score(each.regions), self._score(~each.regions)
-        finished = not self._runner.ended
-        planned = self._samples if finished and not spent else self._how.samples
-        return Searched(self._map(), self._samples, planned, finished, self._result())
+            self._spent = True
+        for one in self._sets:
+            one.alone = self._score(one.regions)
+            one.lost = self._score(~one.regions)
 
-    def _result(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The masks ``(R, H, W)``, the scores alone and without ``(R,)``, and the proofs ``(R,)``."""
-        most, labels = self._how.reasons, self._labels
-        masks = torch.zeros(most, *labels.shape, dtype=torch.bool, device=labels.device)
-        scores = self._evidence.inputs.new_full((2, most), math.nan)
-        proofs = torch.zeros(most, dtype=torch.long, device=labels.device)
-        for number, each in enumerate(self._found):
-            masks[number] = each.regions[labels]
-            scores[:, number] = torch.tensor(each.scores, dtype=torch.float64)
-            proofs[number] = PROOFS.index(each.proof)
-        return masks, scores[0], scores[1], proofs
+    def sets(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The masks ``(1, R, H, W)``, the scores alone and without ``(1, R)``, and the proofs ``(1, R)``."""
+        none = RegionSet(torch.zeros_like(self._levels[-1], dtype=torch.bool), self._levels[-1], "none")
+        sets = self._sets + [none] * (self._method.reasons - len(self._sets))
+        like = self._evidence.inputs
+        alone = like.new_tensor([[one.alone for one in sets]])
+        without = like.new_tensor([[one.lost for one in sets]])
+        proofs = torch.tensor([[PROOFS.index(one.proof) for one in sets]], device=like.device)
+        return torch.stack([one.regions[self._labels] for one in sets])[None], alone, without, proofs
 
-    def _map(self) -> torch.Tensor:
+    def map(self) -> torch.Tensor:
         """The map ``(H, W)``."""
-        most, found = self._how.reasons, self._evidence.inputs.new_zeros(len(self._levels[-1]))
-        for number, each in enumerate(self._found):
-            found[each.regions] = ((most - number - 0.5 + each.ranks / 2) / most).to(found)
-        return found[self._labels]
+        most = self._method.reasons
+        values = self._evidence.inputs.new_zeros(len(self._levels[-1]))
+        for number, one in enumerate(self._sets):
+            values[one.regions] = ((most - number - 0.5 + one.ranks / 2) / most).to(values)
+        return values[self._labels]
 
     def _find(self, allowed: torch.Tensor) -> bool:
         """Find a small set of the allowed regions that is good; false where even all of them are not."""
         nothing = torch.zeros_like(allowed)
-        good = self._how.good(self._values(torch.stack([allowed, nothing]))).tolist()
-        if not good[0]:
-            return False
         untried = torch.zeros(len(allowed), dtype=torch.float64, device=allowed.device)
-        if good[1]:
-            self._found.append(Found(nothing, untried, "smallest"))
+        all_are_good, none_is_good = self._good(torch.stack([allowed, nothing])).tolist()
+        if not all_are_good:
             return False
-        self._found.append(Found(allowed, untried))
+        if none_is_good:
+            self._sets.append(RegionSet(nothing, untried, "smallest"))
+            return False
+        self._sets.append(RegionSet(allowed, untried))
         if int(allowed.sum()) <= EXHAUSTIVE:
             self._try_all(allowed)
-        else:
-            self._start(allowed)
-            for groups in self._levels:
-                self._reduce(groups, thorough=groups is self._levels[-1])
-            self._found[-1].proof = "minimal"
+            return True
+        self._start(allowed)
+        for level in self._levels:
+            self._reduce(level, thorough=level is self._levels[-1])
+        self._best.proof = "minimal"
         return True
 
     def _start(self, allowed: torch.Tensor) -> None:
         """Rank the largest groups in several ways, and take the shortest beginning of a ranking that is good."""
         groups = members(self._levels[0], allowed)
-        lengths = [*dict.fromkeys(round(len(groups) ** (k / STEPS)) for k in range(STEPS))]
+        lengths = step_lengths(len(groups), range(STEPS))
 
         def take(*rankings: torch.Tensor) -> None:
             sets = [union(groups[ranking.argsort(descending=True)], lengths) for ranking in rankings]
             self._take_smallest(torch.cat(sets))
 
-        if self._how.guide is not None:
-            take(groups.double() @ self._guided() / groups.sum(1))
+        if self._method.guide is not None:
+            take(groups.double() @ self._guided(self._method.guide) / groups.sum(1))
         within = self._values(groups)
         take(within)  # so that little budget has a result, too
         without = self._values(allowed & ~groups)
@@ -413,65 +417,66 @@ class Search:
         A group that a larger set needs is mostly needed by a smaller one. It is not tried again until no other can be
         left out; being ``thorough``, all are tried then, until none can.
         """
-        shrinks = True
-        while shrinks:
-            before = int(self._found[-1].regions.sum())
-            if not self._round(level, self._found[-1].regions) or not thorough:
+        before = math.inf
+        while self._best.size < SLOW * before:
+            before = self._best.size
+            if not self._round(level, self._best.regions) or not thorough:
                 return
-            shrinks = int(self._found[-1].regions.sum()) < SLOW * before
         self._in_turn(level)
 
     def _round(self, level: torch.Tensor, regions: torch.Tensor) -> bool:
         """Try all groups in some regions, and leave out as many together as can be; false where none can."""
         groups = waiting = self._leave_out(members(level, regions))
         while len(waiting):
-            waiting = self._leave_out(members(level, self._found[-1].regions & waiting.any(0)))
+            waiting = self._leave_out(members(level, self._best.regions & waiting.any(0)))
         return len(groups) > 0
 
     def _in_turn(self, level: torch.Tensor) -> None:
         """Try a few regions at a time, dispensable ones first, until all were tried since one was left out."""
-        order, tried = self._found[-1].without.argsort(descending=True), 0
-        while tried < len(order := order[self._found[-1].regions[order]]):
+        order = self._best.without.argsort(descending=True)
+        tried = 0
+        while tried < len(order := order[self._best.regions[order]]):
             some = order[:TURN]
             order = order.roll(-len(some))
-            changed = self._round(level, torch.zeros_like(self._found[-1].regions).scatter(0, some, True))
+            changed = self._round(level, torch.zeros_like(self._best.regions).scatter(0, some, True))
             tried = 0 if changed else tried + len(some)
 
     def _leave_out(self, groups: torch.Tensor) -> torch.Tensor:
         """Leave out as many of these groups as can be; return those that could have been left out one by one."""
-        best = self._found[-1].regions
+        best = self._best.regions
         if not len(groups):
             return groups
         values = self._values(best & ~groups)
-        without = self._found[-1].without
-        self._found[-1].without = torch.where(groups.any(0), values[groups.int().argmax(0)], without)
-        good = self._how.good(values)
-        groups = groups[values.masked_fill(~good, -math.inf).argsort(descending=True)[: int(good.sum())]]
+        self._best.without = torch.where(groups.any(0), values[groups.int().argmax(0)], self._best.without)
+        good = self._method.good(values)
+        order = values.masked_fill(~good, -math.inf).argsort(descending=True)
+        groups = groups[order[: int(good.sum())]]
         if len(groups):
-            self._found[-1].regions = best & ~groups[0]
+            self._best.regions = best & ~groups[0]
         if len(groups) > 1:
-            lengths = [*dict.fromkeys(round(len(groups) ** (k / STEPS)) for k in range(1, STEPS + 1))]
-            self._take_smallest(best & ~union(groups, lengths))
+            self._take_smallest(best & ~union(groups, step_lengths(len(groups), range(1, STEPS + 1))))
         return groups
 
     def _take_smallest(self, sets: torch.Tensor) -> None:
         """Note the smallest good one of some sets, if it is smaller than the best one."""
-        good = self._how.good(self._values(sets))
-        sizes = sets.sum(1).masked_fill(~good, len(self._levels[-1]) + 1)
-        if int(sizes.min()) < int(self._found[-1].regions.sum()):
-            self._found[-1].regions = sets[sizes.argmin()]
+        sizes = sets.sum(1).masked_fill(~self._good(sets), sets.shape[1] + 1)
+        if int(sizes.min()) < self._best.size:
+            self._best.regions = sets[sizes.argmin()]
 
     def _try_all(self, allowed: torch.Tensor) -> None:
         """Try all sets of the allowed regions, small ones first."""
-        regions = allowed.nonzero()[:, 0].tolist()
+        regions = allowed.nonzero()[:, 0]
         for size in range(1, len(regions) + 1):
-            sets = torch.zeros(math.comb(len(regions), size), len(allowed), dtype=torch.bool, device=allowed.device)
-            for row, chosen in enumerate(combinations(regions, size)):
-                sets[row, list(chosen)] = True
-            values = self._values(sets)
-            if bool(self._how.good(values).any()):
-                self._found[-1] = replace(self._found[-1], regions=sets[values.argmax()], proof="smallest")
+            chosen = torch.combinations(regions, size)
+            sets = torch.zeros(len(chosen), len(allowed), dtype=torch.bool, device=allowed.device)
+            values = self._values(sets.scatter_(1, chosen, True))
+            if bool(self._method.good(values).any()):
+                self._sets[-1] = replace(self._best, regions=sets[values.argmax()], proof="smallest")
                 return
+
+    def _good(self, sets: torch.Tensor) -> torch.Tensor:
+        """Which of some sets ``(P, M)`` do what they have to do."""
+        return self._method.good(self._values(sets))
 
     def _values(self, sets: torch.Tensor) -> torch.Tensor:
         """How far sets ``(P, M)`` do what they have to do ``(P,)``, with the baseline that is worst for each.
@@ -479,45 +484,46 @@ class Search:
         Raises:
             _SpentError: no runs are left for them, or no time.
         """
-        cost = len(sets) * len(self._how.baselines)
-        if self._samples + cost > self._how.samples or time.monotonic() > self._end:
+        baselines = self._method.baselines
+        cost = len(sets) * len(baselines)
+        if self.samples + cost > self._method.samples or time.monotonic() > self._end:
             raise _SpentError
-        sign = 1 if self._how.shows or self._strength.category is not None else -1
-        visible = sets if self._how.shows else ~sets
-        found = [sign * (self._run(visible, each, self._strength) - self._threshold) for each in self._how.baselines]
-        self._samples += cost
-        self._report(self._samples, self._map)
-        return torch.stack(found).amin(0)
+        shows = self._method.shows
+        visible = sets if shows else ~sets
+        above = torch.stack([self._run(visible, each, self._strength) for each in baselines]) - self._threshold
+        self.samples += cost
+        self._report()
+        return above.amin(0) if shows or self._strength.category is not None else (-above).amin(0)
 
-    def _run(self, visible: torch.Tensor, baseline: Baseline, read: Strength | perturbations.ScoreOf) -> torch.Tensor:
-        perturbed: perturbations.Perturbation
-        if self._how.of_layer:
-            own, other = (maps[self._image] for maps in (self._seen, self._evidence[baseline_maps(baseline)]))
+    def _run(self, visible: torch.Tensor, baseline: Baseline, read: Strength | ScoreOf) -> torch.Tensor:
+        perturbed: Perturbation
+        if self._method.of_layer:
+            own = self._seen[self._image]
+            absent = self._evidence[baseline_maps(baseline)][self._image]
             owners = torch.full((len(visible),), self._image, device=own.device)
-            rows = PerturbedRows(owners, lambda rows: torch.where(visible[rows][:, self._cells][:, None], own, other))
-            perturbed = perturbations.GivenMaps(rows)
+            shown = visible[:, self._cells][:, None]
+            perturbed = GivenMaps(PerturbedRows(owners, lambda rows: torch.where(shown[rows], own, absent)))
         else:
-            perturbed = MaskedInputs(Subsets(self._image, self._cells, visible), baseline)
-        found: torch.Tensor = self._runner.read(perturbed, read)
-        return found.double()
+            perturbed = ShownParts(baseline, self._image, visible, lambda regions: regions[self._cells])
+        scores: torch.Tensor = self._runner.read(perturbed, read)
+        return scores.double()
 
     def _score(self, visible: torch.Tensor) -> float:
         """The probability of the answer with these regions alone, with the baseline that is named first."""
-        self._samples += 1
-        return float(self._run(visible[None], self._how.baselines[0], perturbations.ScoreOf("probability")))
+        self.samples += 1
+        return float(self._run(visible[None], self._method.baselines[0], ScoreOf("probability")))
 
-    def _guided(self) -> torch.Tensor:
+    def _guided(self, guide: Method) -> torch.Tensor:
         """The mean of the guide's map over each region ``(M,)``."""
-        assert self._how.guide is not None
-        values = self._how.guide(self._evidence)[self._image : self._image + 1].double()
+        values = guide(self._evidence)[self._image : self._image + 1].double()
         in_pixels = values.ndim > self._labels.ndim + 1
-        map_ = values.sum(1) if in_pixels else enlarge(values[:, None], self._labels.shape)[:, 0]
-        return region_values(map_, self._labels[None])[0]
+        of_pixels = values.sum(1) if in_pixels else enlarge(values[:, None], self._labels.shape)[:, 0]
+        return region_values(of_pixels, self._labels)[0]
 
     def _nested(self) -> list[torch.Tensor]:
         """For each level, from coarse to fine, the group of each region ``(M,)``."""
-        count, regions = int(self._cells.max()) + 1, self._how.regions
-        levels = [torch.arange(count, device=self._cells.device)]
+        regions = self._method.regions
+        levels = [torch.arange(int(self._cells.max()) + 1, device=self._cells.device)]
         across = max(regions.cells(tuple(self._cells.shape))) if isinstance(regions, Squares) else 0
         while across > COARSE:
             across = -(-across // 2)
@@ -528,8 +534,7 @@ class Search:
 
 def baseline_maps(baseline: Baseline) -> Attributions:
     """The need for a layer's feature maps ``(N, C, h, w)`` of photos of which nothing is left but the baseline."""
-    answer = perturbations.AnswerTo(Activations())
-    return Attributions(FullyMasked(baseline), answer, perturbations.InOrder())
+    return Attributions(FullyMasked(baseline), AnswerTo(Activations()), InOrder())
 
 
 def members(level: torch.Tensor, regions: torch.Tensor) -> torch.Tensor:
@@ -539,8 +544,17 @@ def members(level: torch.Tensor, regions: torch.Tensor) -> torch.Tensor:
     tensor([[1, 1, 0, 0],
             [0, 0, 0, 1]], dtype=torch.int32)
     """
-    found: torch.Tensor = torch.unique(level[regions])
-    return (level[None] == found[:, None]) & regions
+    groups: torch.Tensor = torch.unique(level[regions])
+    return (level == groups[:, None]) & regions
+
+
+def step_lengths(count: int, steps: Iterable[int]) -> list[int]:
+    """Lengths of a row of ``count`` that are tried together, each longer than the one before by the same factor.
+
+    >>> step_lengths(64, range(6, 13))
+    [8, 11, 16, 23, 32, 45, 64]
+    """
+    return list(dict.fromkeys(round(count ** (step / STEPS)) for step in steps))
 
 
 def union(groups: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:

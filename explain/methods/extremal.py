@@ -35,11 +35,11 @@ class SmoothMasks:
     """
 
     def __init__(self, size: tuple[int, ...], step: int, sigma: float, like: torch.Tensor) -> None:
-        self._size, self._step = size, step
+        self._size = size
+        self._step = step
         self.lattice = tuple(math.ceil(side / step) for side in size)
         self._beyond = math.ceil(sigma / step)  # cells beyond the lattice
         self._radius = 1 + self._beyond  # points around a pixel that count, in each direction
-        self._cells = tuple(points + 2 * self._beyond for points in self.lattice)
         within = torch.arange(step, dtype=torch.float64)
         points = torch.arange(-self._radius, self._radius + 1, dtype=torch.float64)
         apart = (within - step * points[:, None]).square()  # of a pixel within a cell and each point, (2r + 1, step)
@@ -49,15 +49,20 @@ class SmoothMasks:
 
     def full(self, values: torch.Tensor) -> torch.Tensor:
         """The masks with what lies beyond the photo."""
+        margin = self._beyond + self._radius
+        side = 2 * self._radius + 1
+        around = F.pad(values[:, 0], (margin, margin, margin, margin)).unfold(1, side, 1).unfold(2, side, 1)
+        points = around.permute(3, 0, 4, 1, 2)[:, :, :, :, None, :, None]  # (2r + 1, b, 2r + 1, cells, 1, cells, 1)
         weighted = weights = values.new_zeros(())
-        for row in range(2 * self._radius + 1):
-            around = self._around(values, row)
-            cold = torch.exp(COLDNESS * around)
-            weighted, weights = weighted + (around * cold).sum(1), weights + cold.sum(1)
-        # from cells to pixels; of the last cells, the first pixel counts, which is where their point lies
-        rows, columns = (cells * self._step for cells in self._cells)
-        masks = (weighted / weights).reshape(-1, 1, rows, columns)
-        return masks[..., : rows - self._step + 1, : columns - self._step + 1]
+        for row, kernel in zip(points, self._kernel, strict=True):  # one row at a time, for the memory
+            near = row * kernel
+            cold = torch.exp(COLDNESS * near)
+            weighted = weighted + (near * cold).sum(1)
+            weights = weights + cold.sum(1)
+        masks = (weighted / weights).flatten(3, 4).flatten(1, 2)[:, None]  # from cells to pixels
+        # of the last cells, the first pixel counts, which is where their point lies
+        beyond = self._step - 1
+        return masks[..., : masks.shape[2] - beyond, : masks.shape[3] - beyond]
 
     def cropped(self, full: torch.Tensor) -> torch.Tensor:
         """The part of them that lies on the photo."""
@@ -65,16 +70,11 @@ class SmoothMasks:
         height, width = self._size
         return full[..., start : start + height, start : start + width]
 
-    def _around(self, values: torch.Tensor, row: int) -> torch.Tensor:
-        """What a row of the points around each pixel gives it: ``(b, 2r + 1, cells, step, cells, step)``."""
-        reach, side = self._beyond + self._radius, 2 * self._radius + 1
-        rows = F.pad(values, (reach, reach, reach, reach))[:, 0, row : row + self._cells[0]]
-        points = torch.stack([rows[:, :, column : column + self._cells[1]] for column in range(side)], 1)
-        return points[:, :, :, None, :, None] * self._kernel[row][None]
 
-
-RATE, MOMENTUM = 0.01, 0.9
-WEIGHT, GROWTH = 300.0, 1.0035  # of the area in what is made large, at first, and by how much it grows with each step
+RATE = 0.01
+MOMENTUM = 0.9
+WEIGHT = 300.0  # of the area in what is made large, at first
+GROWTH = 1.0035  # of the weight, with each step
 USUAL_STEP = 32  # points of the lattice along the shorter side: 7 pixels of 224
 
 
@@ -129,64 +129,74 @@ class ExtremalPerturbation(PerturbationMethod):
     needs = frozenset({PerturbationRuns()})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        return self.chosen(self._done(evidence))
-
-    def chosen(self, ascent: "_Ascent") -> torch.Tensor:
-        """The map of the masks that there are by now."""
-        masks = ascent.masks.reshape(-1, len(self.area), *ascent.masks.shape[2:])
-        if self.keeps is None:
-            return masks.mean(1)
-        score = ascent.whole[:, None].to(ascent.scores)
-        least = score - (1 - self.keeps) * score.abs()
-        order = torch.tensor(self.area).argsort()
-        enough = (ascent.scores.reshape(-1, len(self.area)) >= least)[:, order]
-        enough[:, -1] = True
-        chosen = order.to(enough.device)[enough.int().argmax(1)]
-        return masks.take_along_dim(chosen[:, None, None, None], 1)[:, 0]
+        return self._ascent(evidence).map()
 
     def outcome(self, evidence: Evidence) -> Outcome:
-        ascent = self._done(evidence)
-        like = torch.full((len(evidence.inputs),), len(self.area), device=evidence.inputs.device)
-        finished = torch.full_like(like, ascent.steps == self.steps, dtype=torch.bool)
-        return Outcome(spent=like * ascent.steps, finished=finished, planned=like * self.steps)
+        ascent = self._ascent(evidence)
+        rows = torch.full((len(evidence.inputs),), len(self.area), device=evidence.inputs.device)
+        finished = torch.full_like(rows, ascent.steps == self.steps, dtype=torch.bool)
+        return Outcome(spent=rows * ascent.steps, finished=finished, planned=rows * self.steps)
 
-    def _done(self, evidence: Evidence) -> "_Ascent":
+    def _ascent(self, evidence: Evidence) -> "_Ascent":
         """The masks that were found; they are remembered with the evidence."""
         if len(evidence.size) != 2:
             raise MethodError(f"input of {self.name} must be photos, got {evidence.inputs.shape}; take occlusion")
-        return remembered(self, evidence, lambda: _Ascent(self, evidence).climbed(evidence[PerturbationRuns()]))
+
+        def climbed() -> _Ascent:
+            ascent = _Ascent(self, evidence)
+            ascent.climb(evidence[PerturbationRuns()])
+            return ascent
+
+        return remembered(self, evidence, climbed)
 
 
 class _Ascent:
     """Masks of all images and areas, made better step by step."""
 
-    def __init__(self, how: ExtremalPerturbation, evidence: Evidence) -> None:
-        self._how, self._x, count = how, evidence.inputs, len(how.area)
-        step = how.step or max(1, min(evidence.size) // USUAL_STEP)
-        self._smooth = SmoothMasks(evidence.size, step, how.sigma or 3.0 * step, self._x)
-        self._owners = torch.arange(len(self._x), device=self._x.device).repeat_interleave(count)
-        self._values = self._x.new_ones(len(self._owners), 1, *self._smooth.lattice)
-        self._cover = how.baseline.covering(self._x)
+    def __init__(self, method: ExtremalPerturbation, evidence: Evidence) -> None:
+        x = evidence.inputs
+        areas = len(method.area)
+        step = method.step or max(1, min(evidence.size) // USUAL_STEP)
+        self._method = method
+        self._x = x
+        self._smooth = SmoothMasks(evidence.size, step, method.sigma or 3.0 * step, x)
+        self._owners = torch.arange(len(x), device=x.device).repeat_interleave(areas)
+        self._values = x.new_ones(len(self._owners), 1, *self._smooth.lattice)
+        self._cover = method.baseline.covering(x)
         self._momentum: torch.Tensor | None = None
+        self._whole = evidence.score
+        self._scores = evidence.score.repeat_interleave(areas)
+        self._masks = x.new_ones(len(self._owners), 1, *evidence.size)
         self.steps = 0
-        self.masks = self._x.new_ones(len(self._owners), 1, *evidence.size)
-        self.whole, self.scores = evidence.score, evidence.score.repeat_interleave(count)
-        area = torch.tensor(how.area).to(self._x).repeat(len(self._x))[:, None]
+        area = torch.tensor(method.area).to(x).repeat(len(x))[:, None]
         places = self._smooth.full(self._values)[0].numel()
-        numbers = torch.arange(places, device=self._x.device)
-        self._wanted = (numbers >= (places * (1 - area)).floor()).to(self._x)  # sorted masks of these areas
+        numbers = torch.arange(places, device=x.device)
+        self._wanted = (numbers >= (places * (1 - area)).floor()).to(x)  # sorted masks of these areas
 
-    def climbed(self, runner: PerturbationRunner) -> "_Ascent":
+    def climb(self, runner: PerturbationRunner) -> None:
         """Take all steps; an interrupt leaves the masks of the last one, where they are wanted."""
-        most = self._how.steps * len(self._owners)
+        rows = len(self._owners)
         try:
-            while self.steps < self._how.steps:
+            while self.steps < self._method.steps:
                 self._step(runner)
-                done = self.steps * len(self._owners)
-                runner.report_progress(done, most, lambda: {self._how.name: self._how.chosen(self)})
+                total = self._method.steps * rows
+                runner.report_progress(self.steps * rows, total, lambda: {self._method.name: self.map()})
         except KeyboardInterrupt as error:
             runner.end(error, partial=self.steps > 0)
-        return self
+
+    def map(self) -> torch.Tensor:
+        """The map of the masks that there are by now."""
+        areas = torch.tensor(self._method.area, device=self._masks.device)
+        masks = self._masks.reshape(-1, len(areas), *self._masks.shape[2:])
+        if self._method.keeps is None:
+            return masks.mean(1)
+        score = self._whole[:, None].to(self._scores)
+        least = score - (1 - self._method.keeps) * score.abs()
+        order = areas.argsort()
+        enough = (self._scores.reshape(-1, len(areas)) >= least)[:, order]
+        enough[:, -1] = True
+        smallest = order[enough.int().argmax(1)]
+        return masks.take_along_dim(smallest[:, None, None, None], 1)[:, 0]
 
     def _step(self, runner: PerturbationRunner) -> None:
         with recording(True):
@@ -195,23 +205,28 @@ class _Ascent:
             masks = self._smooth.cropped(full)
             photos = self._cover(self._owners, masks)
             if not photos.requires_grad:
-                got = self._how.baseline.name
-                raise MethodError(f"baseline of {self._how.name} must change evenly with a mask, got {got}; take blur")
+                baseline = self._method.baseline.name
+                name = self._method.name
+                raise MethodError(f"baseline of {name} must change evenly with a mask, got {baseline}; take blur")
             seen = photos.flip(-1) if self.steps % 2 == 0 else photos
-        made = GivenRows(self._owners, seen.detach(), self._x, "photos seen through masks that are looked for")
-        found = runner.read(made, ScoreAndGradient()).to(self._x)
-        slopes = found[:, 1:].reshape(seen.shape), self._towards_area(full.detach())
-        gradient = -torch.autograd.grad((seen, full), values, slopes)[0]
-        before = gradient if self._momentum is None else self._momentum
-        self._momentum = MOMENTUM * before + (1 - MOMENTUM) * gradient
+        rows = GivenRows(self._owners, seen.detach(), self._x, "photos seen through masks that are looked for")
+        scores_and_gradients = runner.read(rows, ScoreAndGradient()).to(self._x)
+        of_photos = scores_and_gradients[:, 1:].reshape(seen.shape)
+        of_area = self._towards_area(full.detach())
+        gradient = -torch.autograd.grad((seen, full), values, (of_photos, of_area))[0]
+        momentum = gradient if self._momentum is None else self._momentum
+        self._momentum = MOMENTUM * momentum + (1 - MOMENTUM) * gradient
         self._values = (self._values - RATE * self._momentum).clamp(0, 1)
-        self.masks, self.scores, self.steps = masks.detach(), found[:, 0], self.steps + 1
+        self._masks = masks.detach()
+        self._scores = scores_and_gradients[:, 0]
+        self.steps += 1
 
     def _towards_area(self, full: torch.Tensor) -> torch.Tensor:
         """The gradient that draws sorted masks towards zeros and then as many ones as the area has places."""
         flat = full.flatten(1)
         ordered, order = flat.sort(1)
-        pulls = -2 * WEIGHT * GROWTH**self.steps / flat.shape[1] * (ordered - shared(ordered, self._wanted))
+        weight = WEIGHT * GROWTH**self.steps
+        pulls = -2 * weight / flat.shape[1] * (ordered - shared(ordered, self._wanted))
         return torch.zeros_like(flat).scatter_(1, order, pulls).reshape(full.shape)
 
 

@@ -2,9 +2,8 @@
 
 import itertools
 import math
-import operator
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -15,16 +14,27 @@ from explain.baselines import Zero
 from explain.baselines.base import Baseline
 from explain.engine import Evidence, Need, needs, perturbations
 from explain.layers.layouts import enlarge
-from explain.methods import estimates, regions
 from explain.methods.base import register
-from explain.methods.estimates import EstimateMethod, Estimator, Guess, MaskedInputs, Masks, Score, whole_score
+from explain.methods.estimates import (
+    DrawnMasks,
+    Estimate,
+    EstimateMethod,
+    Estimator,
+    Keep,
+    MaskedInputs,
+    Score,
+    box_mask,
+    floored_error,
+    whole_score,
+)
+from explain.methods.regions import Cell
 
 BLOCK = 32  # masks that come from one seed
 FEWEST = 4  # masks that say how far their scores differ
 
 
 @dataclass(frozen=True)
-class Windows(Masks):
+class Windows(MaskedInputs):
     """A window at every ``stride``-th place; None takes a seventh of each side, at every half of that.
 
     Windows begin at multiples of the stride; the last ones are cut off at the border.
@@ -33,39 +43,41 @@ class Windows(Masks):
     window: int | tuple[int, ...] | None = None
     stride: int | tuple[int, ...] | None = None
 
-    words = "a sliding window"
+    covered_by = "a sliding window"
 
     def most(self, size: tuple[int, ...]) -> int:
         return len(self.boxes(size))
 
-    def boxes(self, size: tuple[int, ...]) -> list[regions.Cell]:
+    def boxes(self, size: tuple[int, ...]) -> list[Cell]:
         """Where the windows lie in a photo of this size.
 
         Raises:
             MethodError: a window that is larger than the photo, or a stride that leaves gaps.
 
-        >>> Windows(2, 2).boxes((2, 5))
+        >>> Windows(Zero(), 2, 2).boxes((2, 5))
         [((0, 2), (0, 2)), ((0, 2), (2, 4)), ((0, 2), (4, 5))]
         """
         window = _by_side("window", self.window, [max(1, round(side / 7)) for side in size])
         stride = _by_side("stride", self.stride, [(length + 1) // 2 for length in window])
-        if any(map(operator.gt, window, size)):
-            raise MethodError(f"window of occlusion must be within the photo of {size}, got {tuple(window)}; take less")
-        if any(map(operator.gt, stride, window)):
-            raise MethodError(f"stride of occlusion must not exceed the window {window}, got {stride}; take less")
-        ends = [
-            [(start, min(start + length, side)) for start in range(0, side - length + step, step)]
-            for side, length, step in zip(size, window, stride, strict=True)
-        ]
+        ends = []
+        for side, length, step in zip(size, window, stride, strict=True):
+            if length > side:
+                got = tuple(window)
+                raise MethodError(f"window of occlusion must be within the photo of {size}, got {got}; take less")
+            if step > length:
+                raise MethodError(f"stride of occlusion must not exceed the window {window}, got {stride}; take less")
+            starts = range(0, side - length + step, step)
+            ends.append([(start, min(start + length, side)) for start in starts])
         return list(itertools.product(*ends))
 
-    def drawn(self, evidence: Evidence) -> estimates.DrawnMasks:
-        x, boxes = evidence.inputs, self.boxes(evidence.size)
+    def drawn(self, evidence: Evidence) -> DrawnMasks:
+        x = evidence.inputs
+        boxes = self.boxes(evidence.size)
 
         def keep(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-            return 1 - torch.stack([estimates.box_mask([boxes[number]], x) for number in numbers.tolist()])
+            return 1 - torch.stack([box_mask([boxes[number]], x) for number in numbers.tolist()])[:, None]
 
-        return estimates.DrawnMasks([len(boxes)] * len(x), keep)
+        return DrawnMasks([len(boxes)] * len(x), keep)
 
 
 def _by_side(option: str, given: int | tuple[int, ...] | None, usual: list[int]) -> list[int]:
@@ -82,20 +94,21 @@ def _by_side(option: str, given: int | tuple[int, ...] | None, usual: list[int])
 class _MeanDrop(Estimator):
     """The mean drop of the score over the windows that cover each pixel."""
 
-    def __init__(self, boxes: list[regions.Cell], evidence: Evidence, whole: torch.Tensor) -> None:
-        self._boxes, self._whole = boxes, whole
-        self.counts = [len(boxes)] * len(evidence.inputs)
-        self._sums = evidence.inputs.new_zeros(len(evidence.inputs), *evidence.size)
-        self._times = torch.zeros_like(self._sums)
+    def __init__(self, boxes: list[Cell], whole: torch.Tensor, nothing: torch.Tensor) -> None:
+        self.count = len(boxes)
+        self._boxes = boxes
+        self._whole = whole
+        self._sums = nothing.clone()
+        self._times = nothing.clone()
 
-    def take(self, image: int, first: int, scores: torch.Tensor) -> None:
-        for drop, box in zip(self._whole[image] - scores, self._boxes[first:], strict=False):
+    def take(self, first: int, scores: torch.Tensor) -> None:
+        for score, box in zip(scores, self._boxes[first:], strict=False):
             where = tuple(slice(*ends) for ends in box)
-            self._sums[image][where] += drop
-            self._times[image][where] += 1
+            self._sums[where] += self._whole - score
+            self._times[where] += 1
 
-    def guess(self, image: int) -> Guess:
-        return Guess(self._sums[image] / self._times[image].clamp(min=1))
+    def estimate(self) -> Estimate:
+        return Estimate(self._sums / self._times.clamp(min=1))
 
 
 @register
@@ -152,16 +165,17 @@ class Occlusion(EstimateMethod):
         return replace(self, window=window, stride=stride)
 
     @property
-    def perturbation(self) -> MaskedInputs:
-        return MaskedInputs(Windows(self.window, self.stride), self.baseline)
+    def perturbation(self) -> Windows:
+        return Windows(self.baseline, self.window, self.stride)
 
-    def estimator(self, evidence: Evidence) -> Estimator:
-        boxes = Windows(self.window, self.stride).boxes(evidence.size)
-        return _MeanDrop(boxes, evidence, evidence[whole_score(self.score)])
+    def estimators(self, evidence: Evidence) -> list[Estimator]:
+        boxes = self.perturbation.boxes(evidence.size)
+        nothing = evidence.inputs.new_zeros(evidence.size)
+        return [_MeanDrop(boxes, score, nothing) for score in evidence[whole_score(self.score)]]
 
 
 @dataclass(frozen=True)
-class SmoothGrids(Masks):
+class SmoothGrids(MaskedInputs):
     """Random grids of zeros and ones, enlarged to more than the photo and shifted by less than a cell.
 
     They come from the seed in blocks, so that each is the same whenever it is drawn, and none is kept.
@@ -172,34 +186,34 @@ class SmoothGrids(Masks):
     probability: float
     seed: int
 
-    words = "random smooth masks"
+    covered_by = "random smooth masks"
 
     def most(self, size: tuple[int, ...]) -> int:
         return self.samples
 
-    def drawn(self, evidence: Evidence) -> estimates.DrawnMasks:
-        like = evidence.inputs
-        cells = [min(self.grid, side) for side in evidence.size]
-        sides = [(side, -(-side // count)) for side, count in zip(evidence.size, cells, strict=True)]  # with the step
-        enlarged = [enlarging(n, (n + 1) * step).to(like) for n, (_, step) in zip(cells, sides, strict=True)]
-
-        @lru_cache(maxsize=1)
-        def block_of(block: int) -> torch.Tensor:
-            generator = seeded(self.seed, block)
-            masks = (uniform((BLOCK, *cells), generator) < self.probability).to(like)
-            for dim, ((side, step), large) in enumerate(zip(sides, enlarged, strict=True), start=1):
-                shifts = torch.randint(step, (BLOCK,), generator=generator, device="cpu").to(like.device)
-                rows = large[shifts[:, None] + torch.arange(side, device=like.device)]  # (BLOCK, side, cells)
-                moved = masks.movedim(dim, 1)
-                masks = torch.bmm(rows, moved.reshape(*moved.shape[:2], -1))
-                masks = masks.reshape(BLOCK, side, *moved.shape[2:]).movedim(1, dim)
-            return masks.clamp_(0, 1)
+    def drawn(self, evidence: Evidence) -> DrawnMasks:
+        block_of = lru_cache(maxsize=1)(partial(self._block, evidence.inputs))
 
         def keep(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
             blocks = itertools.groupby(numbers.tolist(), lambda number: number // BLOCK)
             return torch.cat([block_of(block)[[number % BLOCK for number in of]] for block, of in blocks])[:, None]
 
-        return estimates.DrawnMasks([self.samples] * len(like), keep)
+        return DrawnMasks([self.samples] * len(evidence.inputs), keep)
+
+    def _block(self, like: torch.Tensor, block: int) -> torch.Tensor:
+        """The masks ``(BLOCK, H, W)`` that come together."""
+        size = like.shape[2:]
+        cells = [min(self.grid, side) for side in size]
+        generator = seeded(self.seed, block)
+        masks = (uniform((BLOCK, *cells), generator) < self.probability).to(like)
+        for dim, (count, side) in enumerate(zip(cells, size, strict=True), start=1):
+            step = -(-side // count)  # pixels of a cell
+            shifts = torch.randint(step, (BLOCK,), generator=generator, device="cpu")
+            large = enlarging(count, (count + 1) * step)
+            rows = large[shifts[:, None] + torch.arange(side, device="cpu")].to(like)  # (BLOCK, side, cells)
+            moved = masks.movedim(dim, 1)
+            masks = torch.bmm(rows, moved.flatten(2)).reshape(BLOCK, side, *moved.shape[2:]).movedim(1, dim)
+        return masks.clamp_(0, 1)
 
 
 def enlarging(cells: int, length: int) -> torch.Tensor:
@@ -214,37 +228,39 @@ class _ScoreWeightedMasks(Estimator):
     mask could have too, so that errors include it.
     """
 
-    def __init__(self, masks: SmoothGrids, centred: bool, whole: torch.Tensor | None, evidence: Evidence) -> None:
-        drawn, like = masks.drawn(evidence), evidence.inputs
-        self._keep, self._probability, self._like = drawn.keep, masks.probability, like
-        self.counts, self._centred, self._whole = drawn.counts, centred, whole
-        self._sums = torch.zeros(len(like), 5, math.prod(evidence.size), dtype=torch.float64, device=like.device)
-        self._scores: list[list[torch.Tensor]] = [[] for _ in self.counts]
+    def __init__(self, method: "SmoothGridMethod", keep: Keep, whole: torch.Tensor, size: tuple[int, ...]) -> None:
+        self.count = method.samples
+        self._keep = keep
+        self._method = method
+        self._whole = whole
+        self._sums = torch.zeros(5, *size, dtype=torch.float64, device=whole.device)
+        self._scores = torch.zeros(0, dtype=torch.float64, device=whole.device)
 
-    def take(self, image: int, first: int, scores: torch.Tensor) -> None:
+    def take(self, first: int, scores: torch.Tensor) -> None:
         numbers = torch.arange(first, first + len(scores), device=scores.device)
-        masks = self._keep(torch.full_like(numbers, image), numbers)[:, 0].flatten(1).double()
+        masks = self._keep(torch.zeros_like(numbers), numbers).flatten(1).double()
         scores = scores.double()
         ones = torch.ones_like(scores)
-        self._sums[image][:2].addmm_(torch.stack([scores, ones]), masks)
-        self._sums[image][2:].addmm_(torch.stack([scores.square(), scores, ones]), masks.square_())
-        self._scores[image].append(scores)
+        sums = self._sums.flatten(1)
+        sums[:2].addmm_(torch.stack([scores, ones]), masks)
+        sums[2:].addmm_(torch.stack([scores.square(), scores, ones]), masks.square_())
+        self._scores = torch.cat([self._scores, scores])
 
-    def guess(self, image: int) -> Guess:
-        scores = torch.cat(self._scores[image])
-        n, average = len(scores), float(scores.mean())
-        centre = average if self._centred else 0.0
-        weighted, seen, squares, products, seen_twice = (self._sums[image] / n).reshape(5, *self._like.shape[2:])
+    def estimate(self) -> Estimate:
+        scores = self._scores
+        n = len(scores)
+        average = float(scores.mean())
+        centre = average if self._method.centred else 0.0
+        weighted, seen, squares, products, seen_twice = self._sums / n
         mean = weighted - centre * seen
-        error, known = None, scores if self._whole is None else torch.cat([scores, self._whole[image, None]])
-        reach = float((known - centre).abs().max())
+        error = None
         if n >= FEWEST and float(scores.max() - scores.min()) > 1e-6 * float(scores.abs().max()):
             variance = squares - 2 * centre * products + centre**2 * seen_twice - mean.square()
+            reach = float((torch.cat([scores, self._whole]) - centre).abs().max())
             once_more = (reach / n) ** 2  # the variance that one more mask with the farthest score would bring
-            error = estimates.honest(variance.clamp(min=0) / (n - 1) + once_more, n - 1)
-            error = (error / self._probability).to(self._like)
-        found = (mean / self._probability).to(self._like)
-        return Guess(found, error, neutral=None if self._centred else average)
+            error = floored_error(variance.clamp(min=0) / (n - 1) + once_more, n - 1) / self._method.probability
+        neutral = None if self._method.centred else average
+        return Estimate(mean / self._method.probability, error, neutral=neutral)
 
 
 @dataclass(frozen=True)
@@ -265,16 +281,14 @@ class SmoothGridMethod(EstimateMethod):
     below = EstimateMethod.below | {"probability": 1}
 
     @property
-    def masks(self) -> SmoothGrids:
-        return SmoothGrids(self.samples, self.grid, self.probability, self.seed)
+    def perturbation(self) -> SmoothGrids:
+        return SmoothGrids(self.baseline, self.samples, self.grid, self.probability, self.seed)
 
-    @property
-    def perturbation(self) -> MaskedInputs:
-        return MaskedInputs(self.masks, self.baseline)
-
-    def estimator(self, evidence: Evidence) -> Estimator:
-        whole = next((evidence[reference].double() for reference in self.references), None)
-        return _ScoreWeightedMasks(self.masks, self.centred, whole, evidence)
+    def estimators(self, evidence: Evidence) -> list[Estimator]:
+        known = [evidence[reference].double() for reference in self.references]  # none for a detection
+        whole = torch.stack(known, 1) if known else evidence.score.new_zeros(len(evidence.inputs), 0)
+        keep = self.perturbation.drawn(evidence).keep  # all images have the same masks
+        return [_ScoreWeightedMasks(self, keep, score, evidence.size) for score in whole]
 
 
 @register

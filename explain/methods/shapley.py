@@ -1,12 +1,11 @@
 """Shapley values of regions, by weighted regression and by permutations; and Owen values along a hierarchy of cells."""
 
-import heapq
 import itertools
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from explain.engine.perturbations import PerturbationRuns, ScoreOf, Scores
 from explain.engine.reruns import PerturbationRunner
 from explain.methods import estimates
 from explain.methods.base import register
-from explain.methods.estimates import CoalitionDesign, Guess, SampledRegions, Score, blank_score, whole_score
+from explain.methods.estimates import CoalitionDesign, Estimate, SampledRegions, Score, blank_score, whole_score
 from explain.methods.regions import Cell, region_values
 
 THREES = (0.0, 0.01, 0.1, 0.3, 1.0)
@@ -32,7 +31,7 @@ PLAUSIBLE = 3.0  # variances whose log-likelihood is less than this below the be
 TESTED = 12  # pairs, at least, that a fit has to predict before its error is believed
 
 
-def regress_pairs(seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float) -> Guess:
+def regress_pairs(seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float) -> Estimate:
     r"""The Shapley values that are most likely, given how much more each coalition scores than its opposite.
 
     Half of this difference, :math:`D(z) = (y(z) - y(1 - z)) / 2`, knows nothing of what regions do in twos. It is the
@@ -51,15 +50,15 @@ def regress_pairs(seen: torch.Tensor, scores: torch.Tensor, whole: float, blank:
     regions, gain = seen.shape[1], whole - blank
     even = torch.full((regions,), gain / regions, dtype=torch.float64, device=seen.device)
     if regions == 1:
-        return Guess(even, torch.zeros_like(even))
+        return Estimate(even, torch.zeros_like(even))
     if not len(seen):
-        return Guess(even)
+        return Estimate(even)
     signs = 2 * torch.cat([torch.ones_like(seen[:1]), seen[::2]]) - 1
     half = torch.cat([scores.new_full((1,), gain), scores[::2] - scores[1::2]]) / 2
     of_rest = coefficients(signs)
     if len(half) == 2 ** (regions - 1):
         values = half @ of_rest
-        return Guess(values, torch.zeros_like(values))
+        return Estimate(values, torch.zeros_like(values))
     compared = list(_compared(signs[:ENOUGH], half[:ENOUGH], THREES))
     most = max(fit.likelihood for fit in compared)
     plausible = sorted((fit for fit in compared if most - fit.likelihood < PLAUSIBLE), key=lambda fit: -fit.likelihood)
@@ -71,7 +70,7 @@ def regress_pairs(seen: torch.Tensor, scores: torch.Tensor, whole: float, blank:
     if freedom > max(regions, TESTED):
         factor = estimates.widened(freedom) * math.sqrt(len(half) / freedom)
         error = factor * torch.stack([fit.error(signs, half) for fit in plausible]).amax(0)
-    return Guess(values + (gain - values.sum()) / regions, error)
+    return Estimate(values + (gain - values.sum()) / regions, error)
 
 
 @dataclass(frozen=True)
@@ -238,7 +237,7 @@ class KernelSHAP(ShapleyMethod):
     minimums = {"samples": 2}
     designed_by = Pairs
 
-    def solve(self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float) -> Guess:
+    def solve(self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float) -> Estimate:
         return regress_pairs(seen, scores, whole, blank)
 
 
@@ -300,16 +299,16 @@ class ShapleySampling(ShapleyMethod):
     minimums = {"samples": 1}
     designed_by = Permutations
 
-    def solve(self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float) -> Guess:
+    def solve(self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float) -> Estimate:
         """The mean gain of each region over the orders, and its standard error over pairs of them.
 
-        There is no error before three pairs (see `honest`). Where all pairs agree, they may do so by chance: values
+        There is no error before three pairs (see `floored_error`). Where all pairs agree, they may do so by chance: values
         may be off by the gain of a region in one pair more.
         """
         regions = seen.shape[1]
         if regions == 1:
             values = torch.full((1,), whole - blank, dtype=torch.float64, device=seen.device)
-            return Guess(values, torch.zeros_like(values))
+            return Estimate(values, torch.zeros_like(values))
         seen, scores = seen.reshape(-1, regions - 1, regions), scores.reshape(-1, regions - 1)
         steps = torch.cat([torch.zeros_like(seen[:, :1]), seen, torch.ones_like(seen[:, :1])], 1).diff(dim=1)
         ends = torch.ones_like(scores[:, :1])
@@ -317,33 +316,13 @@ class ShapleySampling(ShapleyMethod):
         each = (steps * gains[..., None]).sum(1).reshape(-1, 2, regions).mean(1)
         n = len(each)
         if n < FEWEST:
-            return Guess(each.mean(0))
+            return Estimate(each.mean(0))
         variance, reach = each.var(0) / n, each.abs().max()
         agree = bool(variance.mean().sqrt() <= 1e-6 * reach)  # but for rounding
-        return Guess(each.mean(0), (reach / n).expand(regions) if agree else estimates.honest(variance, n - 1))
+        return Estimate(each.mean(0), (reach / n).expand(regions) if agree else estimates.floored_error(variance, n - 1))
 
 
 TOGETHER = 8  # cells that are cut in one go, so that their runs share full pieces
-
-
-@dataclass(frozen=True)
-class Cells(estimates.Masks):
-    """Masks that show some cells, for one image; others of the batch have none."""
-
-    image: int
-    shown: tuple[tuple[Cell, ...], ...]
-
-    words = "cells of a hierarchy"
-
-    def most(self, size: tuple[int, ...]) -> int:
-        return len(self.shown)
-
-    def drawn(self, evidence: Evidence) -> estimates.DrawnMasks:
-        def keep(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-            return torch.stack([estimates.box_mask(self.shown[number], evidence.inputs) for number in numbers.tolist()])
-
-        count = len(evidence.inputs)
-        return estimates.DrawnMasks([len(self.shown) if image == self.image else 0 for image in range(count)], keep)
 
 
 @dataclass(frozen=True)
@@ -372,11 +351,15 @@ def cut(cell: Cell) -> tuple[Cell, Cell] | None:
     >>> cut(((0, 2), (0, 5)))
     (((0, 2), (0, 2)), ((0, 2), (2, 5)))
     """
-    longest = max(range(len(cell)), key=lambda dim: cell[dim][1] - cell[dim][0])  # the first of equal ones
-    before, (start, end), behind = cell[:longest], cell[longest], cell[longest + 1 :]
+    sides = [end - start for start, end in cell]
+    longest = sides.index(max(sides))
+    start, end = cell[longest]
     middle = (start + end) // 2
-    halves = (*before, (start, middle), *behind), (*before, (middle, end), *behind)
-    return halves if start < middle else None
+    if middle == start:
+        return None
+    before = cell[:longest]
+    behind = cell[longest + 1 :]
+    return (*before, (start, middle), *behind), (*before, (middle, end), *behind)
 
 
 @register
@@ -427,100 +410,94 @@ class PartitionSHAP(estimates.SearchMethod):
         gain: torch.Tensor = evidence[whole_score(self.score)] - evidence[blank_score(self.baseline, self.score)]
         return gain
 
-    def search(self, evidence: Evidence, image: int, end: float, report: estimates.Report) -> estimates.Searched:
-        tree, runner = _Tree(self, evidence, image), evidence[PerturbationRuns()]
-        tree.grow(runner, end, report)
-        return estimates.Searched(tree.laid_out(), tree.samples, tree.planned, not runner.ended)
+    def search(self, evidence: Evidence, image: int) -> "_Tree":
+        return _Tree(self, evidence, image)
 
 
-class _Tree:
+class _Tree(estimates.Search):
     """The cells of one image, cut further and further."""
 
-    def __init__(self, how: PartitionSHAP, evidence: Evidence, image: int) -> None:
-        self._how, self._image, self._blank = how, image, evidence.inputs.new_zeros(evidence.size)
-        whole = float(evidence[whole_score(how.score)][image])
-        blank = float(evidence[blank_score(how.baseline, how.score)][image])
+    def __init__(self, method: PartitionSHAP, evidence: Evidence, image: int) -> None:
+        whole = float(evidence[whole_score(method.score)][image])
+        blank = float(evidence[blank_score(method.baseline, method.score)][image])
         cell = tuple((0, side) for side in evidence.size)
-        self._asked = set[tuple[Cell, ...]]()
-        self._known: dict[tuple[Cell, ...], float] | None = None
-        self.samples = 0
-        first = Part(cell, (), blank, whole)
-        self._parts: list[tuple[float, int, Part]] = [(-abs(first.value), 0, first)]
-        self._leaves: list[Part] = []
-        self._number = itertools.count(1)
+        self._method = method
+        self._image = image
+        self._like = evidence.inputs
+        self._runner: PerturbationRunner = evidence[PerturbationRuns()]
+        self._needed = set[tuple[Cell, ...]]()
+        self._scores: dict[tuple[Cell, ...], float] | None = None
+        self._parts = [Part(cell, (), blank, whole)]
 
     @property
     def planned(self) -> int:
-        """How many runs there would be without an early end: fewer than are allowed where no cell is left to cut."""
-        return self._how.samples if self._parts and self._how.samples - self.samples >= 2 else self.samples
+        """Fewer than are allowed where no cell is left to cut."""
+        return self._method.samples if self._next(1) and self._method.samples - self.samples >= 2 else self.samples
 
-    def grow(self, runner: PerturbationRunner, end: float, report: estimates.Report) -> None:
+    def run(self, end: float, report: Callable[[], None]) -> None:
         """Cut cells, those of the largest values first, until the runs are spent, or it is that time."""
-        before = list(self._parts), list(self._leaves)
-        try:
-            while not runner.ended and self._parts and time.monotonic() < end:
-                chosen = self._next()
-                if not chosen:
-                    return
-                self._cut(chosen, runner)
-                before = list(self._parts), list(self._leaves)
-                report(self.samples, self.laid_out)
-        except KeyboardInterrupt as error:
-            self._parts, self._leaves = before  # it may have come while cells were cut
-            runner.end(error, partial=self.samples > 0)
+        while time.monotonic() < end:
+            # few at first, when little is known
+            chosen = self._next(min(TOGETHER, 1 + self.samples // 8, (self._method.samples - self.samples) // 2))
+            if not chosen:
+                return
+            scores = self._scores_of([(*part.seen, half) for part, halves in chosen for half in halves])
+            halved = [half for part, halves in chosen for half in _halved(part, halves, scores)]
+            cut_now = {id(part) for part, _ in chosen}
+            self._parts = [part for part in self._parts if id(part) not in cut_now] + halved
+            self.samples = len(self._needed)  # as many as it would have taken alone
+            report()
 
-    def _next(self) -> list[tuple[Part, tuple[Cell, Cell]]]:
-        """The cells to cut now, as far as runs are left for them; few at first, when little is known."""
+    def _next(self, most: int) -> list[tuple[Part, tuple[Cell, Cell]]]:
+        """The cells to cut now, with their halves."""
         chosen: list[tuple[Part, tuple[Cell, Cell]]] = []
-        most = min(TOGETHER, 1 + self.samples // 8, (self._how.samples - self.samples) // 2)
-        while self._parts and len(chosen) < most:
-            part = heapq.heappop(self._parts)[2]
-            if (halves := cut(part.cell)) is None:
-                self._leaves.append(part)
-            else:
+        for part in sorted(self._parts, key=lambda part: -abs(part.value)):
+            if len(chosen) >= most:
+                break
+            halves = cut(part.cell)
+            if halves is not None:
                 chosen.append((part, halves))
         return chosen
 
-    def _cut(self, chosen: list[tuple[Part, tuple[Cell, Cell]]], runner: PerturbationRunner) -> None:
-        wanted = [(*part.seen, half) for part, halves in chosen for half in halves]
-        scores = iter(self._scores(wanted, runner))
-        for part, (one, other) in chosen:
-            with_one, with_other, half = next(scores), next(scores), part.share / 2
-            self._add(Part(one, part.seen, part.without, with_one, half))
-            self._add(Part(one, (*part.seen, other), with_other, part.within, half))
-            self._add(Part(other, part.seen, part.without, with_other, half))
-            self._add(Part(other, (*part.seen, one), with_one, part.within, half))
-
-    def _add(self, part: Part) -> None:
-        heapq.heappush(self._parts, (-abs(part.value), next(self._number), part))
-
-    def _scores(self, wanted: list[tuple[Cell, ...]], runner: PerturbationRunner) -> list[float]:
+    def _scores_of(self, wanted: list[tuple[Cell, ...]]) -> dict[tuple[Cell, ...], float]:
         """The scores of photos that show these cells only; each is run once."""
-        if self._known is None:
-            self._known = self._run_for_others(runner)
-        new = tuple(cells for cells in dict.fromkeys(wanted) if cells not in self._known)
+        read = ScoreOf(self._method.score)
+        if self._scores is None:
+            self._scores = self._run_for_others(read)
+        new = [cells for cells in dict.fromkeys(wanted) if cells not in self._scores]
         if new:
-            covered = estimates.MaskedInputs(Cells(self._image, new), self._how.baseline)
-            found = runner.read(covered, ScoreOf(self._how.score), for_all=True)
-            self._known.update(zip(new, found.double().tolist(), strict=True))
-        self._asked.update(wanted)
-        self.samples = len(self._asked)  # as many as it would have taken alone
-        return [self._known[cells] for cells in wanted]
+            mask = partial(estimates.box_mask, like=self._like)
+            shown = estimates.ShownParts(self._method.baseline, self._image, new, mask)
+            scores = self._runner.read(shown, read, for_all=True)
+            self._scores.update(zip(new, scores.double().tolist(), strict=True))
+        self._needed.update(wanted)
+        return self._scores
 
-    def _run_for_others(self, runner: PerturbationRunner) -> dict[tuple[Cell, ...], float]:
+    def _run_for_others(self, read: ScoreOf) -> dict[tuple[Cell, ...], float]:
         """What photos that were run for other targets of the call score for this one."""
-        known, read = dict[tuple[Cell, ...], float](), ScoreOf(self._how.score)
-        for need, found in runner.remembered():
+        known: dict[tuple[Cell, ...], float] = {}
+        for need, scores in self._runner.remembered():
             match need:
-                case Scores(of=estimates.MaskedInputs(masks=Cells(image=self._image, shown=shown), baseline=baseline)):
-                    if baseline == self._how.baseline and need.method == read:
-                        known.update(zip(shown, found.double().tolist(), strict=True))
+                case Scores(of=estimates.ShownParts(image=self._image, parts=parts, baseline=baseline)):
+                    if baseline == self._method.baseline and need.method == read:
+                        known.update(zip(parts, scores.double().tolist(), strict=True))
         return known
 
-    def laid_out(self) -> torch.Tensor:
+    def map(self) -> torch.Tensor:
         """The map ``(H, W)``: each cell's value, spread evenly over its pixels."""
-        found = self._blank.clone()
-        for part in (*self._leaves, *(part for _, _, part in self._parts)):
+        values = self._like.new_zeros(self._like.shape[2:])
+        for part in self._parts:
             where = tuple(slice(*ends) for ends in part.cell)
-            found[where] += part.value / found[where].numel()
-        return found
+            values[where] += part.value / values[where].numel()
+        return values
+
+
+def _halved(part: Part, halves: tuple[Cell, Cell], scores: Mapping[tuple[Cell, ...], float]) -> list[Part]:
+    """Each half of a part, valued without and with the other."""
+    parts = []
+    for half, other in (halves, halves[::-1]):
+        with_half = scores[*part.seen, half]
+        with_other = scores[*part.seen, other]
+        parts.append(Part(half, part.seen, part.without, with_half, part.share / 2))
+        parts.append(Part(half, (*part.seen, other), with_other, part.within, part.share / 2))
+    return parts

@@ -1,5 +1,6 @@
 """Methods of regions: one covered at a time, LIME, regions permuted between images, total Sobol indices, and HSIC."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +13,16 @@ from explain.baselines.base import Baseline
 from explain.engine import Evidence, Perturbation, PerturbedRows
 from explain.engine.perturbations import interleaved
 from explain.methods.base import register
-from explain.methods.estimates import CoalitionDesign, Coalitions, CoveredRegions, Guess, RegionMethod, Score, honest
+from explain.methods.cam import ratio
+from explain.methods.estimates import (
+    CoalitionDesign,
+    Coalitions,
+    CoveredRegions,
+    Estimate,
+    RegionMethod,
+    Score,
+    floored_error,
+)
 from explain.methods.regions import Regions, Squares
 
 FEWEST = 3  # runs more than regions, before the misses of a linear model say how far it may be off
@@ -35,8 +45,8 @@ class DropMethod(RegionMethod):
     needs_blank = False
     style = "signed"
 
-    def solve(self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float) -> Guess:
-        return Guess((whole - scores) @ (1 - seen))
+    def solve(self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float) -> Estimate:
+        return Estimate((whole - scores) @ (1 - seen))
 
 
 @register
@@ -122,30 +132,31 @@ class LIME(CoveredRegions):
     designed_by = RandomCoalitions
     needs_blank = False
 
-    def solve(self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float) -> Guess:
+    def solve(self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float) -> Estimate:
         """Weighted least squares with an intercept; the photo itself is one more sample, of weight 1."""
+        runs, regions = seen.shape
         z = torch.cat([torch.ones_like(seen[:1]), seen])
-        y = torch.cat([scores.new_full((1,), whole), scores])
-        distance = 1 - (z.sum(1) / z.shape[1]).sqrt()
+        y = torch.cat([scores.new_tensor([whole]), scores])
+        distance = 1 - z.mean(1).sqrt()
         weights = torch.exp(-((distance / self.width) ** 2))
         total = weights.sum()
-        x, t = z - weights @ z / total, y - weights @ y / total
-        curvature = (x * weights[:, None]).T @ x
-        penalty = self.ridge * torch.eye(z.shape[1], dtype=torch.float64, device=z.device)
-        inverse = torch.linalg.pinv(curvature + penalty, hermitian=True)
-        values = inverse @ (x * (weights * t)[:, None]).sum(0)
+        x = z - weights @ z / total
+        t = y - weights @ y / total
+        penalty = self.ridge * torch.eye(regions, dtype=x.dtype, device=x.device)
+        inverse = torch.linalg.pinv((x * weights[:, None]).T @ x + penalty, hermitian=True)
+        values = inverse @ (x.T @ (weights * t))
         rest = t - x @ values
         spread = float(weights @ t.square())
+        r2 = 1 - float(weights @ rest.square()) / spread if spread > 0 else 1.0
+        freedom = runs - regions
+        if freedom < FEWEST:
+            return Estimate(values, None, r2)
         leverage = ((x @ inverse * x).sum(1) * weights + weights / total).clamp(max=0.99)
         pulls = x * (weights * rest / (1 - leverage))[:, None]
         variance = (inverse @ (pulls.T @ pulls) @ inverse).diagonal().clamp(min=0)
-        r2 = 1 - float(weights @ rest.square()) / spread if spread > 0 else 1.0
-        freedom = len(seen) - seen.shape[1]
-        if freedom < FEWEST:
-            return Guess(values, None, r2)
         shrunk = self.ridge * inverse @ values  # by the penalty, to first order
         shrunk = shrunk + self.ridge * inverse @ shrunk
-        return Guess(values, torch.hypot(honest(variance, freedom), shrunk), r2)
+        return Estimate(values, torch.hypot(floored_error(variance, freedom), shrunk), r2)
 
 
 @dataclass(frozen=True)
@@ -158,7 +169,7 @@ class PermutedRegions(Perturbation):
     words = "photos with a region of another image"
 
     def count(self, channels: int, size: tuple[int, ...]) -> int:
-        return self.masks.most(size) if size else 0
+        return self.masks.count(channels, size)
 
     def others(self, images: int) -> torch.Tensor:
         """Which image each one gets its region from: all stand in a random circle, and look to their neighbour."""
@@ -171,12 +182,12 @@ class PermutedRegions(Perturbation):
             raise MethodError("featurepermutation must have a batch of several images, got 1; take featureablation")
         drawn = self.masks.drawn(evidence)
         owners, numbers = interleaved(drawn.counts, x.device)
-        others = self.others(len(x)).to(x.device)
+        others = x[self.others(len(x)).to(x.device)]
 
         def make(rows: torch.Tensor) -> torch.Tensor:
             images = owners[rows]
             keep = drawn.keep(images, numbers[rows]) > 0
-            return torch.where(keep, x[images], x[others[images]])
+            return torch.where(keep, x[images], others[images])
 
         return PerturbedRows(owners, make)
 
@@ -217,7 +228,7 @@ class FeaturePermutation(DropMethod):
 
     @property
     def perturbation(self) -> PermutedRegions:
-        return PermutedRegions(self.coalitions, self.seed)
+        return PermutedRegions(Coalitions(Zero(), self.regions, self.design), self.seed)  # no baseline is shown
 
 
 DESIGNS = 4  # pairs of points of one scrambled sequence
@@ -253,31 +264,30 @@ class SobolPoints(CoalitionDesign):
     def rows(self, regions: int) -> torch.Tensor:
         if self.samples < self.unit(regions):
             raise MethodError(f"samples of sobol must be at least {self.unit(regions)}, got {self.samples}; give more")
-        found = []
+        engine: Any = torch.quasirandom.SobolEngine  # which has no types
+        rows = []
         for sequence in range(self.samples // self.unit(regions)):
             seed = (self.seed * 1_000_003 + sequence) % 2**31
-            engine: Any = torch.quasirandom.SobolEngine  # which has no types
             # The first point is rounded to the default dtype; in float32 it is the same under each.
             points = engine(2 * regions, scramble=True, seed=seed).draw(DESIGNS, dtype=torch.float32).double()
-            for a, b in zip(points[:, :regions], points[:, regions:], strict=True):
-                mixed = a.repeat(regions, 1)
-                mixed.diagonal().copy_(b)
-                found.append(torch.cat([a[None], b[None], mixed]))
-        return torch.cat(found)
+            a, b = points.reshape(DESIGNS, 2, 1, regions).unbind(1)
+            mixed = torch.where(torch.eye(regions, dtype=torch.bool), b, a)
+            rows.append(torch.cat([a, b, mixed], 1).flatten(0, 1))
+        return torch.cat(rows)
 
     def unit(self, regions: int) -> int:
         return DESIGNS * (regions + 2)
 
 
-def left_out_error(without: list[torch.Tensor]) -> torch.Tensor:
+def left_out_error(without: Iterable[torch.Tensor]) -> torch.Tensor:
     """The standard errors of values, from the values without each part of the sample in turn (jackknife)."""
-    n, found = len(without), torch.stack(without)
-    return honest((n - 1) / n * (found - found.mean(0)).square().sum(0), n - 1)
+    values = torch.stack(list(without))
+    n = len(values)
+    return floored_error((n - 1) / n * (values - values.mean(0)).square().sum(0), n - 1)
 
 
 def _indices(halves: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    variance = ends.var(correction=1)
-    return halves.mean(0) / variance if float(variance) > 0 else torch.zeros_like(halves[0])
+    return ratio(halves.mean(0), ends.var(correction=1))
 
 
 @register
@@ -315,15 +325,17 @@ class Sobol(GridSensitivity):
     minimums = {"samples": 1, "grid": 1}
     designed_by = SobolPoints
 
-    def solve(self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float) -> Guess:
-        each = scores.reshape(-1, DESIGNS, seen.shape[1] + 2)
-        halves = (each[:, :, :1] - each[:, :, 2:]).square().sum(1) / (2 * DESIGNS)  # (sequences, M)
-        ends = each[:, :, :2].flatten(1)
-        values, n = _indices(halves, ends), len(each)
+    def solve(self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float) -> Estimate:
+        designs = scores.reshape(-1, DESIGNS, seen.shape[1] + 2)
+        first = designs[:, :, :1]
+        halves = (first - designs[:, :, 2:]).square().sum(1) / (2 * DESIGNS)  # (sequences, M)
+        ends = designs[:, :, :2].flatten(1)
+        values = _indices(halves, ends)
+        n = len(designs)
         if n < FEWEST_PARTS or bool(scores.max() - scores.min() <= 1e-6 * scores.abs().max()):
-            return Guess(values)
-        others = [torch.arange(n) != k for k in range(n)]
-        return Guess(values, left_out_error([_indices(halves[of], ends[of]) for of in others]))
+            return Estimate(values)
+        parts = torch.arange(n, device=scores.device)
+        return Estimate(values, left_out_error(_indices(halves[parts != k], ends[parts != k]) for k in range(n)))
 
 
 class HalfMasks(CoalitionDesign):
@@ -387,7 +399,7 @@ class HSIC(GridSensitivity):
     minimums = {"samples": GROUP, "grid": 1}
     designed_by = HalfMasks
 
-    def solve(self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float) -> Guess:
+    def solve(self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float) -> Estimate:
         apart = (scores[:, None] - scores).abs()
         differ = apart > 1e-6 * apart.max()  # the same mask, drawn twice, scores the same but for rounding
         width = float(apart[differ].median()) if bool(differ.any()) else 1.0
@@ -395,6 +407,7 @@ class HSIC(GridSensitivity):
         values = hsic(seen, alike)
         groups = min(10, len(seen) // GROUP)
         if groups < FEWEST_PARTS or not bool(differ.any()):
-            return Guess(values)
-        of = torch.arange(len(seen), device=seen.device) // GROUP % groups
-        return Guess(values, left_out_error([hsic(seen[of != k], alike[of != k][:, of != k]) for k in range(groups)]))
+            return Estimate(values)
+        group = torch.arange(len(seen), device=seen.device) // GROUP % groups
+        stays = [group != k for k in range(groups)]
+        return Estimate(values, left_out_error(hsic(seen[rows], alike[rows][:, rows]) for rows in stays))
