@@ -1,10 +1,9 @@
-"""What stands for "absent": photos and a mask in, photos without the masked part out; and how a baseline looks."""
+"""What stands for "absent": photos and a mask in, photos without the masked part out."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeAlias, TypeVar, dataclass_transform
+from typing import ClassVar, TypeAlias, TypeVar, dataclass_transform
 
-import numpy as np
 import torch
 from PIL import Image
 
@@ -56,37 +55,6 @@ class Baseline(Options):
         if len(images) == 1:  # no copies are made before they are blended
             return lambda rows, keep: blend(images, replacement, keep)
         return lambda rows, keep: blend(images[rows], replacement[rows], keep)
-
-    def picture(
-        self, photo: Image.Image, preprocess: Preprocess | None = None, keep: torch.Tensor | None = None
-    ) -> Image.Image:
-        """Return a photo with this baseline, to look at.
-
-        Args:
-            photo: any picture.
-            preprocess: ``PIL.Image -> (C, H, W)``; the picture then shows what the model sees. None takes the photo's
-                own pixels, between 0 and 1, where zero is black.
-            keep: ``(H, W)`` or ``(1, H, W)`` in [0, 1]; None covers the middle, half as wide and half as high.
-
-        Raises:
-            BaselineError: the preprocessing does more to a colour than to scale and shift it.
-
-        >>> from explain.baselines import Blur
-        >>> Blur().picture(Image.new("RGB", (30, 20), "orange")).size
-        (30, 20)
-        """
-        to_input = preprocess or (lambda it: torch.from_numpy(np.array(it)).permute(2, 0, 1).float() / 255)
-        black, span = scale_of(to_input)
-        x = to_input(photo.convert("RGB"))[None].float()
-        height, width = x.shape[2:]
-        mask = x.new_ones(1, 1, height, width)
-        if keep is None:
-            mask[..., height // 4 : height - height // 4, width // 4 : width - width // 4] = 0
-        else:
-            mask = keep.reshape(1, 1, *keep.shape[-2:])
-        levels = (self(x, mask)[0].cpu() - black.view(-1, 1, 1)) / span.view(-1, 1, 1)
-        pixels: np.ndarray[Any, Any] = (levels.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy()
-        return Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
 
 
 known: dict[str, Baseline] = {}

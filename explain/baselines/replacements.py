@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, TypeAlias
 
 import torch
-import torch.nn.functional as F
 
 from explain._utils.errors import ArgumentError, BaselineError, did_you_mean, shown
 from explain._utils.options import MethodSpec, SpecError, read_written, register_reader
@@ -28,6 +27,36 @@ def drawn(seed: int, images: torch.Tensor) -> torch.Tensor:
 def in_single_or_double(images: torch.Tensor) -> torch.Tensor:
     """The images in at least single precision."""
     return images if images.dtype in (torch.float32, torch.float64) else images.float()
+
+
+def to_unit(maps: torch.Tensor) -> torch.Tensor:
+    """Bring maps ``(N, ...)`` to [0, 1]; those that are constant become 0."""
+    flat = maps.flatten(1)
+    least, most = flat.aminmax(dim=1, keepdim=True)
+    return ((flat - least) / torch.where(most > least, most - least, 1)).reshape(maps.shape)
+
+
+def blurred(x: torch.Tensor, sigma: float, reach: float = math.inf) -> torch.Tensor:
+    """Blur pictures ``(..., H, W)`` with a Gaussian of a standard deviation in pixels, which reaches so many of them.
+
+    At the edges, the weights of what would lie outside are left out, so that no colour is invented there. A deviation
+    of 0 leaves pictures as they are.
+
+    >>> blurred(torch.tensor([[0.0, 4.0]]), 1e6)
+    tensor([[2., 2.]])
+    """
+    if sigma == 0:
+        return x
+    down, across = (_gaussian_weights(side, sigma, reach).to(x) for side in x.shape[-2:])
+    return down @ x @ across.T
+
+
+def _gaussian_weights(side: int, sigma: float, reach: float) -> torch.Tensor:
+    """What each place takes of each other one: ``(side, side)``, rows that add up to one."""
+    places = torch.arange(side, dtype=torch.float64, device="cpu")
+    apart = places[:, None] - places
+    weights = torch.exp(-0.5 * (apart / sigma) ** 2) * (apart.abs() <= reach)
+    return weights / weights.sum(1, keepdim=True)
 
 
 def _statistics(images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -156,17 +185,7 @@ class Blur(Baseline):
             raise BaselineError(f"kernel of blur must be odd, got {self.kernel}; use 11")
 
     def replacement(self, images: torch.Tensor) -> torch.Tensor:
-        wide = in_single_or_double(images)
-        maps = wide.reshape(-1, 1, *images.shape[-2:])
-        places = torch.arange(self.kernel, dtype=wide.dtype, device=wide.device) - self.kernel // 2
-        weights = torch.exp(-(places**2) / (2 * self.sigma**2))
-        blurred = self._blurred(maps, weights) / self._blurred(torch.ones_like(maps[:1]), weights)
-        return blurred.reshape(images.shape).to(images)
-
-    def _blurred(self, maps: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        half = self.kernel // 2
-        down = F.conv2d(maps, weights.view(1, 1, -1, 1), padding=(half, 0))
-        return F.conv2d(down, weights.view(1, 1, 1, -1), padding=(0, half))
+        return blurred(in_single_or_double(images), self.sigma, self.kernel // 2).to(images)
 
 
 @register

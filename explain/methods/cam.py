@@ -6,7 +6,7 @@ gathers them: `explain.engine.execution` takes the gradients of the score by `to
 layers that `explain.hooks.capturing.Capture` records.
 """
 
-from dataclasses import field, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -375,7 +375,7 @@ class FinerCAM(ClassActivationMap):
     torch.Size([1, 6, 6])
     """
 
-    cam: Method = field(default_factory=GradCAM)
+    cam: Method = GradCAM()
     objective: Literal["mean", "weighted"] = "mean"
     alpha: float = 0.6
     references: int = 3
@@ -431,7 +431,7 @@ class RefineCAM(ClassActivationMap):
     torch.Size([1, 7, 7])
     """
 
-    cam: Method = field(default_factory=GradCAMPlusPlus)
+    cam: Method = GradCAMPlusPlus()
 
     fusion = "product"
 

@@ -5,7 +5,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import torch
@@ -39,9 +39,8 @@ class DrawnMasks(NamedTuple):
     keep: Keep
 
 
-@dataclass(frozen=True)
 class MaskedInputs(Perturbation):
-    """Photos covered by masks; a subclass says by which. Equal ones are run once for all methods of a call."""
+    """Photos covered by masks; a subclass, which is a frozen dataclass with the field ``baseline``, says by which."""
 
     baseline: Baseline
 
@@ -100,6 +99,7 @@ class MaskedInputs(Perturbation):
 class ShownParts(MaskedInputs):
     """One image's photos that show some ``parts`` of it; ``mask`` makes the mask ``(H, W)`` of one of them."""
 
+    baseline: Baseline
     image: int
     parts: Sequence[Any]
     mask: Callable[[Any], torch.Tensor]
@@ -519,6 +519,7 @@ class CoalitionDesign(ABC):
 class Coalitions(MaskedInputs):
     """Photos that show some regions and cover the others."""
 
+    baseline: Baseline
     regions: Regions
     design: CoalitionDesign
 
@@ -595,8 +596,8 @@ class CoveredRegions(RegionMethod):
     """The first options of methods that cover random sets of regions."""
 
     samples: int = 500
-    regions: Regions = field(default_factory=Squares)
-    baseline: Baseline = field(default_factory=Zero)
+    regions: Regions = Squares()
+    baseline: Baseline = Zero()
     score: Score = "logit"
 
     style = "signed"

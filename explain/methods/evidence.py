@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
@@ -126,8 +126,8 @@ class Strength:
 class SmallestSet(SearchMethod):
     """What `Sufficient` and `Necessary` share: the options, the search, and the map of what was found."""
 
-    regions: Regions = field(default_factory=lambda: Squares(28))
-    baseline: tuple[Baseline, ...] | Baseline = field(default_factory=Mean)
+    regions: Regions = Squares(28)
+    baseline: tuple[Baseline, ...] | Baseline = Mean()
     keep: Literal["class"] | float | None = None
     reasons: int = 1
     guide: Method | None = None

@@ -1,7 +1,6 @@
 """Extremal perturbations: the smooth mask of a given area through which the score is highest."""
 
 import math
-from dataclasses import field
 
 import torch
 import torch.nn.functional as F
@@ -119,7 +118,7 @@ class ExtremalPerturbation(PerturbationMethod):
     area: tuple[float, ...] = (0.1,)
     steps: int = 800
     keeps: float | None = None
-    baseline: Baseline = field(default_factory=Defocus)
+    baseline: Baseline = Defocus()
     step: int | None = None
     sigma: float | None = None
 

@@ -1,6 +1,5 @@
 """The back-propagation family: gradients of the score in the pixels, plain or with another rule for rectifiers."""
 
-from dataclasses import field
 from typing import Any, ClassVar
 
 import torch
@@ -182,7 +181,7 @@ class GuidedGradCAM(GradientMethod):
     torch.Size([1, 3, 4, 4])
     """
 
-    cam: Method = field(default_factory=GradCAM)
+    cam: Method = GradCAM()
 
     style = "color"
 

@@ -1,8 +1,7 @@
 """Occlusion and RISE: what the score loses where the photo is covered, and what random masks say."""
 
 import itertools
-import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -40,6 +39,7 @@ class Windows(MaskedInputs):
     Windows begin at multiples of the stride; the last ones are cut off at the border.
     """
 
+    baseline: Baseline
     window: int | tuple[int, ...] | None = None
     stride: int | tuple[int, ...] | None = None
 
@@ -143,7 +143,7 @@ class Occlusion(EstimateMethod):
 
     window: int | tuple[int, ...] | None = None
     stride: int | tuple[int, ...] | None = None
-    baseline: Baseline = field(default_factory=Zero)
+    baseline: Baseline = Zero()
     score: Score = "logit"
 
     minimums = {"window": 1, "stride": 1}
@@ -181,6 +181,7 @@ class SmoothGrids(MaskedInputs):
     They come from the seed in blocks, so that each is the same whenever it is drawn, and none is kept.
     """
 
+    baseline: Baseline
     samples: int
     grid: int
     probability: float
@@ -271,7 +272,7 @@ class SmoothGridMethod(EstimateMethod):
     grid: int = 7
     probability: float = 0.5
     centred: bool = False
-    baseline: Baseline = field(default_factory=Zero)
+    baseline: Baseline = Zero()
     seed: int = 0
     tolerance: float | None = None
     max_seconds: float | None = None

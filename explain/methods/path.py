@@ -11,14 +11,13 @@ import torch
 from explain._utils.errors import BaselineError, MethodError, in_short
 from explain._utils.random_numbers import normal, seeded, uniform
 from explain.baselines.base import Baseline
-from explain.baselines.replacements import get_baseline
+from explain.baselines.replacements import blurred, get_baseline
 from explain.engine import Accumulator, Attributions, Evidence, Need, Perturbation, PerturbedRows, Reducer
 from explain.engine.needs import InputGradients
 from explain.engine.perturbations import OneForEach, Scores, SumOfRows, ZeroInput, copies
 from explain.layers.layouts import Grids
 from explain.methods.base import GRADIENTS, Method, register, spatial_dims
 from explain.methods.gradients import Saliency
-from explain.methods.regions import blurred
 
 PathBaseline: TypeAlias = float | str | tuple[float, ...] | torch.Tensor | Baseline
 Rule = Literal["gausslegendre", "left", "right", "midpoint", "trapezoid"]

@@ -2,7 +2,7 @@
 direction (IDGI), and regions that are ranked (XRAI)."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -175,7 +175,7 @@ class IDGI(CompleteMethod):
     (torch.Size([2, 3, 2, 2]), True)
     """
 
-    path: Method = field(default_factory=IntegratedGradients)
+    path: Method = IntegratedGradients()
 
     one_input = True
 

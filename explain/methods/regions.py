@@ -10,6 +10,7 @@ import torch
 
 from explain._utils.errors import MethodError, optional, shown
 from explain._utils.options import Options, register_reader
+from explain.baselines.replacements import blurred, to_unit
 
 
 class Regions(Options):
@@ -149,9 +150,12 @@ class Superpixels(Regions):
     def of_image(self, image: torch.Tensor) -> torch.Tensor:
         slic = optional("skimage.segmentation", "for Superpixels", "superpixels", MethodError).slic
         _check_photos("Superpixels", image)
-        least, most = image.aminmax()
-        pixels = ((image - least) / torch.where(most > least, most - least, 1)).movedim(0, -1).numpy()
-        found = slic(pixels, n_segments=self.count, compactness=self.compactness, channel_axis=-1)
+        found = slic(
+            to_unit(image[None])[0].movedim(0, -1).numpy(),
+            n_segments=self.count,
+            compactness=self.compactness,
+            channel_axis=-1,
+        )
         return in_a_row(torch.as_tensor(found))
 
 
@@ -230,27 +234,6 @@ def regions_of(value: Any) -> Any:
 register_reader(Regions, "how many squares across, from 1, or the number of each pixel's region (H, W)", regions_of)
 
 
-def blurred(x: torch.Tensor, sigma: float) -> torch.Tensor:
-    """Blur pictures ``(..., H, W)`` with a Gaussian of a standard deviation in pixels; 0 leaves them as they are.
-
-    At the edges, the weights of what would lie outside are left out, so that no colour is invented there.
-
-    >>> blurred(torch.tensor([[0.0, 4.0]]), 1e6)
-    tensor([[2., 2.]])
-    """
-    if sigma == 0:
-        return x
-    down, across = (_weights(side, sigma).to(x) for side in x.shape[-2:])
-    return down @ x @ across.T
-
-
-def _weights(side: int, sigma: float) -> torch.Tensor:
-    """What each place takes of each other one: ``(side, side)``, rows that add up to one."""
-    places = torch.arange(side, dtype=torch.float64)
-    weights = torch.exp(-0.5 * ((places[:, None] - places) / sigma) ** 2)
-    return weights / weights.sum(1, keepdim=True)
-
-
 USUAL_AREA = 224 * 224  # that the numbers of the literature are for
 
 
@@ -284,9 +267,8 @@ class Felzenszwalb(Regions):
 
     def of_image(self, image: torch.Tensor) -> torch.Tensor:
         _check_photos("Felzenszwalb", image)
-        low, high = image.aminmax()
         area = image[0].numel() / USUAL_AREA
-        smooth = blurred(2 * (image - low) / torch.where(high > low, high - low, 1) - 1, self.sigma)
+        smooth = blurred(2 * to_unit(image[None])[0] - 1, self.sigma)
         return joined(smooth, self.scale / 255 * area, max(1, round(self.least * area)))
 
 

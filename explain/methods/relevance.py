@@ -7,6 +7,7 @@ import torch
 
 from explain._utils.errors import MethodError, did_you_mean, shown
 from explain.baselines.base import Baseline
+from explain.baselines.replacements import to_unit
 from explain.engine import Evidence, InputGradients, Need
 from explain.engine import needs as engine_needs
 from explain.engine.needs import (
@@ -18,8 +19,8 @@ from explain.engine.needs import (
     Uninspected,
 )
 from explain.layers.layouts import enlarge
-from explain.methods import cam, path
-from explain.methods.base import RELEVANCE, Method, check_range, over_all, register
+from explain.methods import path
+from explain.methods.base import RELEVANCE, Method, check_range, register
 from explain.relevance import COMPOSITES, Composite
 
 
@@ -314,6 +315,5 @@ class FullGrad(Method):
     def _map(self, contributions: torch.Tensor, size: tuple[int, ...]) -> torch.Tensor:
         found = contributions.abs()
         if self.rescale:
-            least, most = (over_all(end, found) for end in found.flatten(1).aminmax(dim=1))
-            found = cam.ratio(found - least, (most - least).expand_as(found))
+            found = to_unit(found)
         return enlarge(found.sum(1, keepdim=True), size)[:, 0]

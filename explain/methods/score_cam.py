@@ -9,9 +9,10 @@ import torch
 
 from explain._utils.errors import MethodError
 from explain._utils.random_numbers import permutation
+from explain.baselines.replacements import to_unit
 from explain.engine import Activations, Evidence, Need, Perturbation, PerturbedRows
 from explain.engine.needs import BlockTokens
-from explain.engine.perturbations import ScoreOf, Scores, Unperturbed, ZeroInput, interleaved
+from explain.engine.perturbations import ScoreOf, Scores, Unperturbed, ZeroInput
 from explain.layers.layouts import enlarge
 from explain.methods.base import PERTURBATION, Outcome, over_all, register
 from explain.methods.cam import ClassActivationMap, ratio, unless_rounding, weighted
@@ -49,23 +50,29 @@ class MapMaskedInputs(Perturbation):
         return torch.ones_like(least, dtype=torch.bool) if self.how == "input" else most > least
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
-        a, x, size = evidence.activations, evidence.inputs, evidence.size
-        images, channels = (i.repeat_interleave(self.samples) for i in self.seen(evidence).nonzero(as_tuple=True))
-        like = a[0, 0] if self.how == "maps" else x[0]
-        drawn = self.samples if self.how in ("maps", "input") else 1
-        noises = torch.stack([self.sigma * noise(self.seed, i, like) for i in range(drawn)])
+        a = evidence.activations
+        x = evidence.inputs
+        maps_seen = self.seen(evidence).nonzero().repeat_interleave(self.samples, dim=0)
+        images, channels = maps_seen.unbind(1)
+        noises: dict[int, torch.Tensor] = {}
+        if self.how in ("maps", "input"):
+            like = a[0, 0] if self.how == "maps" else x[0]
+            noises = {sample: self.sigma * noise(self.seed, sample, like) for sample in range(self.samples)}
 
         def masked(rows: torch.Tensor) -> torch.Tensor:
-            photos, sample = x[images[rows]], rows % self.samples
-            if not size:  # an input beside the photo that is no picture
+            photos = x[images[rows]]
+            if not evidence.size:  # an input beside the photo that is no picture
                 return photos
+            samples = rows % self.samples
             maps = a[images[rows], channels[rows]]
-            if self.how == "maps":
-                maps = maps + span(maps) * noises[sample]
-            found = photos * masks(maps, size)
             if self.how == "fading":
-                return found * over_all((sample + 1).to(x.dtype) / self.samples, x)
-            return found + span(photos) * noises[sample] if self.how == "input" else found
+                return photos * masks(maps, evidence.size) * over_all((samples + 1).to(x) / self.samples, x)
+            if self.how == "plain":
+                return photos * masks(maps, evidence.size)
+            drawn = torch.stack([noises[sample] for sample in samples.tolist()])
+            if self.how == "maps":
+                return photos * masks(maps + span(maps) * drawn, evidence.size)
+            return photos * masks(maps, evidence.size) + span(photos) * drawn
 
         return PerturbedRows(images, masked)
 
@@ -248,9 +255,7 @@ class AblationCAM(ClassActivationMap):
 
 def masks(maps: torch.Tensor, size: tuple[int, ...]) -> torch.Tensor:
     """Enlarge maps ``(b, h, w)`` to ``size`` and bring each to [0, 1]: ``(b, 1, H, W)``; one that is constant is 0."""
-    large = enlarge(maps[:, None], size)
-    least, most = (over_all(ends, large) for ends in large.flatten(1).aminmax(dim=1))
-    return large.sub_(least).mul_(ratio(torch.ones_like(most), most - least))  # in place: there are many of them
+    return to_unit(enlarge(maps[:, None], size))
 
 
 def _alive(maps: torch.Tensor) -> torch.Tensor:
@@ -261,11 +266,17 @@ def _alive(maps: torch.Tensor) -> torch.Tensor:
 TOGETHER = 64  # masks that are enlarged at a time
 
 
+def owner_of_each(listed: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The number of the tensor ``(K, ...)`` that each item of them belongs to."""
+    counts = torch.tensor([len(items) for items in listed], device=listed[0].device)
+    return torch.arange(len(listed), device=counts.device).repeat_interleave(counts)
+
+
 @dataclass(frozen=True)
 class ClusterMaskedInputs(Perturbation):
     """The photo seen through each cluster of a layer's maps, with noise where it is covered; and with the noise alone.
 
-    Each cluster has two rows, one of each kind.
+    Each cluster has two rows, one of each kind. The noise depends on the number of the cluster in its image.
     """
 
     distance: float
@@ -285,26 +296,23 @@ class ClusterMaskedInputs(Perturbation):
             raise MethodError("vitcx must have at least two transformer blocks, got fewer; take scorecam")
         return [clustered(maps, evidence.size, self.distance) for maps in evidence.activations]
 
-    def counts(self, evidence: Evidence) -> list[int]:
-        """How many rows each image has."""
-        return [2 * len(each) for each in self.clusters(evidence)]
-
     def rows(self, evidence: Evidence) -> PerturbedRows:
-        x, size = evidence.inputs, evidence.size
-        if len(size) != 2:
+        x = evidence.inputs
+        if len(evidence.size) != 2:
             return PerturbedRows(torch.arange(len(x), device=x.device), lambda rows: x[rows])  # no photo
         clusters = self.clusters(evidence)
-        owners, rank = interleaved([2 * len(each) for each in clusters], x.device)
+        maps = torch.cat(clusters).to(x)
+        numbers = [number for of_image in clusters for number in range(len(of_image))]
+        owners = owner_of_each(clusters)
 
         def make(rows: torch.Tensor) -> torch.Tensor:
-            images, numbers = owners[rows], rank[rows]
-            pairs = list(zip(images.tolist(), (numbers // 2).tolist(), strict=True))
-            keep = masks(torch.stack([clusters[image][number] for image, number in pairs]).to(x), size)
-            added = torch.stack([noise(self.seed, number, x[0]) for _, number in pairs])
-            seen = torch.where((numbers % 2 == 0)[:, None, None, None], keep, torch.ones_like(keep))
-            return x[images] * seen + self.sigma * added * (1 - keep)
+            chosen = rows // 2
+            keep = masks(maps[chosen], evidence.size)
+            drawn = torch.stack([noise(self.seed, numbers[cluster], x[0]) for cluster in chosen.tolist()])
+            seen = torch.where((rows % 2 == 0)[:, None, None, None], keep, 1)
+            return x[owners[chosen]] * seen + self.sigma * drawn * (1 - keep)
 
-        return PerturbedRows(owners, make)
+        return PerturbedRows(owners.repeat_interleave(2), make)
 
 
 def clustered(maps: torch.Tensor, size: tuple[int, ...], distance: float) -> torch.Tensor:
@@ -313,21 +321,23 @@ def clustered(maps: torch.Tensor, size: tuple[int, ...], distance: float) -> tor
     Two masks lie apart by one minus their cosine. Enlarging is linear, so the cosines are those of the small maps with
     the products of the enlarging; what is subtracted from each map is a constant, which no mask shows.
     """
-    ends = [enlarge(some[:, None], size).flatten(1).aminmax(dim=1) for some in torch.split(maps, TOGETHER)]
-    least, most = map(torch.cat, zip(*ends, strict=True))
-    varies = most > least
-    maps, least, span = maps[varies].double(), least[varies].double(), (most - least)[varies].double()
-    if not len(maps):
-        return maps
-    down, across = (enlarging(*sides).to(maps) for sides in zip(maps.shape[1:], size, strict=True))
+    ends = [enlarge(some[:, None], size).flatten(1).aminmax(dim=1) for some in maps.split(TOGETHER)]
+    least = torch.cat([low for low, _ in ends]).double()
+    spans = torch.cat([high for _, high in ends]).double() - least
+    varies = spans > 0
+    if not bool(varies.any()):
+        return maps[:0].double()
+    maps = maps[varies].double()
+    least = least[varies, None]
+    down, across = (enlarging(small, large).to(maps) for small, large in zip(maps.shape[1:], size, strict=True))
     seen = down.T @ down @ maps @ (across.T @ across)  # (C, h, w): each map enlarged, and brought back by the transpose
+    sums = torch.einsum("cij,i,j->c", maps, down.sum(0), across.sum(0))[:, None]
     inner = seen.flatten(1) @ maps.flatten(1).T
-    sums = torch.einsum("cij,i,j->c", maps, down.sum(0), across.sum(0))
-    shifted = inner - least[:, None] * sums - sums[:, None] * least + (size[0] * size[1]) * least[:, None] * least
-    cosines = shifted / shifted.diagonal().sqrt()[:, None] / shifted.diagonal().sqrt()
-    labels = complete_linkage(1 - cosines, distance).to(maps.device)
-    found = maps.new_zeros(int(labels.max()) + 1, *maps.shape[1:])
-    return found.index_add_(0, labels, maps / span[:, None, None])
+    shifted = inner - least * sums.T - sums * least.T + (size[0] * size[1]) * least * least.T
+    lengths = shifted.diagonal().sqrt()
+    labels = complete_linkage(1 - shifted / lengths[:, None] / lengths, distance).to(maps.device)
+    clusters = maps.new_zeros(int(labels.max()) + 1, *maps.shape[1:])
+    return clusters.index_add_(0, labels, maps / spans[varies, None, None])
 
 
 class TokenMethod(PerturbationMethod):
@@ -337,7 +347,7 @@ class TokenMethod(PerturbationMethod):
     score: Score
 
     @property
-    def masked(self) -> "ClusterMaskedInputs | SampledTokens":
+    def masked(self) -> Perturbation:
         """The rows that the masks make."""
         raise NotImplementedError
 
@@ -345,14 +355,6 @@ class TokenMethod(PerturbationMethod):
     def scores(self) -> Scores:
         """The need for their scores."""
         return Scores(self.masked, ScoreOf(self.score))
-
-    def by_image(self, evidence: Evidence, counts: Sequence[int]) -> list[torch.Tensor]:
-        """The scores of each image, of which there are so many."""
-        owners, _ = interleaved(counts, evidence.inputs.device)
-        return [evidence[self.scores][owners == image] for image in range(len(counts))]
-
-    def outcome(self, evidence: Evidence) -> Outcome:
-        return Outcome(spent=torch.tensor(self.masked.counts(evidence), device=evidence.inputs.device))
 
 
 @register
@@ -405,22 +407,27 @@ class ViTCX(TokenMethod):
         return frozenset({self.scores, whole_score(self.score), Activations(), BlockTokens()})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        clusters, whole = self.masked.clusters(evidence), evidence[whole_score(self.score)]
-        found = []
-        for image, mine in enumerate(self.by_image(evidence, [2 * len(each) for each in clusters])):
-            weights = mine[::2] - mine[1::2] + whole[image]
-            found.append(weighted_mean(clusters[image].to(evidence.inputs), weights, evidence.size))
-        return torch.stack(found)
+        clusters = self.masked.clusters(evidence)
+        seen, of_noise = evidence[self.scores].reshape(-1, 2).unbind(1)
+        whole = evidence[whole_score(self.score)]
+        weights = (seen - of_noise + whole[owner_of_each(clusters)]).split([len(of_image) for of_image in clusters])
+        pairs = zip(clusters, weights, strict=True)
+        return torch.stack([weighted_mean(maps.to(whole), own, evidence.size) for maps, own in pairs])
+
+    def outcome(self, evidence: Evidence) -> Outcome:
+        counts = [2 * len(of_image) for of_image in self.masked.clusters(evidence)]
+        return Outcome(spent=torch.tensor(counts, device=evidence.inputs.device))
 
 
 def weighted_mean(maps: torch.Tensor, weights: torch.Tensor, size: tuple[int, ...]) -> torch.Tensor:
     """The mean of weights ``(K,)`` at each place, weighted by the masks that maps ``(K, h, w)`` make; 0 without any."""
-    total, seen = maps.new_zeros(2, *size)
-    for some, mine in zip(torch.split(maps, TOGETHER), torch.split(weights.to(maps), TOGETHER), strict=True):
+    total = maps.new_zeros(size)
+    seen = maps.new_zeros(size)
+    for some, of_some in zip(maps.split(TOGETHER), weights.to(maps).split(TOGETHER), strict=True):
         keep = masks(some, size)[:, 0]
-        total += torch.einsum("k,khw->hw", mine, keep)
+        total += torch.einsum("k,khw->hw", of_some, keep)
         seen += keep.sum(0)
-    return torch.where(seen > 0, total / torch.where(seen > 0, seen, 1), 0)
+    return ratio(total, seen)
 
 
 @dataclass(frozen=True)
@@ -440,34 +447,25 @@ class SampledTokens(Perturbation):
     def __str__(self) -> str:
         return f"{self.share:.0%} of the tokens"
 
-    def drawn(self, evidence: Evidence) -> list[torch.Tensor]:
+    def tokens(self, evidence: Evidence) -> list[torch.Tensor]:
         """Of each image, which tokens its masks keep ``(K, h, w)``."""
         blocks = evidence[BlockTokens()]
         sizes = {tuple(block.shape[2:]) for block in blocks}
         if len(blocks) < 2 or len(sizes) != 1:
-            found = "none" if not blocks else f"{len(blocks)} with maps of {', '.join(map(str, sorted(sizes)))}"
-            raise MethodError(f"tis must have two transformer blocks with the same tokens, got {found}; take rise")
-        drawn = []
+            got = f"{len(blocks)} with maps of {', '.join(map(str, sorted(sizes)))}" if blocks else "none"
+            raise MethodError(f"tis must have two transformer blocks with the same tokens, got {got}; take rise")
+        listed = []
         for maps in torch.cat(blocks, 1):
             centres = means(maps.flatten(1), self.samples, self.seed)
             kept = centres.topk(max(1, int(self.share * centres.shape[1])), dim=1).indices
             mask = torch.zeros_like(centres, dtype=torch.bool).scatter_(1, kept, value=True)
-            drawn.append(mask.reshape(-1, *maps.shape[1:]))
-        return drawn
-
-    def counts(self, evidence: Evidence) -> list[int]:
-        """How many rows each image has."""
-        return [len(each) for each in self.drawn(evidence)]
+            listed.append(mask.reshape(-1, *maps.shape[1:]))
+        return listed
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
-        drawn = self.drawn(evidence)
-        owners, numbers = interleaved([len(each) for each in drawn], evidence.inputs.device)
-
-        def make(rows: torch.Tensor) -> torch.Tensor:
-            pairs = zip(owners[rows].tolist(), numbers[rows].tolist(), strict=True)
-            return torch.stack([drawn[image][number] for image, number in pairs])
-
-        return PerturbedRows(owners, make)
+        tokens = self.tokens(evidence)
+        together = torch.cat(tokens)
+        return PerturbedRows(owner_of_each(tokens), lambda rows: together[rows])
 
 
 @register
@@ -516,12 +514,17 @@ class TIS(TokenMethod):
         return frozenset({self.scores, BlockTokens()})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        drawn, found = self.masked.drawn(evidence), []
-        for keep, scores in zip(drawn, self.by_image(evidence, [len(each) for each in drawn]), strict=True):
-            seen = keep.to(scores).sum(0)
-            total = torch.einsum("k,khw->hw", scores, keep.to(scores))
-            found.append(torch.where(seen > 0, total / seen.clamp(min=1), 0))
-        return torch.stack(found)
+        tokens = self.masked.tokens(evidence)
+        scores = evidence[self.scores].split([len(of_image) for of_image in tokens])
+        values = []
+        for of_image, own in zip(tokens, scores, strict=True):
+            keep = of_image.to(own)
+            values.append(ratio(torch.einsum("k,khw->hw", own, keep), keep.sum(0)))
+        return torch.stack(values)
+
+    def outcome(self, evidence: Evidence) -> Outcome:
+        counts = [len(of_image) for of_image in self.masked.tokens(evidence)]
+        return Outcome(spent=torch.tensor(counts, device=evidence.inputs.device))
 
 
 ROUNDS = 100  # after which means need not stand still

@@ -4,11 +4,12 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from explain._utils.errors import MethodError
 from explain._utils.random_numbers import seeded, uniform
@@ -302,24 +303,26 @@ class ShapleySampling(ShapleyMethod):
     def solve(self, seen: torch.Tensor, scores: torch.Tensor, whole: float, blank: float) -> Estimate:
         """The mean gain of each region over the orders, and its standard error over pairs of them.
 
-        There is no error before three pairs (see `floored_error`). Where all pairs agree, they may do so by chance: values
-        may be off by the gain of a region in one pair more.
+        There is no error before three pairs (see `floored_error`). Where all pairs agree, they may do so by chance:
+        values may be off by the gain of a region in one pair more.
         """
         regions = seen.shape[1]
         if regions == 1:
-            values = torch.full((1,), whole - blank, dtype=torch.float64, device=seen.device)
+            values = seen.new_tensor([whole - blank])
             return Estimate(values, torch.zeros_like(values))
-        seen, scores = seen.reshape(-1, regions - 1, regions), scores.reshape(-1, regions - 1)
-        steps = torch.cat([torch.zeros_like(seen[:, :1]), seen, torch.ones_like(seen[:, :1])], 1).diff(dim=1)
-        ends = torch.ones_like(scores[:, :1])
-        gains = torch.cat([blank * ends, scores, whole * ends], 1).diff(dim=1)
-        each = (steps * gains[..., None]).sum(1).reshape(-1, 2, regions).mean(1)
-        n = len(each)
-        if n < FEWEST:
-            return Estimate(each.mean(0))
-        variance, reach = each.var(0) / n, each.abs().max()
-        agree = bool(variance.mean().sqrt() <= 1e-6 * reach)  # but for rounding
-        return Estimate(each.mean(0), (reach / n).expand(regions) if agree else estimates.floored_error(variance, n - 1))
+        orders = seen.reshape(-1, regions - 1, regions)
+        uncovered = F.pad(F.pad(orders, (0, 0, 1, 0)), (0, 0, 0, 1), value=1.0).diff(dim=1)
+        ends = F.pad(F.pad(scores.reshape(-1, regions - 1), (1, 0), value=blank), (0, 1), value=whole)
+        gains = torch.einsum("nsm,ns->nm", uncovered, ends.diff(dim=1)).reshape(-1, 2, regions).mean(1)
+        values = gains.mean(0)
+        pairs = len(gains)
+        if pairs < FEWEST:
+            return Estimate(values)
+        variance = gains.var(0) / pairs
+        reach = gains.abs().max()
+        if bool(variance.mean().sqrt() <= 1e-6 * reach):  # all agree, but for rounding
+            return Estimate(values, (reach / pairs).expand(regions))
+        return Estimate(values, estimates.floored_error(variance, pairs - 1))
 
 
 TOGETHER = 8  # cells that are cut in one go, so that their runs share full pieces
@@ -394,7 +397,7 @@ class PartitionSHAP(estimates.SearchMethod):
     """
 
     samples: int = 500
-    baseline: Baseline = field(default_factory=Zero)
+    baseline: Baseline = Zero()
     score: Score = "logit"
     max_seconds: float | None = None
 

@@ -1,7 +1,7 @@
 """Methods of regions: one covered at a time, LIME, regions permuted between images, total Sobol indices, and HSIC."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -74,8 +74,8 @@ class FeatureAblation(DropMethod):
     True
     """
 
-    regions: Regions = field(default_factory=Squares)
-    baseline: Baseline = field(default_factory=Zero)
+    regions: Regions = Squares()
+    baseline: Baseline = Zero()
     score: Score = "logit"
 
 
@@ -220,7 +220,7 @@ class FeaturePermutation(DropMethod):
     True
     """
 
-    regions: Regions = field(default_factory=Squares)
+    regions: Regions = Squares()
     score: Score = "logit"
     seed: int = 0
 
@@ -241,7 +241,7 @@ class GridSensitivity(RegionMethod):
 
     samples: int = 2112
     grid: int = 8
-    baseline: Baseline = field(default_factory=Zero)
+    baseline: Baseline = Zero()
     score: Score = "logit"
     seed: int = 0
     tolerance: float | None = None

@@ -1,6 +1,6 @@
 """Methods made of another: averaged over noise, over flips and scales."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -112,7 +112,7 @@ class Smooth(WrapperMethod):
     ('smoothgrad', True)
     """
 
-    method: Method = field(default_factory=lambda: gradients.Saliency(absolute=False))
+    method: Method = gradients.Saliency(absolute=False)
     samples: int = 25
     sigma: float = 0.15
     statistic: Statistic = "mean"

@@ -2,7 +2,6 @@
 photo again."""
 
 from collections.abc import Iterator
-from dataclasses import field
 from functools import partial
 from typing import Any, ClassVar
 
@@ -177,7 +176,7 @@ class ADCC(ReattributionMetric):
     'more'
     """
 
-    baseline: Baseline = field(default_factory=Zero)
+    baseline: Baseline = Zero()
 
     def variants(self, context: ModelContext, data: MetricInput) -> Iterator[Variant]:
         need_probability(data.probability, OTHER)

@@ -56,7 +56,7 @@ class MetricInput:
     classes: torch.Tensor | None = None
     boxes: Sequence[torch.Tensor] | None = None
     regions: torch.Tensor | None = None
-    outputs: Outputs = field(default_factory=Outputs)
+    outputs: Outputs = Outputs()
     masked: Any = None
     _ranks: dict[tuple[Sign, int], torch.Tensor] = field(default_factory=dict, repr=False)
 
@@ -274,32 +274,37 @@ def cover_ranks(ranks: torch.Tensor, start: Ranks, end: Ranks, baseline: Baselin
         start, end: K ranks for all images, or for each ``(N, K)``.
         baseline, score: as for `cover`.
     """
-    first, stop = (torch.as_tensor(each, device=ranks.device).expand(len(ranks), -1) for each in (start, end))
+    first = torch.as_tensor(start, device=ranks.device).expand(len(ranks), -1)
+    stop = torch.as_tensor(end, device=ranks.device).expand(len(ranks), -1)
 
     def keep(owners: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
         own = ranks if len(ranks) == 1 else ranks[owners]
-        low, high = (each[owners, numbers].reshape(-1, 1, 1) for each in (first, stop))
+        low = first[owners, numbers].reshape(-1, 1, 1)
+        high = stop[owners, numbers].reshape(-1, 1, 1)
         return (own < low).logical_or_(own >= high)
 
     def key(digest: bytes, low: int, high: int, count: int) -> Hashable:
         if low >= high:
             return UNCHANGED
-        return (baseline,) if low == 0 and high >= count else (baseline, digest, low, min(high, count))
+        return (baseline,) if low <= 0 and high >= count else (baseline, digest, max(low, 0), min(high, count))
 
     keys: list[list[Hashable]] = []
-    for own, lows, highs in zip(ranks, first.clamp(min=0).tolist(), stop.tolist(), strict=True):
-        count, digest = int(own.max()) + 1, digest_of(own)
+    for own, lows, highs in zip(ranks, first.tolist(), stop.tolist(), strict=True):
+        count = int(own.max()) + 1
+        digest = digest_of(own)
         keys.append([key(digest, low, high, count) for low, high in zip(lows, highs, strict=True)])
     return cover(keys, keep, baseline, score)
 
 
 def cover_softly(mask: torch.Tensor, baseline: Baseline, score: ScoreKind) -> ScoreRequest:
     """Request one photo of each image, mixed with a baseline by a mask ``(N, H, W)`` in [0, 1]."""
-    keys: list[list[Hashable]] = []
-    for own in mask:
-        soft = UNCHANGED if bool((own == 1).all()) else (baseline, "soft", digest_of(own))
-        keys.append([soft if own.any() else (baseline,)])
-    return cover(keys, lambda owners, numbers: mask[owners], baseline, score)
+
+    def key(own: torch.Tensor) -> Hashable:
+        if not own.any():
+            return (baseline,)
+        return UNCHANGED if bool((own == 1).all()) else (baseline, "soft", digest_of(own))
+
+    return cover([[key(own)] for own in mask], lambda owners, numbers: mask[owners], baseline, score)
 
 
 class PerturbedPhotoPool(Perturbation):
@@ -309,24 +314,22 @@ class PerturbedPhotoPool(Perturbation):
 
     def __init__(self, images: torch.Tensor) -> None:
         self._images = images
-        self._known: dict[tuple[int, Hashable], int] = {}  # the row for each image and key
-        self._sources: list[tuple[int, int, int]] = []  # of each row: the image, the request, the photo's number in it
-        self._requests: list[ScoreRequest] = []
+        self._rows: dict[tuple[int, Hashable], tuple[int, Build, int]] = {}
+        """By image and key: the row, what builds it, and its number there."""
 
     def __len__(self) -> int:
-        return len(self._sources)
+        return len(self._rows)
 
     def add(self, request: ScoreRequest) -> torch.Tensor:
         """Add photos; return the number of each one's row ``(N, K)``, or -1 where nothing is changed."""
-        found = []
+        rows = []
         for image, keys in enumerate(request.keys):
+            of_image = []
             for number, key in enumerate(keys):
-                if key is not UNCHANGED and (image, key) not in self._known:
-                    self._known[image, key] = len(self)
-                    self._sources.append((image, len(self._requests), number))
-            found.append([self._known.get((image, key), -1) for key in keys])
-        self._requests.append(request)
-        return torch.tensor(found, dtype=torch.long, device=self._images.device)
+                new = len(self), request.build, number
+                of_image.append(-1 if key is UNCHANGED else self._rows.setdefault((image, key), new)[0])
+            rows.append(of_image)
+        return torch.tensor(rows, dtype=torch.long, device=self._images.device)
 
     def recognised(self, photos: torch.Tensor, scores: torch.Tensor, classes: int) -> Iterator[str]:
         """Notes on photos that keep their class although a baseline covers them entirely: their curves say little.
@@ -340,34 +343,37 @@ class PerturbedPhotoPool(Perturbation):
             classes: K.
         """
         least = (0.9 * photos).clamp(min=(1 + 1 / classes) / 2)
-        keys = dict.fromkeys(key for _, key in self._known)
-        for baseline in [key[0] for key in keys if isinstance(key, tuple) and len(key) == 1]:
-            rows = [self._known.get((image, (baseline,))) for image in range(len(photos))]
-            found = torch.stack([scores.new_zeros(()) if row is None else scores[row] for row in rows])
-            if (kept := found > least).any():
-                where = f"{found[kept].min():.2f} or more where the baseline {baseline.name!r} covers all of it"
+        covered: dict[Baseline, torch.Tensor] = {}  # the probability of each photo that is covered entirely
+        for (image, key), (row, _, _) in self._rows.items():
+            if isinstance(key, tuple) and len(key) == 1:
+                covered.setdefault(key[0], torch.zeros_like(photos))[image] = scores[row]
+        for baseline, probability in covered.items():
+            kept = probability > least
+            if kept.any():
+                where = f"{probability[kept].min():.2f} or more where the baseline {baseline.name!r} covers all of it"
                 keeps = f"image {image_names(kept)} keeps its class with a probability of {where}"
                 yield f"{keeps}, so that figures by this baseline say little; choose another baseline"
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
         """All rows; each is built when it is run."""
         images = self._images
-        sources = torch.tensor(self._sources, dtype=torch.long).reshape(-1, 3)
-        owners = sources[:, 0].to(images.device)
+        owners = torch.tensor([image for image, _ in self._rows], dtype=torch.long, device=images.device)
+        builds = [(build, number) for _, build, number in self._rows.values()]
         covers: Any = cache(lambda baseline: baseline.covering(images))
 
         def make(rows: torch.Tensor) -> torch.Tensor:
-            _, requests, numbers = sources[rows.cpu()].unbind(1)
-            found = images.new_empty(len(rows), *images.shape[1:])
-            for request in sorted(set(requests.tolist())):
-                own = (requests == request).nonzero().flatten()
-                at = own.to(images.device)
-                build = self._requests[request].build
-                built: torch.Tensor = build(images, covers, owners[rows[at]], numbers[own].to(images.device))
+            places: dict[Build, list[int]] = {}
+            for place, row in enumerate(rows.tolist()):
+                places.setdefault(builds[row][0], []).append(place)
+            photos = images.new_empty(len(rows), *images.shape[1:])
+            for build, own in places.items():
+                at = torch.tensor(own, device=images.device)
+                numbers = torch.tensor([builds[row][1] for row in rows[at].tolist()], device=images.device)
+                built: torch.Tensor = build(images, covers, owners[rows[at]], numbers)
                 if len(own) == len(rows):
                     return built
-                found[at] = built
-            return found
+                photos[at] = built
+            return photos
 
         return PerturbedRows(owners, make)
 
@@ -387,7 +393,7 @@ class ClassScore(Target):
 
     of: Literal["probability", "margin"]
     classes: tuple[int, ...]
-    outputs: Outputs = field(default_factory=Outputs)
+    outputs: Outputs = Outputs()
 
     @property
     def name(self) -> str:

@@ -1,7 +1,6 @@
 """Do the values of a map add up? Correlations of sums with the loss of score, infidelity, completeness."""
 
 from collections.abc import Sequence
-from dataclasses import field
 from typing import ClassVar
 
 import torch
@@ -89,7 +88,7 @@ class FaithfulnessCorrelation(_SubsetCorrelation):
 
     samples: int = 100
     share: float = 5
-    baseline: Baseline = field(default_factory=Zero)
+    baseline: Baseline = Zero()
     score: Score = "logit"
     seed: int = 0
 
@@ -117,7 +116,7 @@ class SensitivityN(_SubsetCorrelation):
 
     shares: tuple[float, ...] = (1, 5, 20, 50)
     samples: int = 30
-    baseline: Baseline = field(default_factory=Zero)
+    baseline: Baseline = Zero()
     score: Score = "logit"
     seed: int = 0
 
@@ -143,7 +142,7 @@ class FaithfulnessEstimate(ScoreMetric):
     """
 
     groups: int = 64
-    baseline: Baseline = field(default_factory=Zero)
+    baseline: Baseline = Zero()
     score: Score = "logit"
     seed: int = 0
 
@@ -220,7 +219,7 @@ class NonSensitivity(ScoreMetric):
 
     side: int = 16
     threshold: float = 1e-3
-    baseline: Baseline = field(default_factory=Zero)
+    baseline: Baseline = Zero()
     score: Score = "logit"
 
     units = "share of squares"
@@ -330,7 +329,7 @@ class Completeness(ScoreMetric):
     'less'
     """
 
-    baseline: Baseline = field(default_factory=Zero)
+    baseline: Baseline = Zero()
     score: Score = "logit"
 
     units = "score"

@@ -4,8 +4,9 @@ import csv
 import io
 import json
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any, TypeAlias, TypeVar, Unpack
 
 import numpy as np
@@ -86,13 +87,21 @@ class Table(Mapping[str, Mapping[str, torch.Tensor]]):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values: what each metric is, and its figures by method, metric and image; None where not defined."""
-        keys = ("about", "units", "better", "paper")
-        about = {name: {k: getattr(m, k) for k in keys} | {"options": repr(m)} for name, m in self.metrics.items()}
+        metrics = {
+            name: {
+                "about": metric.about,
+                "units": metric.units,
+                "better": metric.better,
+                "paper": metric.paper,
+                "options": repr(metric),
+            }
+            for name, metric in self.metrics.items()
+        }
         values = {
             method: {name: [None if math.isnan(v) else v for v in each.tolist()] for name, each in row.items()}
             for method, row in self.items()
         }
-        return {"metrics": about, "values": values, "notes": list(self.notes)}
+        return {"metrics": metrics, "values": values, "notes": list(self.notes)}
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=1, ensure_ascii=False)
@@ -103,29 +112,24 @@ class Table(Mapping[str, Mapping[str, torch.Tensor]]):
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow(["method", "image", *self.metrics])
         for method, row in self.items():
-            for image, values in enumerate(zip(*(row[name].tolist() for name in self.metrics), strict=True)):
-                writer.writerow(
-                    [as_cell(method), image, *("" if math.isnan(value) else repr(float(value)) for value in values)]
-                )
+            figures = torch.stack([row[name].double() for name in self.metrics], 1)
+            for image, of_image in enumerate(figures.tolist()):
+                cells = ["" if math.isnan(figure) else repr(figure) for figure in of_image]
+                writer.writerow([as_cell(method), image, *cells])
         return out.getvalue()
 
     @property
     def _rows(self) -> list[list[str]]:
         head = ["", *(f"{name} {ARROWS[metric.better]}" for name, metric in self.metrics.items())]
-        return [head, *([each, *(_shown(self.mean(each, name)) for name in self.metrics)] for each in self.results)]
+        rows = [[method, *(_shown(self.mean(method, name)) for name in self.metrics)] for method in self.results]
+        return [head, *rows]
 
     def _repr_html_(self) -> str:
         head, *rows = self._rows
         return table_html(head, rows) + lines_html(f"note: {note}" for note in self.notes)
 
     def __repr__(self) -> str:
-        head, *rows = self._rows
-        widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
-        lines = []
-        for row in (head, *rows):
-            figures = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
-            lines.append("  ".join([row[0].ljust(widths[0]), *figures]).rstrip())
-        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+        return "\n".join([*aligned(self._rows, figures=True), *(f"note: {note}" for note in self.notes)])
 
     def _one(self, method: str, metric: str) -> MetricResult:
         if metric not in self[method]:
@@ -134,7 +138,18 @@ class Table(Mapping[str, Mapping[str, torch.Tensor]]):
 
 
 def _shown(value: float) -> str:
-    return "–" if math.isnan(value) else f"{value:.4g}" if abs(value) < 1e-3 and value else f"{value:.3f}"
+    if math.isnan(value):
+        return "–"
+    return f"{value:.4g}" if value and abs(value) < 1e-3 else f"{value:.3f}"
+
+
+def aligned(rows: Sequence[Sequence[str]], *, figures: bool = False) -> list[str]:
+    """A line for each row, with columns of equal width; ``figures``, in all columns but the first, go to the right."""
+    columns = []
+    for number, column in enumerate(zip(*rows, strict=True)):
+        width = max(map(len, column))
+        columns.append([cell.rjust(width) if figures and number else cell.ljust(width) for cell in column])
+    return ["  ".join(cells).rstrip() for cells in zip(*columns, strict=True)]
 
 
 MapSource: TypeAlias = MethodLike | MapsLike
@@ -143,10 +158,16 @@ M = TypeVar("M", bound=Metric)
 
 @keywords(Options)
 def evaluate(
-    model: nn.Module, x: InputsLike, methods: MapSource | Iterable[MethodLike | Attribution] | Mapping[str, MapSource],
-    metrics: MetricLike | Iterable[MetricLike], *, target: TargetLike = None, boxes: localisation.Boxes | None = None,
-    masks: torch.Tensor | np.ndarray[Any, Any] | None = None, **options: Unpack[Options],
-) -> Table:  # fmt: skip
+    model: nn.Module,
+    x: InputsLike,
+    methods: MapSource | Iterable[MethodLike | Attribution] | Mapping[str, MapSource],
+    metrics: MetricLike | Iterable[MetricLike],
+    *,
+    target: TargetLike = None,
+    boxes: localisation.Boxes | None = None,
+    masks: torch.Tensor | np.ndarray[Any, Any] | None = None,
+    **options: Unpack[Options],
+) -> Table:
     """Evaluate methods, or maps, by metrics; all perturbed photos of one call run together, each distinct one once.
 
     Args:
@@ -192,35 +213,53 @@ class _Evaluation:
     def __init__(
         self, model: nn.Module, inputs: Inputs, metrics: Mapping[str, Metric], target: TargetLike, options: Options
     ) -> None:
-        self.model, self.inputs, self.metrics, self.options = model, inputs, metrics, options
-        self.settings, self.target = Settings(**options), target
+        self.model = model
+        self.inputs = inputs
+        self.metrics = metrics
+        self.options = options
+        self.settings = Settings(**options)
+        self.target = target
         self.notes: list[str] = []
 
     def table(self, methods: Mapping[str, MapSource], boxes: localisation.Boxes | None, masks: Any) -> Table:
-        count, size = len(self.inputs), (int(self.inputs.x.shape[2]), int(self.inputs.x.shape[3]))
-        known_boxes = None if boxes is None else localisation.as_boxes(boxes, count, size)
-        truth = {"boxes": known_boxes, "regions": localisation.as_regions(masks, known_boxes, count, size)}
+        size = int(self.inputs.x.shape[2]), int(self.inputs.x.shape[3])
+        known_boxes = None if boxes is None else localisation.as_boxes(boxes, len(self.inputs), size)
+        regions = localisation.as_regions(masks, known_boxes, len(self.inputs), size)
         maps = self._maps(methods)
         self.resolved = as_target(self.target, self.settings.categories).sized(size)
-        made = [each for name, each in maps.items() if isinstance(each, Attribution) and each is not methods[name]]
-        if made:  # by this call
-            score, target, logits = made[0].score, made[0].target, made[0].logits
-            classes = None if isinstance(target, str) else target
-        else:
-            unperturbed = execution.gather(self.model, self.inputs, Plan({}), [self.resolved], self.settings)[0](None)
-            score, classes, logits = unperturbed.score, unperturbed.classes, unperturbed.logits
-        if classes is not None:
-            self.resolved = ClassTarget(tuple(classes.tolist()))
-        self.context = ModelContext(self.model, self.inputs, classes, logits, self.settings.activation)
+        score = self._explained(methods, maps)
         results: Results = {}
         with preserve.calculating(self.inputs.x.device.type):
-            data = {name: self.context.data(name, each, score, **truth) for name, each in maps.items()}
+            data = {
+                name: self.context.data(name, each, score, boxes=known_boxes, regions=regions)
+                for name, each in maps.items()
+            }
             for metric in self._of_kind(MapMetric):
                 results |= {(name, metric.name): metric(each) for name, each in data.items()}
         results |= self._by_scores(data)
         results |= self._by_reattribution(data, methods, maps)
         ordered = {name: {metric: results[name, metric] for metric in self.metrics} for name in data}
         return Table(dict(self.metrics), ordered, tuple(self.notes))
+
+    def _explained(self, methods: Mapping[str, MapSource], maps: Mapping[str, MapsLike]) -> torch.Tensor:
+        """The score ``(N,)`` that is explained; what is known of the model's outputs goes into the context."""
+        by_this_call = [
+            each for name, each in maps.items() if isinstance(each, Attribution) and each is not methods[name]
+        ]
+        if by_this_call:
+            first = by_this_call[0]
+            classes = None if isinstance(first.target, str) else first.target
+            score = first.score
+            logits = first.logits
+        else:
+            unperturbed = execution.gather(self.model, self.inputs, Plan({}), [self.resolved], self.settings)[0](None)
+            classes = unperturbed.classes
+            score = unperturbed.score
+            logits = unperturbed.logits
+        if classes is not None:
+            self.resolved = ClassTarget(tuple(classes.tolist()))
+        self.context = ModelContext(self.model, self.inputs, classes, logits, self.settings.activation)
+        return score
 
     def _of_kind(self, kind: type[M]) -> list[M]:
         return [metric for metric in self.metrics.values() if isinstance(metric, kind)]
@@ -237,8 +276,8 @@ class _Evaluation:
         while waiting:  # methods of one name, with other options, run in turn
             turn = {method.name: name for name, method in reversed(waiting.items())}
             objects = [waiting.pop(name) for name in turn.values()]
-            found = attribute(self.model, self.inputs, objects, target=self.target, **self.options)
-            maps |= {turn[name]: each for name, each in found.items()}
+            explained = attribute(self.model, self.inputs, objects, target=self.target, **self.options)
+            maps |= {turn[name]: each for name, each in explained.items()}
         return {name: maps[name] for name in methods}
 
     def _by_reattribution(
@@ -246,25 +285,30 @@ class _Evaluation:
     ) -> Results:
         """Run the methods again on other photos, classes and models."""
         metrics = self._of_kind(ReattributionMetric)
+        if not metrics:
+            return {}
         evaluated: dict[str, EvaluatedMethod] = {}
-        for name, each in data.items() if metrics else ():
-            method, attribution = methods[name], maps[name]
+        for name, each in data.items():
+            method = methods[name]
+            attribution = maps[name]
             if not isinstance(method, (str, Method)) or not isinstance(attribution, Attribution):
                 raise MetricError(f"metric {metrics[0].name!r} needs a method, got the map {name!r}; give its method")
             evaluated[name] = EvaluatedMethod(get_method(method), attribution, each)
         options: Options = {**self.options, "activation": self.context.outputs.activation}
-        return reattribute(metrics, evaluated, self.context, self.resolved, options) if metrics else {}
+        return reattribute(metrics, evaluated, self.context, self.resolved, options)
 
     def _by_scores(self, data: Mapping[str, MetricInput]) -> Results:
         """Run the perturbed photos that metrics request, each distinct one once."""
-        pool, context = base.PerturbedPhotoPool(self.context.images), self.context
-        requested: list[tuple[str, ScoreMetric, list[tuple[ScoreKind, torch.Tensor]]]] = []
-        with preserve.calculating(context.images.device.type):
-            for name, each in data.items():
-                for metric in self._of_kind(ScoreMetric):
-                    rows = [(request.score, pool.add(request)) for request in metric.requests(each)]
-                    requested.append((name, metric, rows))
-        scores = self._scores(pool, {kind for _, _, rows in requested for kind, _ in rows})
+        context = self.context
+        device = context.images.device.type
+        pool = base.PerturbedPhotoPool(context.images)
+        rows: dict[tuple[str, str], list[tuple[ScoreKind, torch.Tensor]]] = {}
+        metrics = self._of_kind(ScoreMetric)
+        with preserve.calculating(device):
+            for metric, (name, each) in product(metrics, data.items()):
+                rows[name, metric.name] = [(request.score, pool.add(request)) for request in metric.requests(each)]
+        kinds = sorted({kind for requested in rows.values() for kind, _ in requested})
+        scores = self._scores(pool, kinds)
         if "probability" in scores and context.count is not None:
             classes = context.count if context.outputs.kind == "classes" else 2  # each label is true or not
             self.notes += pool.recognised(*scores["probability"], classes)
@@ -272,38 +316,45 @@ class _Evaluation:
         names: dict[ScoreKind, str] = {"logit": "target_score", "probability": "probability"}
         exact: dict[str, Any] = {field: scores[kind][0] for kind, field in names.items() if kind in scores}
         results: Results = {}
-        for name, metric, rows in requested:
-            found = []
-            for kind, numbers in rows:
-                original, perturbed = scores[kind]
-                padded = torch.cat([perturbed, original.new_zeros(1)])
-                found.append(torch.where(numbers < 0, original[:, None], padded[numbers]))
-            with preserve.calculating(context.images.device.type):
-                results[name, metric.name] = metric(replace(data[name], **exact), found)
+        with preserve.calculating(device):
+            for metric, (name, each) in product(metrics, data.items()):
+                of_requests = []
+                for kind, numbers in rows[name, metric.name]:
+                    original, perturbed = scores[kind]
+                    padded = torch.cat([perturbed, original.new_zeros(1)])
+                    of_requests.append(torch.where(numbers < 0, original[:, None], padded[numbers]))
+                results[name, metric.name] = metric(replace(each, **exact), of_requests)
         return results
 
     def _scores(
-        self, pool: base.PerturbedPhotoPool, kinds: Collection[ScoreKind]
+        self, pool: base.PerturbedPhotoPool, kinds: Sequence[ScoreKind]
     ) -> dict[ScoreKind, tuple[torch.Tensor, torch.Tensor]]:
         """The scores of the unperturbed photos ``(N,)``, and of all perturbed ones ``(P,)``."""
-        targets: dict[ScoreKind, Target] = {}
-        classes = self.context.classes
-        for kind in sorted(kinds):
-            targets[kind] = self.resolved
-            if kind != "logit" and classes is not None:
-                targets[kind] = base.ClassScore(kind, tuple(classes.tolist()), self.context.outputs)
-            elif kind != "logit" and not (kind == "probability" and self.resolved.gives_probability):
-                got = self.resolved.name
-                raise MetricError(f"target must be a class for a metric of its {kind}, got {got}; choose score='logit'")
-        if not targets:
+        if not kinds:
             return {}
-        original, perturbed = perturbations.Scores(perturbations.Unperturbed()), perturbations.Scores(pool)
-        needs = {"metrics": needs_at([original, *([perturbed] if len(pool) else [])], [])}
-        plan = Plan(needs, len(targets), len(self.inputs))
-        gathered = execution.gather(self.model, self.inputs, plan, list(targets.values()), self.settings)
-        found = {kind: evidence_of(None) for kind, evidence_of in zip(targets, gathered, strict=True)}
-        rest = {kind: each[perturbed] if len(pool) else each.score[:0] for kind, each in found.items()}
-        return {kind: (each[original], rest[kind]) for kind, each in found.items()}
+        original = perturbations.Scores(perturbations.Unperturbed())
+        perturbed = perturbations.Scores(pool)
+        needs = {"metrics": needs_at([original, perturbed] if len(pool) else [original], [])}
+        plan = Plan(needs, len(kinds), len(self.inputs))
+        targets = [self._target_of(kind) for kind in kinds]
+        gathered = execution.gather(self.model, self.inputs, plan, targets, self.settings)
+        scores = {}
+        for kind, evidence_of in zip(kinds, gathered, strict=True):
+            evidence = evidence_of(None)
+            scores[kind] = evidence[original], evidence[perturbed] if len(pool) else evidence.score[:0]
+        return scores
+
+    def _target_of(self, kind: ScoreKind) -> Target:
+        """The target whose score is of this kind."""
+        classes = self.context.classes
+        if kind == "logit":
+            return self.resolved
+        if classes is not None:
+            return base.ClassScore(kind, tuple(classes.tolist()), self.context.outputs)
+        if kind == "probability" and self.resolved.gives_probability:
+            return self.resolved
+        got = self.resolved.name
+        raise MetricError(f"target must be a class for a metric of its {kind}, got {got}; choose score='logit'")
 
 
 def _named(methods: Any) -> dict[str, MapSource]:
@@ -328,11 +379,11 @@ def _named(methods: Any) -> dict[str, MapSource]:
 
 def _common_target(attributions: Sequence[Attribution]) -> TargetLike:
     """The classes that attributions are of, which must be the same ones."""
-    found: list[str] = []
+    first = attributions[0].target
     for each in attributions:
         if isinstance(each.target, str):
             raise MetricError(f"target must be given for attributions of {each.target}, which is no class; add target=")
-        found.append(f"classes {each.target.tolist()}")
-        if found[-1] != found[0]:
-            raise MetricError(f"attributions must be of one target, got {found[0]} and {found[-1]}; take them in turn")
-    return attributions[0].target
+        if isinstance(first, torch.Tensor) and each.target.tolist() != first.tolist():
+            got = f"classes {first.tolist()} and classes {each.target.tolist()}"
+            raise MetricError(f"attributions must be of one target, got {got}; take them in turn")
+    return first

@@ -1,7 +1,7 @@
 """Faithfulness: curves of the score while pixels, squares or superpixels are covered; average drop."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -64,7 +64,7 @@ class _StepCurve(_RankedCurve):
     """Such a curve in equal steps."""
 
     steps: int = 64
-    baseline: Baseline = field(default_factory=Zero)
+    baseline: Baseline = Zero()
     score: Score = "probability"
     sign: Sign = "own"
     seed: int = 0
@@ -118,7 +118,7 @@ class Insertion(_StepCurve):
     torch.Size([1])
     """
 
-    baseline: Baseline = field(default_factory=Blur)
+    baseline: Baseline = Blur()
 
     covers = "rest"
 
@@ -143,7 +143,7 @@ class PixelFlipping(_RankedCurve):
 
     order: Literal["morf", "lerf"] = "morf"
     steps: int = 64
-    baseline: Baseline = field(default_factory=Mean)
+    baseline: Baseline = Mean()
     score: Score = "probability"
     sign: Sign = "own"
     seed: int = 0
@@ -161,7 +161,7 @@ class _ShareCurve(_RankedCurve):
     """Such a curve at some shares of the pixels."""
 
     percentiles: tuple[float, ...] = (1, 5, 10, 20, 50)
-    baseline: Baseline = field(default_factory=Zero)
+    baseline: Baseline = Zero()
     score: Score = "probability"
     sign: Sign = "own"
     seed: int = 0
@@ -195,7 +195,7 @@ class ROAD(_ShareCurve):
     """
 
     percentiles: tuple[float, ...] = (10, 20, 30, 40, 50, 60, 70, 80, 90)
-    baseline: Baseline = field(default_factory=Neighbours)
+    baseline: Baseline = Neighbours()
 
     def requests(self, data: MetricInput) -> Sequence[ScoreRequest]:
         ranks, known = self.ranks(data), intervals(self.counts(data), data.pixels)
@@ -274,7 +274,7 @@ class AverageDrop(ScoreMetric):
     'less'
     """
 
-    baseline: Baseline = field(default_factory=Zero)
+    baseline: Baseline = Zero()
     score: Score = "probability"
 
     units = "share of the probability"
@@ -341,7 +341,7 @@ class _GridCurve(_RankedCurve):
 
     side: int = 8
     steps: int = 64
-    baseline: Baseline = field(default_factory=Zero)
+    baseline: Baseline = Zero()
     score: Score = "probability"
     sign: Sign = "own"
     seed: int = 0
@@ -377,7 +377,7 @@ class RegionPerturbation(_GridCurve):
 
     side: int = 9
     steps: int = 100
-    baseline: Baseline = field(default_factory=Noise)
+    baseline: Baseline = Noise()
 
     def counts(self, data: MetricInput) -> list[int]:
         return list(range(min(self.steps, self.total(data)) + 1))
@@ -428,7 +428,7 @@ class IROF(ScoreMetric):
     """
 
     segments: int = 100
-    baseline: Baseline = field(default_factory=Mean)
+    baseline: Baseline = Mean()
     score: Score = "probability"
     sign: Sign = "own"
     seed: int = 0

@@ -9,9 +9,10 @@ import torch
 from numpy.typing import NDArray
 
 from explain._utils.errors import MetricError, image_name, shown
+from explain.baselines.replacements import to_unit
 from explain.metrics.base import ZERO, MapMetric, MetricInput, MetricResult, register
 from explain.metrics.faithfulness import share_counts
-from explain.metrics.maps import Sign, as_tensor, mid_ranks, ranks_of, to_unit
+from explain.metrics.maps import Sign, as_tensor, mid_ranks, ranks_of
 
 Boxes: TypeAlias = torch.Tensor | np.ndarray[Any, Any] | Sequence[Any]
 

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from explain._utils.errors import MetricError, image_name, shown
 from explain._utils.random_numbers import permutation
 from explain.attribution.result import Attribution, by_maximum
-from explain.baselines import Blur
+from explain.baselines.replacements import blurred, to_unit
 from explain.layers.layouts import enlarge
-from explain.methods.base import Style, over_all
+from explain.methods.base import Style
 from explain.methods.cam import ratio
 
 Sign = Literal["own", "signed", "absolute"]
@@ -187,12 +187,6 @@ def gini(values: torch.Tensor) -> torch.Tensor:
     return ratio((ranks * sizes).sum(1), count * sizes.sum(1))
 
 
-def to_unit(maps: torch.Tensor) -> torch.Tensor:
-    """Bring maps ``(N, ...)`` to [0, 1]; those that are constant become 0."""
-    least, most = (over_all(ends, maps) for ends in maps.flatten(1).aminmax(dim=1))
-    return (maps - least) / torch.where(most > least, most - least, 1)
-
-
 def correlation(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """Pearson's correlation of each row ``(N, K)``; NaN where one of them does not vary."""
     a, b = (rows - rows.mean(1, keepdim=True) for rows in (one.double(), other.double()))
@@ -241,7 +235,7 @@ def ssim(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     torch.Size([1])
     """
     x, y = (to_unit(maps.double()) for maps in (one, other))
-    windowed = Blur(11, 1.5).replacement(torch.stack([x, y, x * x, y * y, x * y], 1))
+    windowed = blurred(torch.stack([x, y, x * x, y * y, x * y], 1), 1.5, reach=5)
     mean_x, mean_y, square_x, square_y, product = windowed.unbind(1)
     var_x, var_y, both = square_x - mean_x**2, square_y - mean_y**2, product - mean_x * mean_y
     c1, c2 = 0.01**2, 0.03**2

@@ -3,8 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
-from itertools import product
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +11,7 @@ import torch.nn.functional as F
 from explain._utils.random_numbers import seeded
 from explain.baselines.base import Baseline
 from explain.baselines.replacements import Blur, Mean, Noise
-from explain.metrics.base import ScoreRequest, cover, digest_of
+from explain.metrics.base import Covers, ScoreRequest, digest_of
 
 SIDE = 64
 """Masks and maps are averaged to at most so many pixels a side before they are multiplied."""
@@ -97,12 +96,10 @@ def placements(maps: torch.Tensor) -> torch.Tensor:
     """
     height, width = maps.shape[1:]
     turns = range(4) if height == width else (0, 2)
-    found = []
-    for turn, flip, down, across in product(turns, (False, True), range(STEPS), range(STEPS)):
-        turned = torch.rot90(maps, turn, (1, 2))
-        shifts = round(down * height / STEPS), round(across * width / STEPS)
-        found.append((turned.flip(2) if flip else turned).roll(shifts, (1, 2)))
-    return torch.stack(found)
+    turned = [torch.rot90(maps, turn, (1, 2)) for turn in turns]
+    flipped = [each for one in turned for each in (one, one.flip(2))]
+    shifts = [(round(i * height / STEPS), round(j * width / STEPS)) for i in range(STEPS) for j in range(STEPS)]
+    return torch.stack([each.roll(shift, (1, 2)) for each in flipped for shift in shifts])
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,23 +125,26 @@ class RandomMasks:
         seeds = [int.from_bytes(digest_of(image)[:6], "big") + self.seed for image in self.images]
         return torch.stack([random_masks(size, self.samples, seeded(seed)) for seed in seeds])
 
-    def requests(self) -> list[ScoreRequest]:
-        """One for each baseline: the masks 2b, 2b + 1, 2b + 2B ... in pairs of few and many cells."""
-        found = []
-        for number, baseline in enumerate(self.baselines):
-            shown = ~self.masks[:, self.of_baseline(number)].to(self.images.device)
-            keys = [[(baseline, digest_of(mask)) for mask in masks] for masks in shown]
-            found.append(cover(keys, partial(_shown, shown), baseline, "logit"))
-        return found
+    @cached_property
+    def baseline_of(self) -> torch.Tensor:
+        """The number of the baseline that fills each mask ``(K,)``: each fills pairs of few and many cells in turn."""
+        return torch.arange(self.samples) // 2 % len(self.baselines)
 
-    def of_baseline(self, number: int) -> torch.Tensor:
-        """Which masks a baseline fills."""
-        return (torch.arange(self.samples) // 2 % len(self.baselines) == number).nonzero().flatten()
+    def request(self) -> ScoreRequest:
+        """The masked photos, in the order of the masks."""
+        shown = ~self.masks.to(self.images.device)
+        fill = self.baseline_of.tolist()
+        keys = [[(fill[k], "masks", self.seed, digest_of(mask)) for k, mask in enumerate(masks)] for masks in shown]
 
-    def in_order(self, scores: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Scores ``(N, K)`` in the order of the masks, from those of the requests."""
-        order = torch.cat([self.of_baseline(number) for number in range(len(self.baselines))])
-        return torch.cat(list(scores), 1)[:, order.argsort()]
+        def build(images: torch.Tensor, covers: Covers, owners: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+            photos = images[owners]
+            keep = shown[owners, numbers][:, None].to(images)
+            for number, baseline in enumerate(self.baselines):
+                rows = (self.baseline_of.to(numbers.device)[numbers] == number).nonzero()[:, 0]
+                photos[rows] = covers(baseline)(owners[rows], keep[rows])
+            return photos
+
+        return ScoreRequest(keys, build, "logit")
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,15 +168,14 @@ class MaskedScores:
     def by_area(self) -> torch.Tensor:
         """A basis of what the covered area explains, for each baseline: ``(K, 2 B + 1)``."""
         area = self.covered.flatten(1).mean(1)
-        which = [self.masks.of_baseline(number) for number in range(len(self.masks.baselines))]
-        own = [torch.zeros_like(area).index_fill(0, rows, 1) for rows in which]
-        return _basis([*own, *(each * area for each in own), area.square()])
+        of_baselines = F.one_hot(self.masks.baseline_of).to(area)
+        return _basis(torch.cat([of_baselines, of_baselines * area[:, None], area.square()[:, None]], 1))
 
     @cached_property
     def by_photo(self) -> torch.Tensor:
         """The same with what maps of the photo alone explain (`photo_maps`)."""
         maps = _smaller(photo_maps(self.masks.images[self.image].detach().cpu().double()))
-        return _basis([*self.by_area.T, *(self.covered.flatten(1) @ maps.flatten(1).T).T])
+        return _basis(torch.cat([self.by_area, self.covered.flatten(1) @ maps.flatten(1).T], 1))
 
     def test(self, maps: torch.Tensor, drops: torch.Tensor, given: torch.Tensor) -> tuple[float, float]:
         """The partial correlation of what masks cover of maps with drops, and its p-value among all placements.
@@ -191,24 +190,20 @@ class MaskedScores:
             whose covered sums are explained by ``given`` has no correlation left, and a p-value of 1.
         """
         small = _smaller(maps.detach().cpu().double())
-        lost = drops.expand(len(small), -1)
         sums = placements(small).flatten(2) @ self.covered.flatten(1).T  # (P, m, K)
-        rest, scale = _without(sums, given), (sums - sums.mean(-1, keepdim=True)).norm(dim=-1)
-        lost_rest = _without(lost, given)
-        products = (rest * lost_rest).sum(-1) / (rest.norm(dim=-1) * lost_rest.norm(dim=-1)).clamp(min=1e-300)
-        found = torch.where(rest.norm(dim=-1) > 1e-6 * scale, products, -1).mean(1)
-        own = found[0]
-        return float(own), float((found >= own - 1e-12).double().mean())
+        rest = _without(sums, given)
+        lost = _without(drops.expand(len(small), -1), given)
+        length = rest.norm(dim=-1)
+        products = (rest * lost).sum(-1) / (length * lost.norm(dim=-1)).clamp(min=1e-300)
+        explained = length <= 1e-6 * (sums - sums.mean(-1, keepdim=True)).norm(dim=-1)
+        correlations = torch.where(explained, -1, products).mean(1)
+        p_value = (correlations >= correlations[0] - 1e-12).double().mean()
+        return float(correlations[0]), float(p_value)
 
 
-def _shown(shown: torch.Tensor, owners: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    return shown[owners, numbers]
-
-
-def _basis(columns: Sequence[torch.Tensor]) -> torch.Tensor:
-    """An orthonormal basis of the span of columns ``(K,)``."""
-    matrix = torch.stack(list(columns), 1)
-    left, values, _ = torch.linalg.svd(matrix / matrix.norm(dim=0).clamp(min=1e-300), full_matrices=False)
+def _basis(columns: torch.Tensor) -> torch.Tensor:
+    """An orthonormal basis of the span of columns ``(K, c)``."""
+    left, values, _ = torch.linalg.svd(columns / columns.norm(dim=0).clamp(min=1e-300), full_matrices=False)
     basis: torch.Tensor = left[:, values > 1e-9 * values[0]]
     return basis
 

@@ -11,9 +11,10 @@ import torch
 from explain._utils.errors import MetricError, warn
 from explain._utils.random_numbers import permutation
 from explain.attribution.diagnostics import image_names
+from explain.baselines.replacements import to_unit
 from explain.methods import Smooth
 from explain.metrics.base import CONSTANT, MetricInput, MetricResult, register
-from explain.metrics.maps import Sign, Similarity, similarity, to_unit
+from explain.metrics.maps import Sign, Similarity, similarity
 from explain.metrics.variants import ModelContext, ReattributionMetric, Variant, VariantResult, grouped
 
 Order = Literal["top", "bottom", "independent"]
@@ -31,8 +32,7 @@ class _MapSimilarity(ReattributionMetric):
     better = "less"
 
     def compare(self, data: MetricInput, found: VariantResult) -> torch.Tensor:
-        similar = similarity(self.similarity, data.maps.per_pixel(self.sign), found.maps.per_pixel(self.sign))
-        return torch.stack([similar, zero_everywhere(found).double()], 1)
+        return torch.stack([self.similarity_to(data, found), zero_everywhere(found).double()], 1)
 
     def result(self, data: MetricInput, curve: torch.Tensor, zeros: torch.Tensor) -> MetricResult:
         """The mean of similarities ``(N, V)``; ``zeros`` ``(N, V)`` says which maps are zero everywhere."""

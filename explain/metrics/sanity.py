@@ -8,13 +8,13 @@ from functools import partial
 from typing import Any, ClassVar, Self
 
 import torch
+import torch.nn.functional as F
 
 from explain._utils.errors import MetricError
 from explain._utils.random_numbers import normal, seeded
-from explain.methods.base import over_all
 from explain.methods.wrappers import span
 from explain.metrics.base import Metric, MetricInput, MetricResult, ScoreMetric, ScoreRequest
-from explain.metrics.maps import Sign, Similarity, similarity
+from explain.metrics.maps import Sign, Similarity
 from explain.metrics.masked_scores import MaskedScores, RandomMasks
 from explain.metrics.variants import ModelContext, ReattributionMetric, Variant, VariantResult
 
@@ -22,6 +22,8 @@ MARKS = {True: "✓", False: "✗", None: "–"}
 
 SIMILAR = 0.5**0.5
 """The correlation from which on two maps share half of their variation, or more."""
+
+TINY = torch.finfo(torch.float64).tiny
 
 LEVEL = 0.05
 """The largest p-value that passes."""
@@ -139,21 +141,25 @@ class Difference(Check, ReattributionMetric):
 
     def compare(self, data: MetricInput, found: VariantResult) -> torch.Tensor:
         """The similarity, and the other map with its signs: ``(N, 1 + H * W)``."""
-        alike = similarity(self.similarity, data.maps.per_pixel(self.sign), found.maps.per_pixel(self.sign))
+        alike = self.similarity_to(data, found)
         return torch.cat([alike[:, None].double(), found.maps.contributions.flatten(1)], 1)
 
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
-        alike, others = numbers[..., 0], numbers[..., 1:].reshape(*numbers.shape[:2], *data.size)
+        alike = numbers[..., 0]
+        others = numbers[..., 1:]
         p_value = torch.full_like(alike[:, 0], torch.nan)
         if data.masked is not None:
-            differences = _of_length_one(data.maps.contributions) - _of_length_one(others[0])
+            own = F.normalize(data.maps.contributions.flatten(1), eps=TINY)
+            differences = own - F.normalize(others[0], eps=TINY)
             drops = self.drops(data.masked, alike.shape[1])
-            p_value[0] = data.masked.test(differences, drops, data.masked.by_area)[1]
-        zeros = (numbers[..., 1:] == 0).all(2)
+            p_value[0] = data.masked.test(differences.reshape(-1, *data.size), drops, data.masked.by_area)[1]
+        zeros = (others == 0).all(2)
         return MetricResult(alike.mean(1), parts={"alike": alike, "zeros": zeros, "p": p_value})
 
     def decide(self, result: MetricResult) -> CheckResult:
-        figure, p_value, count = float(result.value[0]), float(result.parts["p"][0]), result.parts["alike"].shape[1]
+        figure = float(result.value[0])
+        p_value = float(result.parts["p"][0])
+        count = result.parts["alike"].shape[1]
         zeros = int(result.parts["zeros"][0].sum())
         others = self.others[count > 1].format(count)
         if zeros:
@@ -168,11 +174,6 @@ class Difference(Check, ReattributionMetric):
             return self.result(figure, True, f"{reason}; the difference predicts the scores ({limit})")
         reason = f"its difference from {others} does not predict the scores ({limit}); similarity {figure:.2f}"
         return self.result(p_value, False, reason, "p")
-
-
-def _of_length_one(maps: torch.Tensor) -> torch.Tensor:
-    length = maps.flatten(1).norm(dim=1).clamp(min=torch.finfo(maps.dtype).tiny)
-    return maps / over_all(length, maps)
 
 
 @dataclass(frozen=True)
@@ -322,19 +323,22 @@ class Faithful(Check, ScoreMetric):
         return RandomMasks(images, self.samples, self.seed)
 
     def requests(self, data: MetricInput) -> Sequence[ScoreRequest]:
-        return self.masks(data.images).requests()
+        return [self.masks(data.images).request()]
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
-        masks, maps = data.masked.masks if data.masked else self.masks(data.images), data.maps.contributions
-        drops = data.loss("logit", masks.in_order(scores)).cpu().double()
-        tests = [data.masked or MaskedScores(masks, own, image=image) for image, own in enumerate(drops)]
-        found = [each.test(maps[i : i + 1], drops[i], each.by_photo) for i, each in enumerate(tests)]
-        correlation, value = torch.tensor(found, dtype=torch.float64).unbind(1)
-        value = data.undefined(self, value, (drops == 0).all(1), UNCHANGED)
+        masks = data.masked.masks if data.masked else self.masks(data.images)
+        drops = data.loss("logit", scores[0]).cpu().double()
+        tests = []
+        for image, own in enumerate(drops):
+            masked = data.masked or MaskedScores(masks, own, image=image)
+            tests.append(masked.test(data.maps.contributions[image : image + 1], own, masked.by_photo))
+        correlation, p_value = torch.tensor(tests, dtype=torch.float64).unbind(1)
+        value = data.undefined(self, p_value, (drops == 0).all(1), UNCHANGED)
         return MetricResult(value, parts={"correlation": correlation})
 
     def decide(self, result: MetricResult) -> CheckResult:
-        figure, correlation = float(result.value[0]), float(result.parts["correlation"][0])
+        figure = float(result.value[0])
+        correlation = float(result.parts["correlation"][0])
         if math.isnan(figure):
             return self.result(figure, None, UNCHANGED, "p")
         reason = f"its correlation with what {self.samples} masks take from the score is {correlation:.2f}"
@@ -419,7 +423,7 @@ class Stable(Check, ReattributionMetric):
             yield Variant(("changed", change.func, *change.keywords.values()), partial(change, context.images))
 
     def compare(self, data: MetricInput, found: VariantResult) -> torch.Tensor:
-        alike = similarity(self.similarity, data.maps.per_pixel(self.sign), found.maps.per_pixel(self.sign))
+        alike = self.similarity_to(data, found)
         if data.probability is None or data.classes is None or found.logits is None:
             least = torch.finfo(data.target_score.dtype).tiny
             moved = (found.score - data.target_score).abs() / data.target_score.abs().clamp(min=least)

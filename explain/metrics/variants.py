@@ -32,7 +32,7 @@ from explain.hooks.unwrap import modules_of, sharded
 from explain.layers.summary import summary_of
 from explain.methods import Method
 from explain.metrics.base import Metric, MetricInput, MetricResult
-from explain.metrics.maps import Maps, MapsLike
+from explain.metrics.maps import Maps, MapsLike, Sign, Similarity, similarity
 from explain.targets import ClassTarget, Target
 from explain.targets.outputs import Activation, Outputs
 
@@ -365,6 +365,9 @@ def norm(values: torch.Tensor) -> torch.Tensor:
 class ReattributionMetric(Metric):
     """A metric that runs the method again: it needs a method, and not only its map."""
 
+    similarity: Similarity
+    sign: Sign
+
     def variants(self, context: ModelContext, data: MetricInput) -> Iterator[Variant]:
         """The variants that the method is run in."""
         raise NotImplementedError
@@ -376,6 +379,10 @@ class ReattributionMetric(Metric):
         """
         length = norm(data.maps.values)
         return norm(found.maps.values - data.maps.values) / torch.where(length > 0, length, 1)
+
+    def similarity_to(self, data: MetricInput, found: VariantResult) -> torch.Tensor:
+        """How similar the map is to that of a variant ``(N,)``, by the metric's options."""
+        return similarity(self.similarity, data.maps.per_pixel(self.sign), found.maps.per_pixel(self.sign))
 
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
         """Return a figure for each image, from the numbers ``(N, V)`` or ``(N, V, k)`` of V variants."""

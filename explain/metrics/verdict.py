@@ -1,10 +1,11 @@
 """`Verdict`: all results of the checks of a photo's maps; and `check_maps`, which makes one."""
 
 import math
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain, product
 from math import isqrt, prod
 from typing import Any
@@ -29,8 +30,8 @@ from explain.hooks.preserve import untouched
 from explain.hooks.unwrap import unwrapped
 from explain.layers.costs import cost_after
 from explain.methods.base import Method, get_method, options, title_of
-from explain.metrics.base import MetricInput, PerturbedPhotoPool, ScoreMetric
-from explain.metrics.evaluation import NotEvaluatedError, evaluate
+from explain.metrics.base import MetricInput, MetricResult, PerturbedPhotoPool
+from explain.metrics.evaluation import NotEvaluatedError, aligned
 from explain.metrics.masked_scores import MaskedScores
 from explain.metrics.sanity import LEVEL, Check, CheckResult, DependsOnClass, Faithful, default_checks
 from explain.metrics.variants import EvaluatedMethod, ModelContext, ReattributionMetric, Results, reattribute
@@ -118,14 +119,18 @@ class Verdict(Mapping[str, CheckResults]):
 
         Holm, "A Simple Sequentially Rejective Multiple Test Procedure", 1979.
         """
-        checks = ((method, each) for method, results in self.results.items() for each in results)
-        tested = {method: each.figure for method, each in checks if each.check == "faithful" and each.figure <= 1}
+        tested = {method: check.figure for method, check in self._of_faithful().items() if check.figure <= 1}
         kept: list[str] = []
-        for left, method in zip(range(len(tested), 0, -1), sorted(tested, key=tested.__getitem__), strict=True):
-            if not tested[method] * left <= LEVEL:
+        for method in sorted(tested, key=tested.__getitem__):
+            if not tested[method] * (len(tested) - len(kept)) <= LEVEL:
                 break
             kept.append(method)
         return kept
+
+    def _of_faithful(self) -> dict[str, CheckResult]:
+        """The result of that check for each method that has one."""
+        checks = ((method, check) for method, results in self.results.items() for check in results)
+        return {method: check for method, check in checks if check.check == "faithful"}
 
     def updated(self, other: "Verdict") -> "Verdict":
         """The same with the results of another verdict on the same photo, which replace those of the same methods."""
@@ -143,12 +148,18 @@ class Verdict(Mapping[str, CheckResults]):
         listed = list(verdicts)
         if not listed or not all(isinstance(each, Verdict) for each in listed):
             raise MetricError(f"verdicts must be one or more of check(), one for each photo, got {shown(verdicts)}")
-        found: dict[str, dict[str, list[bool]]] = {}
-        for method, results in (each for verdict in listed for each in verdict.items()):
-            own = found.setdefault(method, {"all": []})
-            for name, passed in (("all", results.worst.passed), *((each.check, each.passed) for each in results)):
-                own.setdefault(name, []).extend([] if passed is None else [passed])
-        return Summary({m: {name: Share(sum(p), len(p)) for name, p in own.items()} for m, own in found.items()})
+        passed: dict[str, dict[str, list[bool]]] = {}
+        for method, results in chain(*(verdict.items() for verdict in listed)):
+            of_method = passed.setdefault(method, {})
+            for name, result in [("all", results.worst), *((check.check, check) for check in results)]:
+                counted = of_method.setdefault(name, [])
+                if result.passed is not None:
+                    counted.append(result.passed)
+        shares = {
+            method: {name: Share(sum(each), len(each)) for name, each in checks.items()}
+            for method, checks in passed.items()
+        }
+        return Summary(shares)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values: the results of each method's map."""
@@ -156,9 +167,9 @@ class Verdict(Mapping[str, CheckResults]):
         return {"target": self.target, "seed": self.seed, "methods": methods}
 
     def _repr_html_(self) -> str:
-        checks = [each.word for each in next(iter(self.results.values()), ())]
+        checks = [check.word for check in next(iter(self.results.values()), ())]
         rows = [
-            [title_of(method), *(f"{each.mark} {each.shown}" for each in results), WORDS[results.passed]]
+            [title_of(method), *(f"{check.mark} {check.shown}" for check in results), WORDS[results.passed]]
             for method, results in self.results.items()
         ]
         table = table_html(["method", *checks, ""], rows, f"Sanity checks of the maps for {self.target}")
@@ -167,16 +178,16 @@ class Verdict(Mapping[str, CheckResults]):
     def lines(self) -> list[str]:
         """A table with a line for each method, and below it the reasons of all failures and all notes."""
         rows = [
-            [method, *(f"{each.mark} {each.word} {each.shown}" for each in results), WORDS[results.passed]]
+            [method, *(f"{check.mark} {check.word} {check.shown}" for check in results), WORDS[results.passed]]
             for method, results in self.results.items()
         ]
         lines = aligned(rows)
         for method, results in self.results.items():
-            lines += [f"  {method} {each.mark} {each.word}: {each.reason}" for each in results if not each.passed]
+            failed = [check for check in results if not check.passed]
+            lines += [f"  {method} {check.mark} {check.word}: {check.reason}" for check in failed]
             lines += [f"  {method}: {note}" for note in results.notes]
-        every = ((method, each) for method, found in self.results.items() for each in found if each.check == "faithful")
-        kept, alone = self.faithful_after_holm, {method for method, each in every if each.passed}
-        if alone > set(kept):
+        kept = self.faithful_after_holm
+        if any(check.passed and method not in kept for method, check in self._of_faithful().items()):
             names = ", ".join(kept) or "none"
             lines.append(f"  faithful after Holm's correction for {len(self.results)} maps: {names}")
         return lines
@@ -222,18 +233,13 @@ class Summary:
     shares: Mapping[str, Mapping[str, Share]]
 
     def __str__(self) -> str:
-        names = list(dict.fromkeys(name for own in self.shares.values() for name in own))
+        names = dict.fromkeys(chain(*self.shares.values()))
         rows = [["method", *names]]
-        rows += [[method, *(str(own.get(n, Share(0, 0))) for n in names)] for method, own in self.shares.items()]
+        for method, shares in self.shares.items():
+            rows.append([method, *(str(shares.get(name, Share(0, 0))) for name in names)])
         return "\n".join(aligned(rows))
 
     __repr__ = __str__
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """A line for each row, with columns of equal width."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 COSTLY = 60
@@ -255,12 +261,12 @@ def with_fewer_samples(method: Method, most: int) -> Iterator[Method]:
     >>> next(with_fewer_samples(RISE(), 32)).samples, few
     (32, [32])
     """
-    counts, inner = _counts(method), options(method).get("method")
-    wrapped = inner if isinstance(inner, Method) and _samples(inner) > 1 else None
+    wrapped = options(method).get("method")
+    shares = isinstance(wrapped, Method) and _samples(wrapped) > 1
     while most < _samples(method):
-        own = most if wrapped is None else isqrt(most)
-        fewer: dict[str, Any] = {name: min(value, own) for name, value in counts.items()}
-        if wrapped is not None:
+        own = isqrt(most) if shares else most
+        fewer: dict[str, Any] = {name: min(value, own) for name, value in _counts(method).items()}
+        if shares:
             fewer["method"] = next(with_fewer_samples(wrapped, most // own), wrapped)
         with suppress(MethodError):  # it has a minimum
             yield replace(method, **fewer)
@@ -284,9 +290,16 @@ def _samples(method: Method) -> int:
 
 
 def check_maps(
-    model: nn.Module, x: Any, maps: Sequence[tuple[Method, Attribution]], target: Target, label: str, *, seed: int = 0,
-    checks: Sequence[Check] | None = None, **options: Any,
-) -> Verdict:  # fmt: skip
+    model: nn.Module,
+    x: Any,
+    maps: Sequence[tuple[Method, Attribution]],
+    target: Target,
+    label: str,
+    *,
+    seed: int = 0,
+    checks: Sequence[Check] | None = None,
+    **options: Any,
+) -> Verdict:
     """Run sanity checks on maps of one photo.
 
     Args:
@@ -328,7 +341,9 @@ class _Checks:
         Settings(**self.options)  # refused here, and not once for each check
         first = next(iter(self.maps.values()))[1]
         classes = None if isinstance(first.target, str) else first.target
-        ranking = self._ranking() if first.logits is None else None
+        ranking = None
+        if first.logits is None:  # the scores of all classes in the target's region or box, and its own class
+            ranking = self._settled_target().class_scores(self._output, len(self.inputs))
         activation = self.options.get("activation")
         self.context = ModelContext(self.model, self.inputs, classes, first.logits, activation, ranking)
         if first.logits is not None:
@@ -337,96 +352,100 @@ class _Checks:
         self.masked: MaskedScores | None = None
         self.why_not: dict[tuple[str, str], str] = {}  # by map and check: why it is not applicable, or has failed
 
-    def _ranking(self) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """The scores of all classes in the target's region or box, and its own class."""
+    @cached_property
+    def _output(self) -> Any:
         with untouched(self.model), torch.no_grad():
-            output = self.inputs.detached().call(self.model)
-            return self.target.settled(output, len(self.inputs)).class_scores(output, len(self.inputs))
+            return self.inputs.detached().call(self.model)
+
+    def _settled_target(self) -> Target:
+        with torch.no_grad():
+            return self.target.settled(self._output, len(self.inputs))
 
     def verdict(self, checks: Sequence[Check], label: str, seed: int) -> Verdict:
         data = {name: self.context.data(name, each, each.score) for name, (_, each) in self.maps.items()}
         varied = {name: each for name, each in data.items() if not each.maps.constant[0]}
-        found: Results = {}
         for (name, each), check in product(varied.items(), checks):
             try:
                 self.why_not[name, check.name] = check.not_applicable(self.context, each)
             except ExplainError as error:
                 self.why_not[name, check.name] = str(error)
+        results: Results = {}
         if varied:
-            scored = [check for check in checks if isinstance(check, ScoreMetric)]
-            found = self._each(partial(self._by_masks, checks), [c for c in scored if isinstance(c, Faithful)], varied)
-            found |= self._each(self._by_scores, [c for c in scored if not isinstance(c, Faithful)], varied)
+            faithful = [check for check in checks if isinstance(check, Faithful)]
+            results |= self._each(partial(self._by_masks, checks), faithful, varied)
             varied = {name: replace(each, masked=self.masked) for name, each in varied.items()}
-            found |= self._by_reattribution(checks, varied)
-        results = {}
+            results |= self._by_reattribution(checks, varied)
+        of_maps = {}
         for name, each in data.items():
-            own = []
-            for check in checks:
-                if name not in varied:
-                    what = "is constant" if bool(each.maps.values.any()) else "is zero everywhere"
-                    own.append(check.result(math.nan, False, f"the map {what}"))
-                elif (name, check.name) in found:
-                    result = check.decide(found[name, check.name])
-                    advice = check.advice_for(name) if result.passed is False else ""
-                    own.append(replace(result, reason="; ".join(filter(None, [result.reason, advice]))))
-                else:
-                    own.append(check.result(math.nan, None, self.why_not[name, check.name]))
-            results[name] = CheckResults(name, tuple(own), tuple(self.notes[name]))
-        return Verdict(label, results, seed)
+            if name in varied:
+                decided = tuple(self._decided(name, check, results.get((name, check.name))) for check in checks)
+            else:
+                what = "is constant" if bool(each.maps.values.any()) else "is zero everywhere"
+                decided = tuple(check.result(math.nan, False, f"the map {what}") for check in checks)
+            of_maps[name] = CheckResults(name, decided, tuple(self.notes[name]))
+        return Verdict(label, of_maps, seed)
+
+    def _decided(self, name: str, check: Check, result: MetricResult | None) -> CheckResult:
+        """What a check says of a map, with advice where it fails."""
+        if result is None:
+            return check.result(math.nan, None, self.why_not[name, check.name])
+        decided = check.decide(result)
+        advice = check.advice_for(name) if decided.passed is False else ""
+        return replace(decided, reason=f"{decided.reason}; {advice}") if advice else decided
 
     def _by_masks(
         self, checks: Sequence[Check], faithful: Sequence[Faithful], data: Mapping[str, MetricInput]
     ) -> Results:
         """The results of `Faithful`; masked photos run once, for all maps and all classes that are compared."""
-        context, target = self.context, self.target
-        with untouched(self.model), torch.no_grad():
-            output = self.inputs.detached().call(self.model)
-            target = target.settled(output, 1) if context.classes is None else ClassTarget((int(context.classes),))
-        asked = [each for check in checks if isinstance(check, DependsOnClass) for each in (check, check.reduced)]
-        known = context.ranking is not None and context.ranking[0].shape[1] > 1
-        groups = [[int(other) for other in each.other_classes(context)] for each in asked] if known else []
-        of_classes = target.of_classes if context.classes is None else ClassTarget
-        classes = list(dict.fromkeys(chain(*groups)))
-        targets = [target, *(of_classes((each,)) for each in classes)]
-        found: Results = {}
+        context = self.context
+        if context.classes is None:
+            target = self._settled_target()
+            of_classes = target.of_classes
+        else:
+            target = ClassTarget((int(context.classes),))
+            of_classes = ClassTarget
+        compared: list[list[int]] = []
+        if context.ranking is not None and context.ranking[0].shape[1] > 1:
+            by_class = [check for check in checks if isinstance(check, DependsOnClass)]
+            sizes = [*by_class, *(check.reduced for check in by_class)]
+            compared = [[int(index) for index in check.other_classes(context)] for check in sizes]
+        classes = list(dict.fromkeys(chain(*compared)))
+        targets = [target, *(of_classes((index,)) for index in classes)]
+        results: Results = {}
         for check in faithful:
-            masks, pool = check.masks(context.images), PerturbedPhotoPool(context.images)
-            rows = [pool.add(request) for request in masks.requests()]
-            original, perturbed = Scores(Unperturbed()), Scores(pool)
+            masks = check.masks(context.images)
+            pool = PerturbedPhotoPool(context.images)
+            rows = pool.add(masks.request())
+            original = Scores(Unperturbed())
+            perturbed = Scores(pool)
             planned = Plan({"checks": needs_at([original, perturbed], [])}, len(targets), 1)
-            evidence = [of(None) for of in gather(self.model, self.inputs, planned, targets, Settings(**self.options))]
-            scores = [[each[perturbed][own] for own in rows] for each in evidence]
-            drops = [each[original] - masks.in_order(own)[0] for each, own in zip(evidence, scores, strict=True)]
-            own, *others = (each.cpu().double() for each in drops)
-            lost = dict(zip(classes, others, strict=True))
-            self.masked = MaskedScores(
-                masks, own, {len(group): torch.stack([lost[n] for n in group]) for group in groups}
-            )
+            gathered = gather(self.model, self.inputs, planned, targets, Settings(**self.options))
+            evidence = [of_target(None) for of_target in gathered]
+            drops = torch.cat([each[original][:, None] - each[perturbed][rows] for each in evidence]).cpu().double()
+            other_drops = {len(group): drops[[1 + classes.index(index) for index in group]] for group in compared}
+            self.masked = MaskedScores(masks, drops[0], other_drops)
             exact = {"target_score": evidence[0][original], "masked": self.masked}
-            found |= {(name, check.name): check(replace(each, **exact), scores[0]) for name, each in data.items()}
-        return found
+            scores = [evidence[0][perturbed][rows]]
+            results |= {(name, check.name): check(replace(each, **exact), scores) for name, each in data.items()}
+        return results
 
-    def _by_scores(self, metrics: Sequence[Any], maps: Iterable[str]) -> Results:
-        """The results of score metrics; the perturbed photos of all maps run together."""
-        given: Any = {name: self.maps[name][1] for name in maps}
-        table = evaluate(self.model, self.inputs, given, metrics, target=self.target, **self.options)
-        return {(name, metric): each for name, row in table.results.items() for metric, each in row.items()}
-
-    def _by_reattribution(self, checks: Sequence[Any], data: Mapping[str, MetricInput]) -> Results:
+    def _by_reattribution(self, checks: Sequence[Check], data: Mapping[str, MetricInput]) -> Results:
         """The results of metrics that run the methods again; methods of many passes run with fewer samples."""
         again: list[Any] = [check for check in checks if isinstance(check, ReattributionMetric)]
         again = [check for check in again if not any(self.why_not[name, check.name] for name in data)]
+        if not again:
+            return {}
         groups: dict[tuple[Any, bool], dict[str, EvaluatedMethod]] = {}
-        for name, each in data.items() if again else ():
+        for name, each in data.items():
             method, attribution = self.maps[name]
             evaluated, long = self._cheaper(EvaluatedMethod(method, attribution, each))
             groups.setdefault((attribution.fuse, long), {})[name] = evaluated
-        found: Results = {}
+        results: Results = {}
         for (fuse, long), group in groups.items():
             options: Any = {**self.options, "fuse": fuse}
             run = partial(reattribute, context=self.context, target=self.target, options=options)
-            found |= self._each(run, [check.reduced for check in again] if long else again, group)
-        return found
+            results |= self._each(run, [check.reduced for check in again] if long else again, group)
+        return results
 
     def _each(self, evaluate: Callable[..., Results], checks: Sequence[Any], maps: Mapping[str, Any]) -> Results:
         """Run all checks together; if one of them fails, each alone, so that the others have a result."""
@@ -437,13 +456,14 @@ class _Checks:
                 return evaluate(checks, maps)
         except ExplainError as error:
             if len(checks) > 1:
-                return {key: each for one in checks for key, each in self._each(evaluate, [one], maps).items()}
+                return dict(ChainMap(*(self._each(evaluate, [check], maps) for check in checks)))
             self.why_not |= {(name, checks[0].name): str(error) for name in maps}
             return {}
 
     def _cheaper(self, evaluated: EvaluatedMethod) -> tuple[EvaluatedMethod, bool]:
         """The method with fewer samples, if each of its maps takes many passes; and whether it still takes long."""
-        attribution, name = evaluated.attribution, evaluated.data.maps.name
+        attribution = evaluated.attribution
+        name = evaluated.data.maps.name
         where: Any = {"layer": attribution.layer, "fuse": attribution.fuse}
         planned = plan(self.model, self.inputs, evaluated.method, target=self.target, **where)
         layers = {need.layer for needs in planned.wanted.values() for need in needs if need.layer is not None}
@@ -454,10 +474,10 @@ class _Checks:
         options: Any = {**self.options, "progress": None, **where}
         for fewer in with_fewer_samples(evaluated.method, FEW):
             with muted(), suppress(MethodError):
-                found = attribute(self.model, self.inputs, fewer, target=self.target, **options)
+                again = attribute(self.model, self.inputs, fewer, target=self.target, **options)
                 counts = ", ".join(f"{key}={n}" for each in _chain(fewer) for key, n in _counts(each).items())
                 self.notes[name].append(f"run again with {counts}, {why}")
-                return EvaluatedMethod(fewer, found, self.context.data(name, found, found.score)), False
+                return EvaluatedMethod(fewer, again, self.context.data(name, again, again.score)), False
         self.notes[name].append(f"run again as few times as possible, {why}")
         return evaluated, True
 
@@ -470,20 +490,21 @@ def check_explained(
     Raises:
         MetricError: it is a copy without a model; or the maps are of several crops.
     """
-    if explanation.explainer is None or explanation.request is None:
+    explainer = explanation.explainer
+    request = explanation.request
+    if explainer is None or request is None:
         raise MetricError("explanation must have its model to be checked, but is a copy; explain the photo again")
     if explanation.crops:
         raise MetricError("maps must be of one crop to be checked, got some of tiles; use explain.evaluate")
-    chosen, request, explainer = found[0].target, explanation.request, explanation.explainer
-    target = request.targets[index] if isinstance(chosen, str) else ClassTarget((int(chosen[0]),))
+    first = found[0]
+    target = request.targets[index] if isinstance(first.target, str) else ClassTarget((int(first.target[0]),))
     given = [] if isinstance(request.methods, str) else request.methods
-    maps = [(method_of(each, given), each) for each in found]
-    options = {"precision": explanation.question.precision, "activation": explainer.activation, **options}
-    options["interventions"] = found[0].interventions
+    maps = [(method_of(attribution, given), attribution) for attribution in found]
+    settings: Any = {"precision": explanation.question.precision, "activation": explainer.activation, **options}
+    settings |= {"interventions": first.interventions, "checks": default_checks(seed, samples), "seed": seed}
     with naming([explanation.source]):
         x = explainer.as_input(explanation.photo)
-        options |= {"seed": seed, "checks": default_checks(seed, samples)}
-        verdict = check_maps(explainer.model, x, maps, target, explanation.targets[index], **options)
+        verdict = check_maps(explainer.model, x, maps, target, explanation.targets[index], **settings)
     known = explanation.verdicts.get(index)
     explanation.verdicts[index] = verdict if known is None else known.updated(verdict)
     return verdict
@@ -497,6 +518,7 @@ def method_of(attribution: Attribution, methods: Sequence[Method] = ()) -> Metho
     >>> method_of(Attribution("hirescam", one, "score", one[0, 0], None, (1, 1), options={"relu": True}))
     HiResCAM(relu=True)
     """
-    method = next((each for each in methods if each.name == attribution.method), None) or get_method(attribution.method)
-    made_with = {each.name for each in fields(method) if each.init}
-    return replace(method, **{name: value for name, value in attribution.options.items() if name in made_with})
+    by_name = {method.name: method for method in methods}
+    method = by_name.get(attribution.method) or get_method(attribution.method)
+    names = {field.name for field in fields(method) if field.init}
+    return replace(method, **{name: value for name, value in attribution.options.items() if name in names})
