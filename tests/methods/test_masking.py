@@ -137,7 +137,8 @@ def test_rise_is_the_mean_of_masks_times_scores(curved: Curved) -> None:
 
 def test_a_mask_of_rise_is_a_piece_of_its_grid_enlarged_bilinearly() -> None:
     x = torch.zeros(1, 3, 20, 15, dtype=torch.float64)
-    (mask,) = RISE(grid=4, seed=9).perturbation.drawn(evidence_of(x)).keep(torch.zeros(1).long(), torch.tensor([3]))[:, 0]
+    drawn = RISE(grid=4, seed=9).perturbation.drawn(evidence_of(x))
+    mask = drawn.keep(torch.zeros(1).long(), torch.tensor([3]))[0, 0]
     generator = torch.Generator().manual_seed(9 * 1_000_003)
     cells = (torch.rand(masking.BLOCK, 4, 4, generator=generator) < 0.5).double()[3]
     down = int(torch.randint(5, (masking.BLOCK,), generator=generator)[3])  # a cell is 5 high and 4 wide
