@@ -21,7 +21,7 @@ from explain.cli.commands import COMMANDS, EXPLAIN, parser
 USED = [
     "hooks", "training", "distributed.communication", "distributed.packaging", "methods", "targets", "baselines",
     "metrics", "layers", "models", "data.inputs", "data.images", "data.boxes", "render", "explanation.loading", "runs",
-    "insight", "attribution.records", "_utils.errors",
+    "insight", "attribution.encoding", "attribution.records", "_utils.errors",
 ]  # fmt: skip
 """Rooms that people use in their own code, in the order of the reference."""
 

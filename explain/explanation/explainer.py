@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from explain._utils.errors import ArgumentError, ImageError, PhotoError, keywords, naming, shown
-from explain.attribution import records
+from explain.attribution import encoding, records
 from explain.attribution.api import attribute
 from explain.attribution.concepts import find_concepts
 from explain.attribution.options import PhotoOptions
@@ -138,7 +138,7 @@ class Explainer:
             in_file = isinstance(categories, str | os.PathLike)
             made["categories"] = os.fspath(categories) if in_file else list(given)  # type: ignore[arg-type]
         parts = (*([] if named else ["model"]), *([] if preprocess is None else ["preprocess"]))
-        self._origin = records.ModelOrigin(found.name, found.weights, records.described(self.preprocess), made, parts)
+        self._origin = records.ModelOrigin(found.name, found.weights, encoding.described(self.preprocess), made, parts)
 
     def __repr__(self) -> str:
         return f"Explainer({self.name!r}, {type(self.model).__name__})"
@@ -214,13 +214,13 @@ class Explainer:
                 self.activation, self._outputs = said, None
         chosen = methods if isinstance(methods, str) and methods in GROUPS else self._methods(methods)
         known = list(map(get_method, list_methods())) if isinstance(chosen, str) else chosen
-        classes = {method.name: records.class_name(method) for method in known}
-        recorded = tuple(map(records.encode_target, chosen_targets))
+        classes = {method.name: encoding.class_name(method) for method in known}
+        recorded = tuple(map(encoding.encode_target, chosen_targets))
         if options.setdefault("precision", "full") == "bfloat16":
             options["precision"] = "bf16"  # one word in records and runs
         question = records.RecordedRequest(classes, recorded, options["precision"])
         alone = any(recorded) or any(not isinstance(found, ClassTarget) for found in of_each or ())
-        alone = alone or any(records.has_tensor(records.encode_fields(method)) for method in known)
+        alone = alone or any(encoding.has_tensor(encoding.encode_fields(method)) for method in known)
         return PhotoRequest(chosen, chosen_targets, question, options, alone, of_each)
 
     def _methods(self, methods: Methods) -> list[Method]:

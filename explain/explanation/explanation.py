@@ -11,7 +11,7 @@ from PIL import Image
 
 from explain._utils.errors import MethodError, OutputError, TargetError, did_you_mean, keywords, printable, shown
 from explain._utils.html import picture_html
-from explain.attribution import pictures, records
+from explain.attribution import encoding, pictures, records
 from explain.attribution.pictures import Look, Scene, array, place_of
 from explain.attribution.result import Attribution, alone
 from explain.data.files import Files, distinct, halved, restored, slug
@@ -291,30 +291,46 @@ class Explanation(Reportable):
     def record(self, method: str | None = None, target: int | str = 0) -> dict[str, Any]:
         """Return all inputs and results in plain values: enough for `explain.load` to read and repeat them.
 
-        ``format`` is the version of the record; `explain.attribution.records` says how options are written.
+        ``format`` is the version of the record; `explain.attribution.encoding` says how options are written.
         """
         index = self._target(target)
-        attribution, number = self._attribution(method, index), self._number(index)
-        chosen, verdict = attribution.target, self.verdicts.get(index)
-        checks = None if verdict is None else verdict.get(attribution.method)
-        return {
-            "format": records.FORMAT, "crops": [asdict(crop) for crop in self.crops],
+        attribution = self._attribution(method, index)
+        label = attribution.target
+        layer = attribution.layer
+        checks = None
+        if index in self.verdicts:
+            checks = self.verdicts[index].get(attribution.method)
+        record = {
+            "format": records.FORMAT,
+            "crops": [asdict(crop) for crop in self.crops],
             **records.origin_of(self.photo, self.source, self.origin, self.box, self.input_size),
-            "method": attribution.method, "class": self.question.classes.get(attribution.method),
+            "method": attribution.method,
+            "class": self.question.classes.get(attribution.method),
             "options": records.options_run(attribution),
-            "fuse": attribution.fuse, "precision": self.question.precision, "rounding": attribution.rounding,
-            **({"interventions": records.encode(list(attribution.interventions))} if attribution.interventions else {}),
-            "layer": list(attribution.layer) if isinstance(attribution.layer, tuple) else attribution.layer,
-            "target": chosen if isinstance(chosen, str) else int(chosen[0]),
-            "asked": self.question.target(index), "label": self._label(index), "score": float(attribution.score[0]),
+            "fuse": attribution.fuse,
+            "precision": self.question.precision,
+            "rounding": attribution.rounding,
+            "layer": list(layer) if isinstance(layer, tuple) else layer,
+            "target": label if isinstance(label, str) else int(label[0]),
+            "asked": self.question.target(index),
+            "label": self._label(index),
+            "score": float(attribution.score[0]),
             "probability": self._probability(index),
             "activation": self.outputs.activation if self._classes else None,
-            "predictions": [[label, value] for label, value in self.predictions],
-            **({} if number is None else {"number": number.value, "unit": number.unit}),
-            "delta": records.number_of(attribution.delta), "estimate": records.estimate_of(attribution),
-            "values": records.values_of(attribution), "verdict": None if checks is None else checks.to_dict(),
-            **({} if self.question.request is None else {"request": dict(self.question.request)}),
-        }  # fmt: skip
+            "predictions": [[name, value] for name, value in self.predictions],
+            "delta": records.number_of(attribution.delta),
+            "estimate": records.estimate_of(attribution),
+            "values": records.values_of(attribution),
+            "verdict": None if checks is None else checks.to_dict(),
+        }
+        if attribution.interventions:
+            record["interventions"] = encoding.encode(list(attribution.interventions))
+        if (number := self._number(index)) is not None:
+            record["number"] = number.value
+            record["unit"] = number.unit
+        if self.question.request is not None:
+            record["request"] = dict(self.question.request)
+        return record
 
     def __repr__(self) -> str:
         source = f"{self.source!r}, " if self.source else ""

@@ -1,37 +1,36 @@
 """What was saved, read back without a model: the values and the record; and computed again where nothing is missing."""
 
 import json
+import math
 import os
-import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, get_args
+from types import UnionType
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 
 from explain._utils.errors import ExplainError, ImageError, RecordError, keywords, raised, shown, warn
-from explain.attribution import pictures, records, result
-from explain.attribution.records import decode, described, is_number, is_size, method_of, unknown
+from explain.attribution import records, result
+from explain.attribution.encoding import decode, described, method_of, unknown
 from explain.data.files import restored
-from explain.data.images import ImageLike, load_image
+from explain.data.images import MAX_PIXELS, ImageLike, load_image
 from explain.data.opening import opened
-from explain.engine.settings import Precision
 from explain.explanation.explainer import Explainer
 from explain.explanation.explanation import Explanation
 from explain.hooks.interventions import Intervention
-from explain.layers.layouts import enlarge
-from explain.methods.base import Fusion, MethodLike, Style
+from explain.methods.base import MethodLike
 from explain.methods.evidence import PROOFS, EvidenceSets
 from explain.models.files import is_file_or_code
-from explain.targets.outputs import Activation
 from explain.targets.resolve import TargetLike
 
 MOST = 50_000_000  # bytes of a record; those that hold a baseline have a few millions
+TOLERANCE = 1e-3  # of the largest value, from which on a map that is repeated is another one
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,21 +58,32 @@ class Saved:
     def attribution(self) -> result.Attribution:
         """The values as an attribution, a batch of one."""
         record = self.record
-        target, layer, delta = record["target"], record["layer"], record.get("delta")
-        about, options = record.get("values", {}), dict(record["options"])
-        sets = EvidenceSets.stored(self.values, options["reasons"], about["sets"]) if "sets" in about else None
-        style: Style = about.get("style") or "heat"
+        array = record["values"]
+        target = record["target"]
+        layer = record.get("layer")
+        options = dict(record["options"])
+        sets = None
+        if array.get("sets") is not None:
+            sets = EvidenceSets.stored(self.values, options["reasons"], array["sets"])
         for name, value in options.items():
             with suppress(RecordError):  # the caller's own, or no longer known: as the record has it
                 options[name] = decode(value)
         return result.Attribution(
-            method=self.method, values=self.values[None], score=torch.tensor([record["score"]]), style=style,
+            method=self.method,
+            values=self.values[None],
             target=target if isinstance(target, str) else torch.tensor([target]),
-            layer=tuple(layer) if isinstance(layer, list) else layer, options=options, fuse=record.get("fuse"),
-            size=tuple(about.get("size", record["input_size"])), input=about.get("input"), sets=sets,
-            delta=None if delta is None else torch.tensor([delta]), rounding=record.get("rounding"),
-            neutral=torch.tensor([about["neutral"]]) if "neutral" in about else None,
-        )  # fmt: skip
+            score=torch.tensor([record["score"]]),
+            layer=tuple(layer) if isinstance(layer, list) else layer,
+            size=tuple(array.get("size") or record["input_size"]),
+            style=array.get("style") or "heat",
+            options=options,
+            delta=_one_number(record.get("delta")),
+            fuse=record.get("fuse"),
+            input=array.get("input"),
+            sets=sets,
+            rounding=record.get("rounding"),
+            neutral=_one_number(array.get("neutral")),
+        )
 
     @property
     def heatmap(self) -> torch.Tensor:
@@ -98,38 +108,41 @@ class Saved:
             RecordError: something is missing, or is not what it was; the message says all of it.
         """
         record = self.record
-        functions = "" if target is not None else ", ".join(unknown(record.get("asked")))
-        altered = "" if interventions is not None else ", ".join(unknown(record.get("interventions")))
-        reasons = {
-            "explainer": self._why_no_model() if explainer is None else "",
-            "image": "the photo had no file" if image is None and not record["image"].get("path") else "",
-            "method": self._why_no_method() if method is None else "",
-            "target": f"the target ({functions}) was the caller's own" if functions else "",
-            "interventions": f"an intervention ({altered}) was the caller's own" if altered else "",
-        }
-        missing = {name: reason for name, reason in reasons.items() if reason}
+        requested = record.get("asked")
+        altered = record.get("interventions", [])
+        reasons = {}
+        if explainer is None:
+            reasons["explainer"] = self._why_no_model()
+        if image is None and not record["image"].get("path"):
+            reasons["image"] = "the photo had no file"
+        if method is None:
+            reasons["method"] = self._why_no_method()
+        if target is None and unknown(requested):
+            reasons["target"] = f"the target ({', '.join(unknown(requested))}) was the caller's own"
+        if interventions is None and unknown(altered):
+            reasons["interventions"] = f"an intervention ({', '.join(unknown(altered))}) was the caller's own"
+        missing = [name for name, reason in reasons.items() if reason]
         if missing:
-            names = ", ".join(f"{name}=..." for name in missing)
-            why = "; ".join(missing.values())
-            raise RecordError(f"{self._name} cannot be repeated alone: {why}; use repeat({names})")
+            arguments = ", ".join(f"{name}=..." for name in missing)
+            why = "; ".join(reasons[name] for name in missing)
+            raise RecordError(f"{self._name} cannot be repeated alone: {why}; use repeat({arguments})")
         photo = self._photo(image)
-        explainer = self._explainer() if explainer is None else explainer
+        if explainer is None:
+            explainer = self._explainer()
         self._check_explainer(explainer, photo)
         if target is None:
-            encoded = record.get("asked")
-            target = record["target"] if encoded is None else decode(encoded)
-        found = explainer(
-            photo, [method_of(record) if method is None else method], targets=[target], layer=record["layer"],
-            fuse=record.get("fuse"), precision=record.get("precision", "full"),
-            interventions=decode(record.get("interventions", [])) if interventions is None else interventions,
-            **self._stop_options(),
-        )  # fmt: skip
-        samples, estimate = found.attributions[found.methods[0]].samples, record.get("estimate")
-        before = samples if method is not None or estimate is None else estimate["samples"]
-        if samples not in (None, before):
-            warn(f"{self._name} is of {before} samples, but repeating it took {samples}; values may differ")
-        self._warn_of_hooks(found)
-        return found
+            target = record["target"] if requested is None else decode(requested)
+        explanation = explainer(
+            photo,
+            [method_of(record) if method is None else method],
+            targets=[target],
+            layer=record.get("layer"),
+            fuse=record.get("fuse"),
+            precision=record.get("precision", "full"),
+            interventions=decode(altered) if interventions is None else interventions,
+        )
+        self._warn_of_differences(explanation, same_method=method is None)
+        return explanation
 
     @property
     def _name(self) -> str:
@@ -137,19 +150,20 @@ class Saved:
 
     def _why_no_model(self) -> str:
         """Say why the model cannot be loaded by its record; empty where it can."""
-        about = self.record["explainer"]
-        memory, own = "only in memory", "the caller's own"
-        named = ((part, self.record.get(part)) for part in about["own"])
-        reasons = [f"the {part} ({name}) was {memory if part == 'model' else own}" for part, name in named]
-        arguments = decode(about["arguments"])
+        arguments = decode(self.record["explainer"]["arguments"])
         if not isinstance(arguments, dict):
             raise RecordError(f"{self._name} must hold arguments of an Explainer by name; use repeat(explainer=...)")
+        reasons = []
+        for part in self.record["explainer"]["own"]:
+            place = "only in memory" if part == "model" else "the caller's own"
+            reasons.append(f"the {part} ({self.record.get(part)}) was {place}")
         model = str(arguments.get("model") or "")
         if is_file_or_code(model):
             reasons.append(f"the model ({model}) is a file or code of the caller's own, which no record may run")
         return " and ".join(reasons)
 
     def _why_no_method(self) -> str:
+        """Say why the method cannot be made by its record; empty where it can."""
         if parts := unknown(self.record["options"]):
             return f"the method ({self.method}) was made with {', '.join(parts)}, which no record holds"
         try:
@@ -159,132 +173,81 @@ class Saved:
         return ""
 
     def _photo(self, image: ImageLike | None) -> Image.Image:
-        about = self.record["image"]
+        path = self.record["image"].get("path")
         try:
-            photo = load_image(about["path"] if image is None else image)
+            photo = load_image(path if image is None else image)
         except ImageError as error:
             raise RecordError(f"{self._name} cannot be repeated: {error}; use repeat(image=...)") from None
-        if records.digest(photo.tobytes()) != about.get("sha256"):
+        if records.digest(photo.tobytes()) != self.record["image"].get("sha256"):
             raise RecordError(f"image for {self._name} must have the pixels that were explained; use repeat(image=...)")
-        photo.filename = about.get("path") or ""  # type: ignore[attr-defined]  # as Pillow does for those that it opens
+        photo.filename = path or ""  # type: ignore[attr-defined]  # as Pillow does for those that it opens
         return photo
 
     def _explainer(self) -> Explainer:
         """Load the model by its name, with its weights as they were."""
         arguments = decode(self.record["explainer"]["arguments"])
         try:
-            made = Explainer(**arguments)
+            explainer = Explainer(**arguments)
         except (TypeError, ValueError) as error:
             got = f"they are refused: {error}" if isinstance(error, ExplainError) else raised(error)
             raise RecordError(f"{self._name} must hold arguments of an Explainer, but {got}; give explainer=") from None
         expected = self.record.get("preprocess")
-        if described(made.preprocess) != expected:
-            got = f"{described(made.preprocess)} of {arguments['model']}"
+        if described(explainer.preprocess) != expected:
+            got = f"{described(explainer.preprocess)} of {arguments['model']}"
             raise RecordError(f"{self._name} must have the preprocessing {expected}, got {got}; give an explainer")
-        return made
+        return explainer
 
     def _check_explainer(self, explainer: Explainer, photo: Image.Image) -> None:
         """Refuse an explainer with other weights, another activation or another size of input."""
-        same = {
-            "weights": (self.record.get("weights"), explainer.weights),
-            "activation": (self.record.get("activation"), explainer.activation),
-            "size of inputs": (list(self.record["input_size"]), list(explainer.as_input(photo).shape[-2:])),
-        }
-        for what, (before, now) in same.items():
-            # a file is identified by its digest, wherever it is
-            digests = {str(each).rpartition(" (sha256 ")[2] for each in (before, now)}
-            if None not in (before, now) and len(digests) > 1:
-                raise RecordError(f"explainer for {self._name} must have the {what} {before}, got {now}; give the same")
+        size = list(explainer.as_input(photo).shape[-2:])
+        self._check_same("weights", self.record.get("weights"), explainer.weights)
+        self._check_same("activation", self.record.get("activation"), explainer.activation)
+        self._check_same("size of inputs", list(self.record["input_size"]), size)
 
-    def _stop_options(self) -> dict[str, Any]:
-        """How to stop a method where it was stopped, if no option of it does: by an interrupt after so many samples."""
-        estimate = self.record.get("estimate")
-        if estimate is None or not estimate.get("stopped") or "samples" in self.record["options"]:
-            return {}
+    def _check_same(self, what: str, recorded: Any, now: Any) -> None:
+        if recorded is None or now is None:
+            return
+        if _without_place(recorded) != _without_place(now):
+            raise RecordError(f"explainer for {self._name} must have the {what} {recorded}, got {now}; give the same")
 
-        def stop(done: int, total: int) -> None:
-            if done >= estimate["samples"]:
-                raise KeyboardInterrupt
-
-        return {"batch_size": 1, "keep_partial": True, "progress": stop}
-
-    def _warn_of_hooks(self, found: Explanation) -> None:
-        """Warn where the map is another one, and the caller's hooks were or are on the model.
+    def _warn_of_differences(self, explanation: Explanation, *, same_method: bool) -> None:
+        """Warn where the map took another number of samples, or was or is altered by hooks of the caller's.
 
         Hooks that only observe look the same as those that alter, so that the values decide.
         """
-        before, now = self.record["explainer"].get("hooks", []), list(found.origin.hooks)
-        values = found.values.float().cpu()
-        if not (before or now) or values.shape != self.values.shape:
+        samples = explanation.attributions[explanation.methods[0]].samples
+        estimate = self.record.get("estimate")
+        if same_method and samples is not None and estimate is not None and samples != estimate["samples"]:
+            recorded = f"is of {estimate['samples']} samples"
+            warn(f"{self._name} {recorded}, but repeating it took {samples}; values may differ")
+        hooks = self.record["explainer"].get("hooks", [])
+        hooks_now = explanation.origin.hooks
+        values = explanation.values.float().cpu()
+        if not (hooks or hooks_now) or values.shape != self.values.shape:
             return
         difference = float((values - self.values).abs().max()) / (float(self.values.abs().max()) or 1.0)
-        if not difference <= 1e-3:
-            then, these = (", ".join(names) or "none" for names in (before, now))
-            got = f"got {these}, and the map differs by {difference:.3g} of its maximum; put the same on the model"
-            warn(f"{self._name} must be repeated with the hooks that it was made with ({then}), {got}")
+        if not difference <= TOLERANCE:
+            must = f"be repeated with the hooks that it was made with ({', '.join(hooks) or 'none'})"
+            got = f"got {', '.join(hooks_now) or 'none'}, and the map differs by {difference:.3g} of its maximum"
+            warn(f"{self._name} must {must}, {got}; put the same on the model")
 
 
-@dataclass(frozen=True, eq=False)
-class SavedConcepts:
-    """Concepts that were saved, read back without a model: ``record``, as `PhotoConcepts.record` gave it, and arrays.
+def _one_number(value: float | None) -> torch.Tensor | None:
+    return None if value is None else torch.tensor([value])
 
-    ``maps`` ``(K, h, w)`` says how strongly each concept is present at each place, 1 at its strongest, and ``vectors``
-    ``(K, C)`` is each one's activation of the layer's channels there.
-    """
 
-    path: Path
-    record: Mapping[str, Any] = field(repr=False)
-    maps: torch.Tensor = field(repr=False)
-    vectors: torch.Tensor = field(repr=False)
-
-    def __len__(self) -> int:
-        return len(self.maps)
-
-    @property
-    def layer(self) -> str:
-        return str(self.record["layer"])
-
-    @property
-    def shares(self) -> list[float]:
-        """How much of what the concepts make up is each one's, together 1."""
-        return [float(each["share"]) for each in self.record["concepts"]]
-
-    @property
-    def labels(self) -> list[str]:
-        """The best classes of each concept."""
-        return [str(each["label"]) for each in self.record["concepts"]]
-
-    @property
-    def heatmaps(self) -> torch.Tensor:
-        """``(K, H, W)`` in [0, 1] at the resolution of the model's input."""
-        return enlarge(self.maps[None], tuple(self.record["input_size"]))[0].clamp(0, 1)
-
-    @classmethod
-    def read(cls, path: Path, record: Mapping[str, Any], maps: torch.Tensor, vectors: torch.Tensor) -> "SavedConcepts":
-        """Put a record and its arrays together.
-
-        Raises:
-            RecordError: the record lacks something, or they do not belong together.
-        """
-        name = f"record {str(path)!r}"
-        kinds = {"layer": str, "concepts": _are_parts, "input_size": is_size, "error": float, "values": dict}
-        records.check_fields(record, {**kinds, "values.sha256": str}, name)
-        same = record["values"]["sha256"] == records.identity(pictures.array(maps))["sha256"]
-        if maps.ndim != 3 or vectors.ndim != 2 or not same or not len(record["concepts"]) == len(maps) == len(vectors):
-            raise RecordError(f"{name} must lie beside its values, but they differ; save both again")
-        return cls(path, record, maps, vectors)
+def _without_place(weights: Any) -> str:
+    """What identifies weights: of a file its digest, wherever it is."""
+    return str(weights).rpartition(" (sha256 ")[2]
 
 
 @keywords()
-def load(file: str | os.PathLike[str]) -> Saved | SavedConcepts:
-    """Read what `Explanation.save` wrote for one method and target, or `PhotoConcepts.save`, without loading a model.
+def load(file: str | os.PathLike[str]) -> Saved:
+    """Read what `Explanation.save` wrote for one method and target, without loading a model.
 
     Args:
         file: the record (``.json``) or the values (``.npy``, ``.npz``); the other file is beside it under the same
             name. Nothing in them is run.
-
-    Returns:
-        A `Saved`; of concepts, a `SavedConcepts`.
 
     Raises:
         RecordError: one of the two files is missing or damaged, they do not belong together, or they were written by a
@@ -303,26 +266,21 @@ def load(file: str | os.PathLike[str]) -> Saved | SavedConcepts:
         raise RecordError(f"file must be the path of a record (.json) or of its values (.npy), got {shown(file)}")
     path = Path(file)
     if path.is_dir() or path.suffix not in (".json", ".npy", ".npz"):
-        inside = sorted(path.glob("*.json"))[:1]
-        remedy = f"; load one in it, such as {str(inside[0])!r}" if inside else ""
+        first = next(iter(sorted(path.glob("*.json"))), None)
+        remedy = "" if first is None else f"; load one in it, such as {str(first)!r}"
         raise RecordError(f"file must be a record (.json) or its values (.npy), got {str(path)!r}{remedy}")
-    stem = path.stem.removesuffix("-vectors") if path.stem.endswith("-concepts-vectors") else path.stem
-    path = path.with_name(f"{stem}.json")
-    name = f"record {str(path)!r}"
-    found = _read_record(path, name)
-    if isinstance(found, dict) and found.get("kind") == "concepts":
-        arrays = (path.with_suffix(".npy"), path.with_name(f"{path.stem}-vectors.npy"))
-        return SavedConcepts.read(path, found, *(torch.from_numpy(_read_values(file)) for file in arrays))
-    record = records.checked(found, name)
-    records.check_fields(record, _FIELDS, name)
-    about = record.get("values")
-    values = _read_values(path.with_suffix(f".{(about or {}).get('format') or 'npy'}"))
-    if about is not None and not records.identity(values).items() <= about.items():
-        raise RecordError(f"{name} must lie beside its values, but they differ; save both again")
+    path = path.with_suffix(".json")
+    record = _read_record(path)
+    array = record["values"]
+    values = _read_values(path.with_suffix(f".{array.get('format') or 'npy'}"))
+    if not records.identity(values).items() <= array.items():
+        raise RecordError(f"record {str(path)!r} must lie beside its values, but they differ; save both again")
     return Saved(path, record, torch.from_numpy(values))
 
 
-def _read_record(path: Path, name: str) -> Any:
+def _read_record(path: Path) -> dict[str, Any]:
+    """Read a record, and refuse it without a field that is needed, or with a value that none has."""
+    name = f"record {str(path)!r}"
     try:
         with opened(path) as file:
             content = file.read(MOST + 1)
@@ -331,26 +289,37 @@ def _read_record(path: Path, name: str) -> Any:
     if len(content) > MOST:
         raise RecordError(f"{name} must have at most {MOST} bytes; give a record that was saved")
     try:
-        return json.loads(content.decode("utf-8"))
+        record = json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError):
         raise RecordError(f"{name} must hold JSON, but does not, or is damaged; give a record that was saved") from None
+    if not isinstance(record, dict):
+        got = type(record).__name__
+        raise RecordError(f"{name} must hold a JSON object, got {got}; give a record that was saved")
+    if record.get("format") != records.FORMAT or "method" not in record:
+        got = shown(record.get("format"))
+        raise RecordError(f"{name} must have format {records.FORMAT} and a method, got format {got}; save it again")
+    for field_name, rule in _FIELDS.items():
+        value: Any = record
+        for key in field_name.split("."):
+            value = value.get(key)
+        fits = isinstance(value, rule) if isinstance(rule, type | UnionType) else rule(value)
+        if not fits:
+            must = f"have another value for {field_name!r}"
+            raise RecordError(f"{name} must {must}, got {shown(value)}; give a record that was saved")
+    return record
 
 
 def _read_values(path: Path) -> np.ndarray[Any, Any]:
     """Read an array of float32, or as `halved` has left it in ``.npz``."""
     try:
-        with opened(path) as file:  # which refuses pipes and devices
-            if path.suffix == ".npz":
-                with zipfile.ZipFile(file) as archive:
-                    if sum(each.file_size for each in archive.infolist()) > 20 * MOST:
-                        raise ValueError("too large")
-                file.seek(0)
-                found = np.load(file, allow_pickle=False)
-                return restored(found["values"], found["scale"])
-        mapped = np.lib.format.open_memmap(path, mode="r")  # a damaged header cannot make it take more than the file
-        if mapped.dtype != np.float32:
-            raise ValueError(f"got {mapped.dtype}")
-        values: np.ndarray[Any, Any] = np.array(mapped)
+        with opened(path):  # which refuses pipes and devices
+            content = np.load(path, mmap_mode="r")  # a damaged header cannot make it take more than the file
+        if isinstance(content, np.lib.npyio.NpzFile):
+            with content:
+                return restored(content["values"], content["scale"])
+        if content.dtype != np.float32:
+            raise ValueError(f"got {content.dtype}")
+        values: np.ndarray[Any, Any] = np.array(content)
     except OSError as error:
         raise RecordError(f"values {str(path)!r} cannot be read: {error.strerror or error}; put them there") from None
     except Exception as error:  # the text of a damaged header may break its reader anywhere
@@ -358,33 +327,58 @@ def _read_values(path: Path) -> np.ndarray[Any, Any]:
     return values
 
 
-def _are_parts(parts: Any) -> bool:
-    """Whether a record has a share and a label for each concept."""
-    parts = [part if isinstance(part, dict) else {} for part in parts] if isinstance(parts, list) else [{}]
-    return all(is_number(part.get("share")) and isinstance(part.get("label"), str) for part in parts)
+def _is_number(value: Any) -> bool:
+    """Whether a field holds a number that a tensor can hold."""
+    return isinstance(value, float) or (type(value) is int and -(2**63) <= value < 2**63)
+
+
+def _is_size(value: Any) -> bool:
+    """Whether a field holds a height and a width, of a video with the frames before them."""
+    if not isinstance(value, list) or len(value) not in (2, 3):
+        return False
+    return all(type(side) is int and side > 0 for side in value) and math.prod(value) <= MAX_PIXELS
 
 
 def _are_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(each, str) for each in value)
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
-def _is_set(proof: Any = None, alone: Any = "", without: Any = "", **more: Any) -> bool:
-    return proof in PROOFS and all(isinstance(each, int | float | None) for each in (alone, without)) and not more
+def _is_set(value: Any) -> bool:
+    """Whether a region set has a proof and two scores, as `EvidenceSets.described` writes them."""
+    if not isinstance(value, dict) or value.keys() != {"proof", "alone", "without"} or value["proof"] not in PROOFS:
+        return False
+    return all(isinstance(value[name], int | float | None) for name in ("alone", "without"))
+
+
+def _or_none(rule: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or rule(value)
 
 
 _FIELDS: Mapping[str, Any] = {
-    "model": str, "method": str, "options": dict, "score": is_number, "input_size": is_size,
-    "target": lambda value: isinstance(value, str) or (type(value) is int and is_number(value)),
+    "model": str,
+    "method": str,
+    "options": dict,
+    "score": _is_number,
+    "target": lambda value: isinstance(value, str) or (type(value) is int and _is_number(value)),
     "layer": lambda value: value is None or isinstance(value, str) or _are_texts(value),
-    "image": dict, "image.path?": str | None,
-    "explainer": dict, "explainer.arguments": dict, "explainer.own": _are_texts, "explainer.hooks?": _are_texts,
-    "values?": dict, "values.format?": ("npz", None),
-    "values.shape": lambda value: isinstance(value, list) and all(type(each) is int and each >= 0 for each in value),
-    "values.sha256": str, "values.size?": is_size, "values.neutral?": is_number,
-    "values.sets?": lambda value: isinstance(value, list) and all(isinstance(x, dict) and _is_set(**x) for x in value),
-    "values.style?": (None, *get_args(Style)), "fuse?": (None, *get_args(Fusion)), "precision?": get_args(Precision),
-    "delta?": lambda value: value is None or is_number(value),
-    "rounding?": lambda value: value is None or is_number(value),
-    "label?": str, "interventions?": list, "activation?": (None, *get_args(Activation)), "verdict?": dict | None,
-    "estimate?": lambda value: value is None or (isinstance(value, dict) and type(value.get("samples")) is int),
-}  # fmt: skip
+    "input_size": _is_size,
+    "delta": _or_none(_is_number),
+    "rounding": _or_none(_is_number),
+    "interventions": list | None,
+    "image": dict,
+    "image.path": str | None,
+    "explainer": dict,
+    "explainer.arguments": dict,
+    "explainer.own": _are_texts,
+    "explainer.hooks": _are_texts,
+    "values": dict,
+    "values.shape": list,
+    "values.sha256": str,
+    "values.format": str | None,
+    "values.size": _or_none(_is_size),
+    "values.style": str | None,
+    "values.neutral": _or_none(_is_number),
+    "values.sets": _or_none(lambda value: isinstance(value, list) and all(map(_is_set, value))),
+    "estimate": _or_none(lambda value: isinstance(value, dict) and type(value.get("samples")) is int),
+}
+"""What the fields of a record must be that are read: of a type, or what a test says."""

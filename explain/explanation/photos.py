@@ -11,7 +11,8 @@ from torch import nn
 from explain._utils.errors import ExplainError, ImageError, PhotoError, PhotosError, TargetError, raised
 from explain._utils.nested import first_tensor
 from explain._utils.signals import came_by_signal
-from explain.attribution.records import RecordedRequest, encode_target
+from explain.attribution.encoding import encode_target
+from explain.attribution.records import RecordedRequest
 from explain.attribution.result import Attribution
 from explain.data.boxes import Box
 from explain.data.images import ImageLike

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from explain._utils.errors import ExplainError, RunError, shown
-from explain.attribution.records import method_of
+from explain.attribution.encoding import method_of
 from explain.data.boxes import as_input
 from explain.data.images import load_image
 from explain.explanation.explainer import Explainer

@@ -17,8 +17,8 @@ from PIL import Image
 
 from explain._utils.errors import ExplainError, muted, printable
 from explain.attribution.api import plan
+from explain.attribution.encoding import decode, encode, method_of, unknown
 from explain.attribution.pictures import array, layer_of, remark, sentence
-from explain.attribution.records import decode, encode, method_of, unknown
 from explain.attribution.result import Attribution
 from explain.baselines.base import scale_of
 from explain.data.boxes import Box

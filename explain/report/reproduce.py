@@ -12,7 +12,8 @@ import torch
 from PIL import Image
 
 from explain._utils.errors import ExplainError, printable
-from explain.attribution.records import ModelOrigin, RecordedRequest, decode, method_of, unknown
+from explain.attribution.encoding import decode, method_of, unknown
+from explain.attribution.records import ModelOrigin, RecordedRequest
 from explain.attribution.result import Attribution
 from explain.baselines.base import Baseline
 from explain.data.boxes import Box

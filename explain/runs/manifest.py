@@ -16,7 +16,7 @@ from torch import nn
 from explain._utils import nested
 from explain._utils.errors import quiet
 from explain._utils.signals import came_by_signal
-from explain.attribution.records import encode
+from explain.attribution.encoding import encode
 from explain.explanation.explainer import Explainer
 from explain.hooks.preserve import preserving_rng, untouched
 from explain.store.manifest import digest_of, tensor_bytes

@@ -17,8 +17,9 @@ from torch import nn
 from explain._utils.errors import RunError, TargetError, keywords, naming, overheard, shown, warn
 from explain._utils.progress import show_progress
 from explain.attribution.api import attribute
+from explain.attribution.encoding import encode
 from explain.attribution.options import RunOptions
-from explain.attribution.records import encode, versions
+from explain.attribution.records import versions
 from explain.attribution.result import Attribution
 from explain.attribution.selection import select
 from explain.explanation.explainer import Explainer

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from explain._utils.errors import RunError
-from explain.attribution.records import class_name, encode_fields, unknown
+from explain.attribution.encoding import class_name, encode_fields, unknown
 from explain.methods import Method
 
 TOLERANCES = {"test_inputs": 1e-4, "test_scores": 5e-3}  # devices differ in the last digits

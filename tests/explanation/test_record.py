@@ -20,7 +20,8 @@ from torch import Tensor
 
 import explain
 from explain import RecordError
-from explain.attribution.records import FORMAT, decode, encode, unknown
+from explain.attribution.encoding import decode, encode, unknown
+from explain.attribution.records import FORMAT
 from explain.engine import Evidence, InputGradients
 from explain.methods import (
     FEM,
@@ -305,10 +306,3 @@ def test_a_pickle_is_read_where_there_is_no_such_model(photo: Path, tmp_path: Pa
     assert done.returncode == 0, done.stderr
     written = json.loads((tmp_path / "out" / "photo-gradcam.json").read_text("utf-8"))
     assert {**written, "versions": {}} == {**first.record(), "versions": {}}
-
-
-def test_a_detection_under_its_old_name_is_read() -> None:
-    old = {"class": "Detection", "options": {"category": 3, "box": {"tuple": [0.0, 0.0, 4.0, 5.0]}, "overlap": 0.4}}
-    found = decode(old)
-    assert (found.label, found.box.tolist(), found.overlap) == (3, [0, 0, 4, 5], 0.4)
-    assert decode(encode(found)).box.tolist() == [0, 0, 4, 5]

@@ -277,7 +277,7 @@ def test_what_was_the_callers_own_is_said(explanation: Any, explainer: explain.E
 
 
 def test_boxes_and_regions_that_were_asked_for_are_marked(explainer: explain.Explainer) -> None:
-    from explain.attribution.records import encode_target
+    from explain.attribution.encoding import encode_target
     from explain.report.item import place
 
     class Asked:

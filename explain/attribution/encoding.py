@@ -1,0 +1,208 @@
+"""Options, methods and targets as plain values, exact enough to be made again.
+
+What JSON cannot express is written as an object with one tag: ``{"tuple": [...]}``, ``{"mapping": [[key, value],
+...]}``, ``{"float": "inf"}``, ``{"tensor": ...}``, ``{"category": ...}`` (a class index with its label), or ``{"class":
+..., "options": {...}}`` for a method or target of this package. Anything else is the caller's own; ``{"unknown": ...}``
+says what it was. Nothing that is named is ever imported or run.
+"""
+
+import base64
+import importlib
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from functools import cache
+from pkgutil import iter_modules
+from typing import Any
+
+import torch
+
+from explain import baselines, methods, targets
+from explain._utils.errors import ExplainError, RecordError, shown
+from explain.hooks import interventions
+from explain.methods import Method
+from explain.methods.base import get_method
+from explain.targets import ClassTarget, Target, TopClass
+from explain.targets.base import Sum
+from explain.targets.labels import Category
+
+LARGEST = 2**25  # bytes of a tensor that is written; a baseline has less than a million
+
+
+def described(function: Any) -> str:
+    """Return a function's name, or how a callable object shows itself, on one line and without its address.
+
+    >>> described(len), described(slice(1))
+    ('len', 'slice(None, 1, None)')
+    """
+    text = getattr(function, "__qualname__", None) or " ".join(repr(function).split())
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", str(text))
+
+
+def encode(value: Any) -> Any:
+    """Write an option, method or target in plain values.
+
+    >>> from explain.methods import Augmented, GradCAM
+    >>> encode(Augmented(GradCAM(), scales=(1.0, 0.9)))["options"]["scales"]
+    {'tuple': [1.0, 0.9]}
+    """
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, Category):
+        return {"category": int(value), "label": value.label}
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else {"float": str(float(value))}
+    if isinstance(value, list):
+        return [encode(item) for item in value]
+    if isinstance(value, tuple):
+        return {"tuple": [encode(item) for item in value]}
+    if isinstance(value, Mapping):
+        return {"mapping": [[encode(key), encode(item)] for key, item in value.items()]}
+    if isinstance(value, torch.Tensor):
+        return _encode_tensor(value)
+    name = class_name(value)
+    if name is None:
+        return {"unknown": described(value)}
+    return {"class": name, "options": encode_fields(value)}
+
+
+def encode_fields(value: Any) -> dict[str, Any]:
+    """Write the fields that a dataclass is made with."""
+    return {f.name: encode(getattr(value, f.name)) for f in fields(value) if f.init and (f.compare or f.repr)}
+
+
+def encode_target(target: Target) -> Any:
+    """Write a target that is more than a class; None for a class, which needs nothing more."""
+    return None if isinstance(target, (ClassTarget, TopClass)) else encode(target)
+
+
+def class_name(value: Any) -> str | None:
+    """The name of a method's or target's class in this package, or None for any other value."""
+    kind = Sum if isinstance(value, Sum) else type(value)  # a Difference is a sum, and made in another way
+    return kind.__name__ if _classes().get(kind.__name__) is kind else None
+
+
+def decode(value: Any) -> Any:
+    """Read what `encode` has written.
+
+    Raises:
+        RecordError: it holds something of the caller's own, or something that is never written.
+
+    >>> decode({"class": "HiResCAM", "options": {"relu": True}})
+    HiResCAM(relu=True)
+    """
+    try:
+        return _decode(value)
+    except ExplainError:
+        raise
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # no pairs, keys, numbers or bytes; or no end
+        raise RecordError(f"record must hold values as they were written, got {shown(value)}; give them") from None
+
+
+def _decode(value: Any) -> Any:
+    match value:
+        case list():
+            return [_decode(item) for item in value]
+        case None | bool() | int() | float() | str():
+            return value
+        case {"float": str(text)}:
+            return float(text)
+        case {"category": int(index), "label": str(label)}:
+            return Category(index, label)
+        case {"tuple": [*values]}:
+            return tuple(_decode(item) for item in values)
+        case {"mapping": [*pairs]}:
+            return {_decode(key): _decode(item) for key, item in pairs}
+        case {"tensor": str(text), "dtype": str(dtype), "shape": [*shape]}:
+            return _decode_tensor(text, dtype, shape)
+        case {"class": str(name), "options": dict(options)} if name in _classes():
+            return make(_classes()[name], options)
+    raise RecordError(f"record must hold values of this package, got {shown(value)}; give that part yourself")
+
+
+def make(kind: type, options: Mapping[str, Any]) -> Any:
+    """Make a method or target with options as a record has them.
+
+    Raises:
+        RecordError: its class has no such options, or refuses them.
+    """
+    arguments = {name: decode(value) for name, value in options.items()}
+    try:
+        return kind(**arguments)
+    except (ExplainError, TypeError, ValueError) as error:
+        raise RecordError(f"record must hold options of {kind.__name__}, but they are refused: {error}") from None
+
+
+def method_of(record: Mapping[str, Any]) -> Method:
+    """Make the method of a record again; one of the caller's own must be registered.
+
+    Raises:
+        RecordError: it is unknown here, or was made with something that no record can hold.
+
+    >>> method_of({"method": "hirescam", "class": "HiResCAM", "options": {"relu": True}})
+    HiResCAM(relu=True)
+    """
+    try:
+        kind = _classes().get(str(record.get("class"))) or type(get_method(str(record["method"])))
+    except ExplainError as error:
+        raise RecordError(str(error)) from None
+    method: Method = make(kind, record["options"])
+    return method
+
+
+def unknown(value: Any) -> list[str]:
+    """What an encoded value holds that was the caller's own."""
+    return [mapping["unknown"] for mapping in _mappings(value) if isinstance(mapping.get("unknown"), str)]
+
+
+def has_tensor(value: Any) -> bool:
+    """Whether an encoded value holds a tensor."""
+    return any("tensor" in mapping for mapping in _mappings(value))
+
+
+def _mappings(value: Any) -> Iterator[Mapping[str, Any]]:
+    """Every mapping in an encoded value, however deep, in their order."""
+    waiting = [value]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, Mapping):
+            yield item
+            item = list(item.values())
+        if isinstance(item, list):
+            waiting += reversed(item)
+
+
+@cache
+def _classes() -> dict[str, type]:
+    """The methods, targets, baselines and interventions of this package, and their parts, by their classes' names."""
+    modules = [interventions]
+    for room in (methods, targets, baselines):
+        modules += [importlib.import_module(f"{room.__name__}.{info.name}") for info in iter_modules(room.__path__)]
+    classes: dict[str, type] = {}
+    for module in modules:
+        for name, kind in vars(module).items():
+            is_defined_here = isinstance(kind, type) and kind.__module__ == module.__name__
+            if is_defined_here and is_dataclass(kind) and not name.startswith("_"):
+                classes[name] = kind
+    return classes
+
+
+def _encode_tensor(tensor: torch.Tensor) -> dict[str, Any]:
+    if tensor.numel() * tensor.element_size() > LARGEST:  # no record that holds it would be read again
+        return {"unknown": f"a tensor of shape {tuple(tensor.shape)}"}
+    plain = tensor.detach().cpu().contiguous()
+    content = plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b""
+    text = base64.b64encode(content).decode("ascii")
+    return {"tensor": text, "dtype": str(plain.dtype).removeprefix("torch."), "shape": list(plain.shape)}
+
+
+def _decode_tensor(text: str, dtype: str, shape: list[int]) -> torch.Tensor:
+    kind = getattr(torch, dtype, None)
+    if not isinstance(kind, torch.dtype):
+        raise ValueError
+    content = bytearray(base64.b64decode(text, validate=True))
+    flat = torch.frombuffer(content, dtype=kind) if content else torch.empty(0, dtype=kind)
+    return flat.reshape(shape)
