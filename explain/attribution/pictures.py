@@ -38,6 +38,7 @@ class Scene:
     seen: tuple[Box, ...]
     boxes: tuple[Edges | None, ...] = ()
     found: Mapping[str, Edges] = field(default_factory=dict)
+    legends: dict[str, Legend | None] = field(default_factory=dict, init=False, repr=False)
 
     def overlay(self, attribution: Attribution, style: Style, target: int = 0) -> Image.Image:
         """Draw the map of one image, and the box of the target, if it is one."""
@@ -46,12 +47,14 @@ class Scene:
         return picture if box is None else overlays.outlined(picture, {"": box})
 
     def legend(self, style: Style) -> Legend | None:
-        """What the colours mean on this photo, as far as the model saw it."""
-        left, top = (max(0, round(min(edges))) for edges in zip(*((b.left, b.top) for b in self.seen), strict=True))
-        left, top = min(left, self.photo.width - 1), min(top, self.photo.height - 1)
-        right = max(left + 1, min(self.photo.width, round(max(b.right for b in self.seen))))
-        bottom = max(top + 1, min(self.photo.height, round(max(b.bottom for b in self.seen))))
-        return style.legend(self.photo.crop((left, top, right, bottom)))
+        """What the colours mean on this photo, as far as the model saw it; each is drawn once."""
+        key = repr(style)
+        if key not in self.legends:
+            left, top = min(box.left for box in self.seen), min(box.top for box in self.seen)
+            right, bottom = max(box.right for box in self.seen), max(box.bottom for box in self.seen)
+            part = styles.edges(Box(left, top, right, bottom), self.photo.size)
+            self.legends[key] = style.legend(self.photo.crop(part))
+        return self.legends[key]
 
     def enlarged(self, times: int) -> "Scene":
         """The same with every pixel of the photo as a square of so many."""

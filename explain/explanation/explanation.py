@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
@@ -164,9 +165,9 @@ class Explanation(Reportable):
         drawn = scene.overlay(attribution, chosen, index)
         if without := pictures.without_set(attribution, chosen):
             drawn = captions.beside([drawn, scene.overlay(attribution, without, index)], max(2, drawn.width // 50))
-        return captions.caption(drawn, title, detail, scene.legend(chosen), end=end, marks=marks)
+        return captions.caption(drawn, title, detail, self.scene.legend(chosen), end=end, marks=marks)
 
-    @property
+    @cached_property
     def scene(self) -> Scene:
         """The photo, where maps lie on it, which parts of it the model saw, and what was detected in it."""
         boxes = tuple(None if each is None else each.box for each in self.boxes)

@@ -145,6 +145,16 @@ def test_small_photos_are_enlarged_for_a_caption_and_stay_what_they_are_without(
     assert explanation.overlay(caption=True).height > 200
 
 
+def test_a_legend_is_drawn_once_for_captions_and_sheet(
+    explainer: explain.Explainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = []
+    legend = render.Heat.legend
+    monkeypatch.setattr(render.Heat, "legend", lambda style, photo: drawn.append(style) or legend(style, photo))
+    explainer(Image.new("RGB", (400, 330), "olive"), ["gradcam", "layercam"]).save(tmp_path)
+    assert drawn == [render.Heat()]
+
+
 def test_sheets_have_title_photo_families_layers_and_remarks(explainer: explain.Explainer) -> None:
     methods = ["saliency", "gradcam", "randomcam", "layercam", "inputxgradient"]
     explanation = explainer(spot((90, 60), (50, 30)), methods, 0, layer="light")
