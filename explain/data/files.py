@@ -2,7 +2,6 @@
 
 import errno
 import io
-import itertools
 import json
 import os
 import re
@@ -27,7 +26,6 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 PATIENCE = 10.0  # seconds to wait for others that put files in place, which takes them milliseconds
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
 
 
 def slug(text: str) -> str:
@@ -48,12 +46,15 @@ def distinct(names: Iterable[str]) -> list[str]:
     >>> distinct(["a", "A", "a-2", "b"])
     ['a', 'A-2', 'a-2-2', 'b']
     """
-    found: dict[str, str] = {}
+    taken: dict[str, str] = {}
     for name in names:
-        numbered = (f"{name}-{count}" for count in itertools.count(2))
-        free = next(each for each in itertools.chain([name], numbered) if each.casefold() not in found)
-        found[free.casefold()] = free
-    return list(found.values())
+        free = name
+        count = 2
+        while free.casefold() in taken:
+            free = f"{name}-{count}"
+            count += 1
+        taken[free.casefold()] = free
+    return list(taken.values())
 
 
 def json_text(document: Any, encoding: str = "utf-8") -> str:
@@ -68,15 +69,18 @@ def json_text(document: Any, encoding: str = "utf-8") -> str:
     ]
     """
 
-    def shown(found: re.Match[str]) -> str:
-        return found[0] if printable(found[0]) == found[0] else json.dumps(found[0])[1:-1]
-
-    text = re.sub(r"[^\n -~]", shown, json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))
+    text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
+    text = re.sub(r"[^\n -~]", _unless_printable, text)
     try:
         text.encode(encoding)
     except (UnicodeEncodeError, LookupError):
         return json.dumps(document, indent=2, allow_nan=False)
     return text
+
+
+def _unless_printable(character: re.Match[str]) -> str:
+    """A character as it is, or as an escape of JSON."""
+    return character[0] if printable(character[0]) == character[0] else json.dumps(character[0])[1:-1]
 
 
 def halved(array: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -92,8 +96,7 @@ def halved(array: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarra
 
 def restored(values: np.ndarray[Any, Any], scale: np.ndarray[Any, Any] | np.float32) -> np.ndarray[Any, Any]:
     """Return what `halved` keeps of an array, as float32."""
-    found: np.ndarray[Any, Any] = values.astype(np.float32) * scale
-    return found
+    return values.astype(np.float32) * scale  # type: ignore[no-any-return]
 
 
 class Files:
@@ -110,15 +113,18 @@ class Files:
     def __init__(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         if not isinstance(folder, (str, os.PathLike)):
             raise FolderError(f"folder must be a path, got {shown(folder)}; name one")
-        self.folder, self.overwrite = Path(folder), overwrite
+        self.folder = Path(folder)
+        self.overwrite = overwrite
         self._contents: dict[str, bytes] = {}
 
     def add_picture(self, name: str, picture: Image.Image) -> None:
         """Add a picture; the name ends in .png or .jpg."""
-        buffer = io.BytesIO()
         if name.endswith(".jpg"):
+            buffer = io.BytesIO()
             picture.save(buffer, "JPEG", quality=90)
-        self.add_bytes(name, buffer.getvalue() or png(picture))
+            self.add_bytes(name, buffer.getvalue())
+        else:
+            self.add_bytes(name, png(picture))
 
     def add_array(self, name: str, array: np.ndarray[Any, Any]) -> None:
         """Add an array; a name that ends in .npz is for `halved`, compressed, and its largest magnitude."""
@@ -161,42 +167,26 @@ class Files:
             OutputError: a file exists and may not be overwritten, or its name cannot be used; then nothing has changed.
         """
         paths = [self.folder / name for name in self._contents]
-        parked: list[Path] = []
+        parts: list[Path] = []
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._check(paths)
             for content in self._contents.values():  # under names that cannot be guessed: no link is followed
-                parked.append(self.folder / f".explain-{secrets.token_hex(8)}.part")
-                with os.fdopen(os.open(parked[-1], _NEW, 0o666), "wb") as file:
+                parts.append(self.folder / f".explain-{secrets.token_hex(8)}.part")
+                with parts[-1].open("xb") as file:
                     file.write(content)
             with locked(self.folder):
                 self._check(paths)
-                self._place(parked, paths)
+                for part, path in zip(parts, paths, strict=True):
+                    part.replace(path)
         except OSError as error:
             reason = "a file is in its place" if isinstance(error, FileExistsError) else error.strerror or str(error)
             raise FolderError(f"output folder {str(self.folder)!r} cannot be written: {reason}; change it") from None
         finally:
-            for part in parked:
+            for part in parts:
                 with suppress(OSError):  # it is in place already, or cannot be removed: the first error is reported
                     part.unlink()
         return paths
-
-    def _place(self, parts: list[Path], paths: list[Path]) -> None:
-        """Give files their names; without permission to overwrite, all of them or none."""
-        placed: list[Path] = []
-        try:
-            for part, path in zip(parts, paths, strict=True):
-                if self.overwrite:
-                    os.replace(part, path)
-                else:
-                    _name_once(part, path, placed)
-        except BaseException as error:
-            for path in placed:
-                with suppress(OSError):
-                    path.unlink()
-            if isinstance(error, FileExistsError):  # since the check: by a program that does not use the lock
-                raise OutputError(_in_the_way(Path(error.filename2 or error.filename), 0)) from None
-            raise
 
     def _check(self, paths: list[Path]) -> None:
         """Refuse names that are taken, or that the file system does not take."""
@@ -205,7 +195,9 @@ class Files:
         if folders:
             raise OutputError(f"output {str(folders[0])!r} must be a file, but a folder is in its place; move it away")
         if there and not self.overwrite:
-            raise OutputError(_in_the_way(there[0], len(there) - 1))
+            more = f" (and {len(there) - 1} more)" if len(there) > 1 else ""
+            leave = either("pass overwrite=True", "overwrite it with --force")
+            raise OutputError(f"output {str(there[0])!r} exists already{more}; choose another folder, or {leave}")
 
 
 def _exists(path: Path) -> bool:
@@ -219,25 +211,6 @@ def _exists(path: Path) -> bool:
         remedy = either("pass stem=", "rename the photo")
         raise OutputError(f"output {str(path)!r} must have a shorter name for this file system; {remedy}") from None
     return True
-
-
-def _in_the_way(path: Path, others: int) -> str:
-    more = f" (and {others} more)" if others else ""
-    leave = either("pass overwrite=True", "overwrite it with --force")
-    return f"output {str(path)!r} exists already{more}; choose another folder, or {leave}"
-
-
-def _name_once(part: Path, path: Path, placed: list[Path]) -> None:
-    """Give a file a name that no other file has: a second name first, since only that never replaces another file."""
-    try:
-        os.link(part, path)
-        placed.append(path)
-    except FileExistsError:
-        raise
-    except OSError:  # a file system without second names: an empty file keeps the name until the content comes
-        os.close(os.open(path, _NEW))
-        placed.append(path)
-        os.replace(part, path)
 
 
 @contextmanager
@@ -265,12 +238,13 @@ def locked(folder: Path) -> Iterator[None]:
     if fcntl is None:
         yield
         return
-    descriptor, end = os.open(folder, os.O_RDONLY), time.monotonic() + PATIENCE
+    descriptor = os.open(folder, os.O_RDONLY)
+    end = time.monotonic() + PATIENCE
     try:
         while not lock(descriptor):
             if time.monotonic() > end:
-                kept = f"another program has kept it so for {PATIENCE:g} s"
-                raise FolderError(f"output folder {str(folder)!r} must not be locked, but {kept}; choose another")
+                reason = f"another program has kept it so for {PATIENCE:g} s"
+                raise FolderError(f"output folder {str(folder)!r} must not be locked, but {reason}; choose another")
             time.sleep(0.01)
         yield
     finally:
