@@ -3,7 +3,6 @@
 import base64
 import hashlib
 import html
-import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, overload
 from PIL import Image
 
 from explain._utils.errors import ExplainError, MetricError, printable, shown
-from explain._utils.html import LARGEST, escaped, picture_html, png
+from explain._utils.html import LARGEST, picture_html, png
 from explain._utils.version import __version__
 from explain.data.files import Files
 from explain.engine.settings import Progress
@@ -26,6 +25,8 @@ from explain.report.reproduce import Reproduction, Subject
 from explain.targets.labels import class_label, find_label
 
 if TYPE_CHECKING:
+    from jinja2 import Environment
+
     from explain.metrics.base import MetricLike
     from explain.metrics.evaluation import Table
 
@@ -61,34 +62,34 @@ def document(title: str, about: str, sections: Sequence[Section]) -> str:
     False
     """
     style = static(("look.css", "document.css"))
-    policy = html.escape(_policy("img-src data:", f"style-src {_hash(style)}"))
-    words = {"title": escaped(title), "about": escaped(about), "sections": "\n".join(map(_section, sections))}
-    return _filled("document.html", style=style, policy=policy, **words)
+    policy = _policy("img-src data:", f"style-src {_hash(style)}")
+    return _filled("document.html", title=title, about=about, sections=sections, style=style, policy=policy)
 
 
-def _section(section: Section) -> str:
-    about = "\n".join(f"<p>{escaped(line)}</p>" for line in section.about.splitlines())
-    table = _wide(_table(section.table)) if len(section.table) > 1 else ""
-    found = [(base64.b64encode(png(picture)).decode("ascii"), escaped(text)) for picture, text in section.pictures]
-    pictures = "".join(_wide(f'<img src="data:image/png;base64,{data}" alt="{text}">') for data, text in found)
-    return f"<section>\n<h2>{escaped(section.heading)}</h2>\n{about}\n{table}\n{pictures}\n</section>"
+def _filled(template: str, **values: Any) -> str:
+    """Fill a template of the page; what is no markup of its own is escaped."""
+    return str(_templates().get_template(template).render(values))
 
 
-def _wide(part: str) -> str:
-    """A part that scrolls by itself where it is wider than the page; with the keyboard too."""
-    return f'<div class="wide" tabindex="0">{part}</div>'
+@cache
+def _templates() -> "Environment":
+    from jinja2 import Environment, PackageLoader
+
+    templates = Environment(loader=PackageLoader("explain.report", "static"), autoescape=True, finalize=_shown)
+    templates.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+    templates.filters["figures"] = _figures
+    templates.filters["png"] = lambda picture: base64.b64encode(png(picture)).decode("ascii")
+    return templates
 
 
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    """A table; columns of numbers are aligned at the right."""
-    figures = [all(FIGURE.fullmatch(row[column]) for row in rows[1:]) for column in range(len(rows[0]))]
-    kinds = [' class="figure"' if each else "" for each in figures]
+def _shown(value: Any) -> Any:
+    """What a template shows of a value: texts without what steers a terminal; markup as it is."""
+    return printable(value) if type(value) is str else value
 
-    def cells(tag: str, row: Sequence[str]) -> str:
-        return "".join(f"<{tag}{kind}>{escaped(cell)}</{tag}>" for kind, cell in zip(kinds, row, strict=True))
 
-    head, body = cells("th", rows[0]), "\n".join(f"<tr>{cells('td', row)}</tr>" for row in rows[1:])
-    return f"<table><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table>"
+def _figures(rows: Sequence[Sequence[str]]) -> list[bool]:
+    """Which columns of a table have numbers alone, which are aligned at the right."""
+    return [all(map(FIGURE.fullmatch, column)) for column in zip(*rows[1:], strict=True)] or [False] * len(rows[0])
 
 
 FORMAT = 1
@@ -135,21 +136,23 @@ def page(
     >>> "<img" in page({"photos": [{"name": "<img src=x>"}]}, [], title="<img>")
     False
     """
-    front = front or PageTemplate("widget" if widget else "report", static(STYLES), static((*SCRIPTS, "begin.js")))
-    own = front.policy or "img-src data: blob:"
-    policy = _policy(own, f"style-src {_hash(front.style)}", f"script-src {_hash(front.script)}")
+    if front is None:
+        front = PageTemplate("widget" if widget else "report", static(STYLES), static((*SCRIPTS, "begin.js")))
+    sources = front.policy or "img-src data: blob:"
+    policy = _policy(sources, f"style-src {_hash(front.style)}", f"script-src {_hash(front.script)}")
     about = {"format": FORMAT, "version": __version__, "colormaps": _colormaps(), "cover": Mask.cover, "widget": widget}
-    data = [_block("index", {**about, **index}), *(_block(f"item-{number}", each) for number, each in enumerate(items))]
-    rows = ([each.get("name", ""), each.get("label", "")] for each in index["photos"])
+    photos = [[photo.get("name", ""), photo.get("label", "")] for photo in index["photos"]]
     return _filled(
-        "page.html", title=escaped(title), policy=html.escape(policy), kind=front.kind, style=front.style,
-        script=front.script, data="\n".join(data), words=_table([["photo", "prediction"], *rows]),
-    )  # fmt: skip
-
-
-def _filled(file: str, **parts: str) -> str:
-    """A file of the page with these parts in the places of their names."""
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _static(file))
+        "page.html",
+        title=title,
+        policy=policy,
+        kind=front.kind,
+        style=front.style,
+        script=front.script,
+        index={**about, **index},
+        items=items,
+        rows=[["photo", "prediction"], *photos],
+    )
 
 
 def _policy(*allowed: str) -> str:
@@ -159,14 +162,6 @@ def _policy(*allowed: str) -> str:
 
 def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode('utf-8')).digest()).decode('ascii')}'"
-
-
-def _block(name: str, values: Any) -> str:
-    """Values as a block of JSON that no text in it can end."""
-    text = json.dumps(values, separators=(",", ":"), allow_nan=False)  # ASCII only, so that any encoding reads it
-    for character in "<>&":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return f'<script type="application/json" id="{name}">{text}</script>'
 
 
 @cache
@@ -211,15 +206,17 @@ def widget(subject: Subject, picture: Image.Image, alternative: str) -> str:
     for cells in CELLS:
         values = item(subject, replace(WIDGET, cells=cells))
         text = page({"photos": [summary(subject)]}, [values], title=alternative, widget=True)
-        ascii_only = html.escape(text).encode("ascii", "xmlcharrefreplace").decode("ascii")  # for any encoding
-        if len(ascii_only) < most - LEAST:
-            break
-    else:
-        return picture_html(picture, alternative, LARGEST)
-    room = round(3 / 4 * (most - len(ascii_only)))
-    below = picture_html(picture, alternative, room, f"max-width: 100%; max-height: {HEIGHT}px")
-    title = html.escape(alternative)
-    return _filled("widget.html", height=str(HEIGHT), below=below, page=ascii_only, title=title).rstrip()
+        room = most - len(_ascii(html.escape(text)))
+        if room > LEAST:
+            style = f"max-width: 100%; max-height: {HEIGHT}px"
+            below = picture_html(picture, alternative, round(3 / 4 * room), style)
+            return _ascii(_filled("widget.html", height=HEIGHT, below=below, page=text, title=alternative))
+    return picture_html(picture, alternative, LARGEST)
+
+
+def _ascii(text: str) -> str:
+    """Markup in characters that any encoding has."""
+    return text.encode("ascii", "xmlcharrefreplace").decode("ascii")
 
 
 def written(text: str, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
