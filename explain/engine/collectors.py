@@ -4,36 +4,29 @@
 to, and `ANSWERS` has the function that answers a need for a target, with the gradients of its sources.
 """
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from explain._utils.errors import LayerError, MethodError, TargetError, UnusedLayerError, either, note, raised
-from explain._utils.nested import first_tensor, replace_first
-from explain.data.inputs import Inputs
+from explain._utils.errors import LayerError, MethodError, TargetError, UnusedLayerError, either
 from explain.engine import needs
+from explain.engine.blocks import attention_gradients, explained_blocks, transformer_blocks
 from explain.engine.derivative import is_derivative
 from explain.engine.forward import Forward, ResolvedTarget
 from explain.engine.hooked_gradients import hooked_input_gradient, hooked_layer_gradient
 from explain.engine.needs import NeedAtLayer, at_least_float32
-from explain.engine.settings import raise_unless_of_network
 from explain.hooks import HookGroup
-from explain.hooks.attention import attention, by_image
+from explain.hooks.attention import by_image
 from explain.hooks.capturing import Source, read_outputs
-from explain.hooks.graph import Reach, differentiate, graph, normalises_over_rows
-from explain.hooks.preserve import detached, untouched
+from explain.hooks.graph import Reach, differentiate, graph
+from explain.hooks.preserve import detached
 from explain.layers.calls import independent_calls
-from explain.layers.grids import grids_of
-from explain.layers.summary import summary_of
 from explain.relevance.gradient_rules import Rule, uninspected
 from explain.relevance.operations import AddedConstant
 from explain.relevance.propagation import relevance_of
-from explain.targets import Target
 from explain.targets.detections import Detected
 
 _CONVOLUTIONS = (nn.modules.conv._ConvNd, nn.Linear)
@@ -321,142 +314,3 @@ def _without_gradients(model: nn.Module) -> str:
     if not any("quantized" in type(module).__module__ for module in model.modules()):
         return ""
     return " (quantised layers have no gradients: use scorecam or eigencam, or the model before quantisation)"
-
-
-_REMEDY = "use it for vision transformers (ViT, DeiT), and gradcam or layercam otherwise"
-
-
-def transformer_blocks(model: nn.Module) -> list[str]:
-    """Name the blocks: of the modules that hold exactly one attention, the largest ones.
-
-    A head that pools the tokens by attention is none: it lies outside of the module that holds all others.
-
-    >>> from torchvision.models import VisionTransformer
-    >>> transformer_blocks(VisionTransformer(16, 4, 2, 2, 8, 16))
-    ['encoder.layers.encoder_layer_0', 'encoder.layers.encoder_layer_1']
-    """
-    attentions: list[str] = []
-    for name, module in model.named_modules():
-        kind = type(module).__name__.lower()
-        inside = any(name.startswith(f"{outer}.") for outer in attentions)
-        if not inside and ("attention" in kind or "attn" in kind):
-            attentions.append(name)
-    blocks = []
-    for name in attentions:
-        ancestors = accumulate(name.split("."), "{}.{}".format)
-        blocks.append(next(a for a in ancestors if sum(f"{each}.".startswith(f"{a}.") for each in attentions) == 1))
-    return [name for i, name in enumerate(blocks) if not i or not _pools(model, blocks[i - 1], name)]
-
-
-def _pools(model: nn.Module, before: str, name: str) -> bool:
-    """Whether a module with attention is no further block, but a head of another kind outside of what holds blocks."""
-    stack, outside = (f".{each}".rpartition(".")[0] for each in (before, name))
-    other = type(model.get_submodule(name)) is not type(model.get_submodule(before))
-    return other and stack.startswith(outside) and stack != outside
-
-
-def explained_blocks(model: nn.Module, inputs: Inputs) -> list[str]:
-    """The blocks whose output depends on what is explained: those of the image's tower, not those of a text's.
-
-    Found by a pass where there are several towers, and remembered. Of a network in which no gradient leads to the
-    explained input, all blocks are taken.
-    """
-    names = transformer_blocks(model)
-    if len({name.rpartition(".")[0] for name in names}) < 2:
-        return names
-    look = summary_of(model, inputs)
-    if "blocks" not in look.chosen:
-        look.chosen["blocks"] = _reached(model, inputs.first() if look.alone else inputs, names) or names
-    return look.chosen["blocks"]  # type: ignore[no-any-return]
-
-
-def _reached(model: nn.Module, inputs: Inputs, names: Sequence[str]) -> list[str]:
-    x = inputs.x.detach().clone().requires_grad_()
-    with untouched(model, grad=True), HookGroup(model) as group:
-        outputs = read_outputs(group, names, lambda tensor: tensor.grad_fn)
-        inputs.detached().replaced(x).call(model)
-    reach = Reach([x])
-    return [name for name in names if outputs[name] and reach.of(outputs[name][-1])]
-
-
-def attention_gradients(model: nn.Module, inputs: Inputs, target: Any) -> list[Tensor]:
-    """For each block, the gradient in its attention ``(N, heads, T, T)`` of the score read off its output.
-
-    The output tokens are averaged, and take the place of every token on the way into what comes after the last block:
-    whichever of them the network reads, it reads the mean. One forward pass does for all blocks, since the last one
-    returns a batch with the outputs of all of them; each starts a graph of its own, so one backward pass does too.
-
-    Raises:
-        MethodError: the network has no such blocks.
-    """
-    blocks = explained_blocks(model, inputs)
-    if len(blocks) < 2:
-        got = f"{len(blocks)} in {type(model).__name__}"
-        raise MethodError(f"legrad must have at least two transformer blocks, got {got}; {_REMEDY}")
-    try:
-        return _read_out(model, inputs, target, blocks, range(len(blocks)))
-    except MethodError:
-        raise
-    except Exception as error:  # what follows the blocks may join them with what has one row for each image
-        raise_unless_of_network(error)
-        note(f"legrad runs the model once for each block: {raised(error)}")
-    return [found for i in range(len(blocks)) for found in _read_out(model, inputs, target, blocks, [i])]
-
-
-def _read_out(
-    model: nn.Module, inputs: Inputs, target: Any, blocks: Sequence[str], chosen: Sequence[int]
-) -> list[Tensor]:
-    """The gradients for some of the blocks, all in one forward pass."""
-    grids = grids_of(model, inputs)
-    of_blocks = [grids.grid((len(inputs), 0, 0), name) for name in blocks]  # known by name, whatever the shape
-    of_images = 1 if any(grid is not None and grid.of_images for grid in of_blocks) else 0
-    starts: list[Tensor] = []
-    means: list[Tensor] = []
-
-    def begin(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        def start(given: Any) -> Tensor:
-            starts.append(_tokens(given).detach().requires_grad_())
-            return starts[-1]
-
-        return with_first(module, args, kwargs, start)
-
-    def end(module: nn.Module, args: Any, output: Any) -> Any:
-        tokens = _tokens(first_tensor(output))
-        if means and tokens.shape != means[0].shape:
-            raise MethodError(f"legrad must have blocks of one size, got also {tuple(tokens.shape)}; use attnlrp")
-        means.append(tokens.mean(1 - of_images, keepdim=True).expand_as(tokens))
-        read = [means[i] for i in chosen] if len(means) == len(blocks) else []
-        return replace_first(output, torch.cat(read, of_images)) if read else None
-
-    with HookGroup(model) as group, torch.enable_grad():
-        for name in blocks:
-            group.forward_pre(name, begin, with_kwargs=True)
-            group.forward(name, end)
-        output = inputs.call(model)
-        wanted: Target = target(torch.arange(len(inputs), device=inputs.x.device).repeat(len(chosen)))
-        total = wanted.pick(output, len(inputs) * len(chosen))[0].sum()
-    if normalises_over_rows(total):
-        raise MethodError("legrad must have a network that does not normalise over its batch, but it does; use attnlrp")
-    with HookGroup() as group:
-        records = attention(total, group)
-        differentiate(total, starts)
-    # A tower of texts has attention of its own, which no way to the blocks' inputs comes by.
-    found = [record.gradient for record in records if record.gradient is not None][: len(chosen)]
-    if len(found) != len(chosen):
-        raise MethodError(f"legrad must see the attention of each of the {len(chosen)} blocks, got {len(found)}")
-    return [by_image(gradient, len(inputs)) for gradient in found]
-
-
-def with_first(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], change: Callable[[Any], Any]) -> Any:
-    """Change the argument that a module takes first; of keywords, the order in a call says nothing. None: leave it."""
-    known = [] if args else [name for name in inspect.signature(module.forward).parameters if name in kwargs]
-    key = next(iter([*known, *kwargs]), "")
-    new = change(args[0] if args else kwargs.get(key))
-    return None if new is None else ((new, *args[1:]), kwargs) if args else ((), {**kwargs, key: new})
-
-
-def _tokens(tensor: Any) -> Tensor:
-    if not isinstance(tensor, Tensor) or tensor.ndim != 3:
-        shape = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
-        raise MethodError(f"legrad must have blocks that take and give tokens (N, T, D), got {shape}; {_REMEDY}")
-    return tensor

@@ -28,12 +28,13 @@ from torch.utils.hooks import RemovableHandle
 from explain._utils import nested
 from explain._utils.errors import LayerError, MethodError, note, warn
 from explain.data.inputs import Inputs, InputsLike, Path, as_inputs
-from explain.engine import collectors, incremental, needs, perturbations, reruns, validation
+from explain.engine import collectors, needs, perturbations, replay, reruns, validation
 from explain.engine.derivative import custom_functions, is_derivative
 from explain.engine.ends import reading
-from explain.engine.forward import Forward, RerunContext, ResolvedTarget, check_other_inputs
+from explain.engine.forward import Forward, ResolvedTarget
 from explain.engine.needs import Backward, Concept, Evidence, EvidenceLookup, NeedAtLayer, RowOrigin, at_least_float32
 from explain.engine.plan import Plan
+from explain.engine.rerun_context import RerunContext, RerunState
 from explain.engine.settings import Footprint, Precision, RuntimeSettings, autocast, mixed_precision_now
 from explain.hooks import HookGroup
 from explain.hooks.attention import attention
@@ -50,7 +51,7 @@ from explain.relevance.gradient_rules import ZeroLeaves, apply_rule
 from explain.relevance.operations import OperationRecorder, Operations
 from explain.relevance.propagation import RelevanceFlow, consumers, pass_channels, stop_other_paths
 from explain.relevance.steps import Step, StepRecorder
-from explain.targets import Target, detector_outputs, per_image
+from explain.targets import Target, detector_outputs
 
 Wanted: TypeAlias = Mapping[NeedAtLayer, Sequence[Source]]
 """Needs that one backward pass answers, and what it differentiates with respect to for each."""
@@ -91,18 +92,13 @@ def gather(
                 resolved = passes.forward.resolve_all(targets)  # all fit before the first backward
                 if origin is not None and origin.image is not None:
                     resolved = [passes.forward.of_image(each, origin.image) for each in resolved]
-            if plan.reruns:
-                pieces = len(inputs) > 1 or settings.batch_size != 1  # of other numbers of rows than there are images
-                for each in resolved if pieces else ():
-                    per_image.must_follow_rows(each.target, passes.forward.output, len(inputs))
-                check_other_inputs(passes.forward, resolved[0], settings)
             for each in resolved:
                 passes.answer(each, last=each is resolved[-1])
         evidence = partial(_evidence, passes.forward, origin, {})
         if plan.reruns:
             again = partial(gather, model, precision=settings.precision)
             found = passes.forward, resolved, evidence, passes.footprint
-            context = RerunContext(*found, settings, again, origin, passes.tapes())
+            context = RerunContext(*found, settings, again, origin, RerunState(tapes=passes.tapes()))
             with reading(model, inputs, settings.activation):
                 reruns.run_streams(plan, context)
             leave = [need.kind for need in plan.needs if isinstance(need.kind, perturbations.PerturbationRuns)]
@@ -159,7 +155,7 @@ class _Passes:
             for recorder in filter(None, recorders):
                 stack.enter_context(recorder)
             self.ran = executed_modules(group, model) if follow else []
-            self._prefix = None if taped is None else incremental.PrefixRecorder(group, model, taped)
+            self._prefix = None if taped is None else replay.PrefixRecorder(group, model, taped)
             given, handles = inputs.replaced(explained), RemovableHandle.next_id
             with nullcontext() if self._prefix is None else self._prefix.tape:
                 output = given.call(model)
@@ -205,7 +201,7 @@ class _Passes:
         self._output_nodes = read_outputs(group, concepts, lambda t: (t.grad_fn, t.output_nr, t.shape))
         return layers
 
-    def tapes(self) -> dict[str, incremental.Tape]:
+    def tapes(self) -> dict[str, replay.Tape]:
         """The operations before a layer whose maps are perturbed, to be replayed, if they were recorded."""
         prefix = self._prefix
         tape = None if prefix is None else prefix.made(self.forward.record(prefix.layer).call)

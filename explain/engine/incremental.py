@@ -1,8 +1,6 @@
-"""Work that is not done again: what lies before a layer, and what a perturbation cannot change.
+"""Incremental inference: what a perturbation cannot change is not computed again.
 
-What lies before a layer is run once, recorded and replayed, for work that alters only what the layer returns.
-
-Incremental inference: a perturbed photo equals the photo outside of a box. Convolutions, poolings and operations on
+A perturbed photo equals the photo outside of a box. Convolutions, poolings and operations on
 single values are run on this box and what they need around it, as long as it is a small part of the feature map;
 elsewhere, the feature map is that of the photo, which is computed once. Any other operation is given whole feature
 maps. The result is that of a whole pass but for rounding.
@@ -14,7 +12,7 @@ After Nakandala et al., "Incremental and Approximate Inference for Faster Occlus
 import math
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -23,182 +21,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
-from explain._utils.nested import first_tensor
+from explain.engine.replay import PAST_AUTOGRAD, accessed_name
 from explain.engine.settings import raise_unless_of_network
-from explain.hooks import HookGroup, handles, layer_names
 from explain.hooks.tracer import Tracer
 from explain.relevance.calls import Call, storage_of
 from explain.relevance.table import operation_name
-
-# What cannot change after it was returned, containers apart.
-_FIXED: tuple[type, ...] = (
-    bool, int, float, complex, str, bytes, type(None), type(...), type, torch.Size, torch.dtype, torch.device,
-    torch.layout, torch.memory_format,
-)  # fmt: skip
-# Ways to a tensor's memory on which autograd does not see that it is overwritten.
-_UNSEEN = {"data", "numpy", "__array__", "__dlpack__", "untyped_storage", "storage", "set_", "data_ptr"}
-
-
-def _name_of(func: Any) -> str:
-    """The name of a function; of what reads or sets an attribute, that of the attribute."""
-    name = str(getattr(func, "__name__", ""))
-    if name not in ("__get__", "__set__"):
-        return name
-    return str(getattr(getattr(func, "__self__", None), "__name__", ""))
-
-
-class ReplayError(RuntimeError):
-    """The network does something else than when the tape was made."""
-
-
-class Tape(Tracer):
-    """Notes what functional calls of this thread return, until `stop`.
-
-    >>> x = torch.ones(2)
-    >>> with Tape() as tape:
-    ...     y = x + 1
-    >>> tape.stop()
-    >>> with Replay(tape):
-    ...     x + 1 is y
-    True
-    """
-
-    opens = False
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[tuple[Any, Any, bool]] = []
-        """Each function, what it returned, and whether as an iterator."""
-        self.stopped = False
-        self.fits = True
-
-    def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        result = func(*args, **kwargs)
-        if self.stopped or handles.acting.depth:
-            return result
-        is_iterator = isinstance(result, Iterator)
-        items = list(result) if is_iterator else result
-        self.fits = self.fits and all(isinstance(leaf, (Tensor, *_FIXED)) for leaf in tree_leaves(items))
-        self.calls.append((func, tree_map_only(Tensor, _Weak, items), is_iterator))
-        return iter(items) if is_iterator else items
-
-    def stop(self) -> None:
-        """Keep from now on what is still referred to, and only the shapes of the rest."""
-        self.stopped = True
-        self.calls = [(func, tree_map_only(_Weak, _Weak.kept, result), it) for func, result, it in self.calls]
-        leaves = {id(leaf): leaf for leaf in tree_leaves([result for _, result, _ in self.calls])}
-        tensors = [leaf for leaf in leaves.values() if isinstance(leaf, Tensor) and not leaf.is_inference()]
-        self._versions = [(tensor, tensor._version) for tensor in tensors]
-
-    def is_intact(self) -> bool:
-        """Whether nothing that the tape keeps has been overwritten."""
-        return all(tensor._version == version for tensor, version in self._versions)
-
-
-class Replay(Tracer):
-    """Returns what a tape noted, in its order, until it is made ``live``.
-
-    Raises:
-        ReplayError: another function is called than the one that was noted.
-    """
-
-    opens = False
-
-    def __init__(self, tape: Tape) -> None:
-        super().__init__()
-        self.live = False
-        self.leaves_intact = True
-        """Whether nothing went past autograd to a tensor's memory, which the tape may keep, behind the layer."""
-        self._calls = iter(tape.calls)
-
-    def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self.live:
-            self.leaves_intact = self.leaves_intact and _name_of(func) not in _UNSEEN
-        if self.live or handles.acting.depth:
-            return func(*args, **kwargs)
-        noted, result, is_iterator = next(self._calls, (None, None, False))
-        if noted is None or noted != func:
-            raise ReplayError(f"another function is called than before: {getattr(func, '__name__', func)}")
-        result = tree_map_only(Tensor, lambda tensor: tensor, result)  # in new lists, which may be changed
-        return iter(result) if is_iterator else result
-
-
-class _Weak:
-    """A tensor that may no longer be needed, and what stands for it then."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self._tensor = weakref.ref(tensor)
-        self._like = tensor.shape, tensor.dtype, tensor.device
-
-    def kept(self) -> Tensor:
-        tensor, (shape, dtype, device) = self._tensor(), self._like
-        return torch.zeros((), dtype=dtype, device=device).expand(shape) if tensor is None else tensor
-
-
-class ReachedError(BaseException):
-    """Ends a forward pass at the layer; no ``except Exception`` of the model catches it."""
-
-
-class Overwriting:
-    """Tells whether a module overwrote its input, so that its output is also known by an older name."""
-
-    def __init__(self, group: HookGroup, name: str) -> None:
-        self._given: tuple[Tensor | None, int] = None, 0
-        if not layer_names.place_of(name, group._model).part:  # which nothing has overwritten yet
-            group.forward_pre(name, self._note, with_kwargs=True)
-
-    def _note(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        first = next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
-        self._given = (None, 0) if first is None or first.is_inference() else (first, first._version)
-
-    def of(self, output: Tensor) -> bool:
-        """Whether this output of the module is its input, overwritten; call it once, when the module has returned."""
-        (given, version), self._given = self._given, (None, 0)
-        return given is output and output._version != version
-
-
-class PrefixRecorder:
-    """Notes on ``tape`` what happens in a forward pass up to a call of a layer, while the group is alive.
-
-    The pass has to run inside ``with taping.tape``. It ends at the layer, by `ReachedError`, if ``ends`` says so.
-
-    >>> import torch
-    >>> model, x = nn.Sequential(nn.ReLU(), nn.Sigmoid()), torch.ones(1)
-    >>> with HookGroup(model) as group:
-    ...     taping = PrefixRecorder(group, model, "0")
-    ...     with taping.tape:
-    ...         output = model(x)
-    >>> [getattr(call[0], "__name__", "") for call in taping.tape.calls], taping.made(0) is taping.tape
-    (['relu'], True)
-    """
-
-    def __init__(self, group: HookGroup, model: nn.Module, layer: str, *, ends: bool = False) -> None:
-        self.layer, self.tape = layer, Tape()
-        place = layer_names.place_of(layer, model)
-        self._name, self._call, self._ends = place.layer, place.call or 0, ends
-        self._calls = 0
-        self._overwrites = False
-        self._overwriting = Overwriting(group, self._name)
-        group.forward(self._name, self._reach)
-
-    def made(self, call: int) -> Tape | None:
-        """The tape up to this call of the layer; None where it was not reached, or cannot be replayed.
-
-        Buffers that the network changed have to be as they were found by now; the tape knows them changed.
-        """
-        fits = self.tape.stopped and self.tape.fits and self.tape.is_intact() and not self._overwrites
-        return self.tape if fits and call == self._call else None
-
-    def _reach(self, module: nn.Module, args: Any, output: Any) -> None:
-        tensor = first_tensor(output)
-        overwrites = tensor is not None and self._overwriting.of(tensor)
-        if self._calls == self._call:
-            self.tape.stop()
-            self._overwrites = overwrites
-            if self._ends:
-                raise ReachedError
-        self._calls += 1
-
 
 T = TypeVar("T")
 LARGEST = 0.7
@@ -395,7 +222,7 @@ class IncrementalPass(Tracer):
             return
         written = tree_leaves(call.args[0]) if call.in_place else []
         is_shared = any(isinstance(leaf, Tensor) and leaf in self._sharing for leaf in written)
-        if is_shared or len(written) > 1 or "out" in call.kwargs or _name_of(call.function) in _UNSEEN:
+        if is_shared or len(written) > 1 or "out" in call.kwargs or accessed_name(call.function) in PAST_AUTOGRAD:
             raise CannotFollowError
 
     def _note_sharing(self, values: Any) -> None:

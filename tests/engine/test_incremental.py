@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 import explain
 from explain.baselines import OtherPhoto
-from explain.engine.forward import RerunContext
 from explain.engine.incremental import IncrementalPass, changed_box
+from explain.engine.rerun_context import RerunContext
 from explain.hooks import Ablate
 from explain.methods import Occlusion
 

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import explain
 from explain import ModelError
-from explain.engine.incremental import Replay, ReplayError, Tape
+from explain.engine.replay import Replay, ReplayError, Tape
 from explain.methods import AblationCAM
 from tests.conftest import settled
 
@@ -350,7 +350,7 @@ def test_nothing_is_replayed_past_hooks_of_others() -> None:
         found = explain.attribute(model, X[:1], SIGNED, target=1, layer="layer", batch_size=2).values
     handle.remove()
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
-    assert stems.count == len(calls) == 1 + 3 + 1  # the photo, three pieces, and one row alone
+    assert stems.count == len(calls) == 1 + 1 + 3  # the photo, the probe, and three pieces
     assert set(calls) == {1}
 
 

@@ -1,0 +1,131 @@
+"""Where the results of perturbed rows add up, for each target of a stream."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from explain.engine import perturbations
+from explain.engine.forward import ResolvedTarget
+from explain.engine.needs import Evidence, EvidenceLookup, NeedAtLayer, applied, at_least_float32
+from explain.engine.plan import Stream
+from explain.engine.rerun_context import RerunContext
+from explain.targets.base import find_logits
+
+Add = Callable[[], None]
+"""Adds the results of a batch to what there is, when all of its work has succeeded."""
+
+
+@dataclass(frozen=True, eq=False)
+class RowErrors:
+    """Errors of rows' values that are like those that some of the rows have.
+
+    An error is a rounding error of the row, as of one of these rows, and for what covers inputs also a function of what
+    is covered: the weights are rounded, too. This is a linear one that varies as much.
+    """
+
+    of_some: Tensor
+    """The errors of some rows ``(few, ...)``."""
+    alike: Tensor
+    """Which of them each row ``(rows,)`` has."""
+    is_other: Tensor
+    """Whether it is none of these rows ``(rows,)``."""
+    some: Tensor | None = None
+    """The inputs of some rows ``(few, C, H, W)``."""
+
+    def of(self, numbers: Tensor, inputs: Tensor) -> Tensor:
+        """The errors of rows with these numbers and inputs."""
+        errors = self.of_some[self.alike[numbers]]
+        if self.some is None or len(self.some) < 2:
+            return errors
+        draw = torch.Generator().manual_seed(0)
+        direction = torch.randn(self.some[0].numel(), generator=draw).to(self.some)
+        known = self.some.flatten(1) @ direction
+        spread = known.std()
+        if not spread:
+            return errors
+        steps = (inputs.to(self.some).flatten(1) @ direction - known.mean()) / spread * self.is_other[numbers]
+        return errors + steps.reshape(-1, *[1] * (errors.ndim - 1)) * self.of_some.std(0)
+
+
+class TargetAccumulators:
+    """The accumulators of one target for a stream, by the needs that they answer."""
+
+    def __init__(
+        self, stream: Stream, context: RerunContext, resolved: ResolvedTarget, names: Mapping[Any, Sequence[str]],
+        errors: Mapping[NeedAtLayer, "RowErrors"] | None = None,
+    ) -> None:  # fmt: skip
+        """With ``errors``, results are added up once more with an error in each row's value."""
+        self.resolved, self._names, self._context = resolved, names, context
+        self._errors = errors or {}
+        self._of: dict[NeedAtLayer, perturbations.Accumulator] = {}
+        self._inexact: dict[NeedAtLayer, perturbations.Accumulator] = {}
+        for need in stream.needs:
+            reducer: perturbations.Reducer = need.kind.reducer  # type: ignore[attr-defined]
+            evidence = context.evidence(resolved, need.layer, need.input)
+            self._of[need] = reducer.begin(evidence)
+            if need in self._errors:
+                self._inexact[need] = reducer.begin(evidence)
+
+    def read(self, images: Tensor, numbers: Tensor, evidence_of: EvidenceLookup, first: int = 0) -> Add:
+        """Read what the unfinished accumulators need from the evidence on these rows, from the ``first`` on."""
+        given = {need: evidence_of(need.layer, need.input) for need in self._unfinished}
+        values = {need: applied(need.kind.method, evidence) for need, evidence in given.items()}  # type: ignore[attr-defined]
+
+        def add() -> None:
+            for need, found in values.items():
+                rows = slice(first, first + len(numbers))
+                of_rows = found[rows]
+                self._of[need].add(images, numbers, of_rows)
+                if need in self._inexact:
+                    errors = self._errors[need].of(numbers, given[need].inputs[rows])
+                    self._inexact[need].add(images, numbers, of_rows + errors)
+
+        return add
+
+    def read_output(self, images: Tensor, numbers: Tensor, output: Any, first: int = 0) -> Add:
+        """The same from the output for rows of one of ``images``; beside the rows with numbers may be others."""
+        forward, resolved, count = self._context.forward, self.resolved, len(images)
+        logits = None if forward.logits is None else at_least_float32(find_logits(output, count).detach())
+        classes = None if resolved.classes is None else resolved.classes[images]
+        x = self._context.inputs.x[images[first : first + 1]].expand(count, *self._context.inputs.x.shape[1:])
+        about = x, resolved.scores_in(images, output), classes, resolved.name, forward.grids, logits
+        evidence = Evidence(*about, find_outputs=self._context.evidence(resolved, None).find_outputs)
+        return self.read(images[first : first + len(numbers)], numbers, lambda *place: evidence, first)
+
+    @property
+    def _unfinished(self) -> list[NeedAtLayer]:
+        """The needs that use more rows: those that share a stream get no more than they would alone."""
+        return [need for need, accumulator in self._of.items() if not accumulator.enough()]
+
+    def enough(self) -> bool:
+        return not self._unfinished
+
+    def results(self, *, partial: bool) -> dict[NeedAtLayer, Any]:
+        """The results; ``partial`` ones, of those that have one, where not all rows have come."""
+        return _results(self._of, partial)
+
+    def inexact_results(self, *, partial: bool) -> dict[NeedAtLayer, Any]:
+        """The same with an error in each row's value, where these are known."""
+        return _results(self._inexact, partial)
+
+    def maps(self) -> dict[str, Tensor]:
+        """The maps that there are so far, by the methods that need them."""
+        found = [(self._names.get(need, ()), each.so_far()) for need, each in self._of.items()]
+        return {name: values for names, values in found if values is not None for name in names}
+
+    def needed(self, owners: Tensor) -> Tensor | None:
+        """Which rows, of images ``(P,)``, are still needed; None for all of them."""
+        done = [self._of[need].done() for need in self._unfinished]
+        known = [each for each in done if each is not None]
+        if not done or len(known) < len(done):
+            return None
+        finished = torch.stack(known).all(0)
+        return ~finished.to(owners.device)[owners] if bool(finished.any()) else None
+
+
+def _results(of: Mapping[NeedAtLayer, perturbations.Accumulator], partial: bool) -> dict[NeedAtLayer, Any]:
+    found = {need: each.partial() if partial else each.result() for need, each in of.items()}
+    return {need: result for need, result in found.items() if result is not None or not partial}

@@ -1,0 +1,145 @@
+"""Perturbed feature maps of a layer: the network is run with them in place of what the layer returned."""
+
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from explain._utils.errors import note, raised
+from explain._utils.nested import first_tensor, replace_first
+from explain.engine.accumulators import Add, TargetAccumulators
+from explain.engine.perturbations import PerturbedRows
+from explain.engine.replay import Overwriting, PrefixRecorder, ReachedError, Replay, Tape
+from explain.engine.rerun_context import RerunContext, Way, between_far_rows
+from explain.engine.settings import raise_unless_of_network, sizes_in_cache
+from explain.hooks import HookGroup
+from explain.hooks.interventions import rows_of
+from explain.hooks.preserve import calculating
+from explain.hooks.unwrap import has_hooks
+from explain.targets.detector_outputs import reading_once
+
+
+class LayerRerun:
+    """Runs a network with other feature maps of a layer, of one image after the other.
+
+    Behind the layer, the network takes all maps together; what lies before it is replayed from a tape, or run for the
+    image alone. Where a probe shows that this is not right, the whole network is run for every map.
+    """
+
+    def __init__(
+        self, context: RerunContext, layer: str, rows: PerturbedRows, accumulators: Sequence[TargetAccumulators]
+    ) -> None:
+        self._context = context
+        self._layer = layer
+        self._rows = rows
+        self._accumulators = accumulators
+        self._record = context.forward.record(layer)
+        self._maps = context.forward.spatial(self._record.activation, layer)
+        self._tape: Tape | None = None
+
+    def begin(self, image: Tensor) -> None:
+        """Begin with the maps of an image."""
+        context = self._context
+        self._image = image
+        self._tape = context.state.tapes.pop(self._layer, None)
+        if self._tape is None and not has_hooks(context.model):  # hooks of others would see a replay
+            self._tape = self._record_prefix()
+        place = (self._layer, int(image))
+        if place not in context.state.ways:
+            context.state.ways[place] = self._find_way()
+        self._way: Way = context.state.ways[place]
+        most = context.footprint.most(context.device, graph=False, after=self._layer)
+        self.tuner = context.tuner(self._layer, self._way, most, sizes_in_cache(most, context.device))
+
+    def _find_way(self) -> Way:
+        """The fastest way that a probe finds right."""
+        context = self._context
+        if context.runs_in_place:
+            return "in place"
+        images = context.probed(self._image)
+        ways: tuple[Way, ...] = ("behind the layer", "together")
+        for way in ways:
+            with calculating(context.device.type):
+                maps = between_far_rows(self._maps[images])
+            if context.is_right(partial(self._run_maps, way, images, maps), images):
+                return way
+            self._tape = None
+        return context.in_place()
+
+    @reading_once()
+    def run(self, numbers: Tensor) -> list[Add]:
+        """Run these perturbed maps of the image."""
+        context = self._context
+        images = self._rows.owners[numbers]
+        place = 0
+        with calculating(context.device.type):
+            maps = self._rows.make(numbers)
+            if self._way == "in place":
+                place = int(self._image)
+                maps = self._maps.to(maps).index_copy(0, self._image, maps)
+                images = torch.arange(len(maps), device=context.device)
+        with context.runs_model():
+            output = self._run_maps(self._way, images, maps)
+        if self._tape is not None and len(context.inputs) == 1:
+            context.state.tapes[self._layer] = self._tape  # for further rows of the image
+        return [of_target.read_output(images, numbers, output, place) for of_target in self._accumulators]
+
+    def _record_prefix(self) -> Tape | None:
+        """Run up to the layer and record the operations; None if they cannot be replayed."""
+        context = self._context
+        record = self._record
+        with context.runs_model(), HookGroup(context.model) as group:
+            recorder = PrefixRecorder(group, context.model, f"{record.layer}@{record.call}", ends=True)
+            inputs = context.inputs.rows(self._image)  # what is recorded begins with the call, as it does in a replay
+            try:
+                with recorder.tape:
+                    inputs.call(context.model)
+            except ReachedError:
+                pass
+            except Exception as error:  # the network may take no image alone
+                raise_unless_of_network(error)
+                note(f"what lies before layer {self._layer} is not replayed: {raised(error)}")
+                return None
+        return recorder.made(record.call)
+
+    def _run_maps(self, way: Way, images: Tensor, maps: Tensor) -> Any:
+        """Run the network with maps that belong to these images in place of the layer's."""
+        context = self._context
+        record = self._record
+        grid = context.forward.grids.grid(tuple(record.activation.shape), self._layer)
+        assert grid is not None  # the maps were laid out by it
+        before = self._image if way == "behind the layer" else images
+        like = record.activation  # unless each has the others beside it, all maps are of one image
+        if way != "in place":
+            like = grid.repeated(like, images[:1], len(images))
+        perturbed = grid.fold(maps.to(like), like)  # as the layer would have returned them
+        calls = Counter[str]()
+        tape = self._tape if way == "behind the layer" else None
+        replay = None if tape is None else Replay(tape)
+
+        def replaced(overwriting: Overwriting, module: nn.Module, args: Any, output: Any) -> Any:
+            tensor = first_tensor(output)
+            calls[record.layer] += 1
+            if calls[record.layer] != record.call + 1:
+                return None
+            if replay is not None:
+                replay.live = True
+            if tensor is not None and overwriting.of(tensor):
+                if tensor.shape == perturbed.shape:
+                    tensor.copy_(perturbed)  # code that reads it by its older name sees the change too
+                    return None
+                tensor.fill_(float("nan"))  # code that reads it by its older name shows: that tensor has fewer rows
+            return replace_first(output, perturbed)
+
+        inputs = context.inputs.rows(before)
+        with HookGroup(context.model) as group, rows_of(images, before):
+            group.forward(record.layer, partial(replaced, Overwriting(group, record.layer)))
+            with replay or nullcontext():
+                output = inputs.call(context.model)
+        if tape is not None and replay is not None and not (tape.is_intact() and replay.leaves_intact):
+            self._tape = None  # the network overwrites what it keeps
+        return output

@@ -1,0 +1,101 @@
+"""Perturbed tokens of transformers: some of the tokens of a photo go into the first block."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from explain._utils.errors import MethodError, raised
+from explain.engine.accumulators import Add, TargetAccumulators
+from explain.engine.blocks import explained_blocks, with_first
+from explain.engine.perturbations import PerturbedRows
+from explain.engine.rerun_context import RerunContext
+from explain.engine.settings import raise_unless_of_network
+from explain.hooks import HookGroup
+from explain.layers.layouts import Grid
+from explain.targets.detector_outputs import reading_once
+
+
+class TokenRerun:
+    """Runs a transformer on some tokens of each photo; each token has its position encoding already.
+
+    The network before the first block is run once for each batch of rows; some tokens go into the first block.
+
+    Raises:
+        MethodError: the network has no blocks that take any number of tokens.
+    """
+
+    def __init__(self, context: RerunContext, rows: PerturbedRows, accumulators: Sequence[TargetAccumulators]) -> None:
+        self._context = context
+        self._rows = rows
+        self._accumulators = accumulators
+        most = context.footprint.most(context.device, graph=False)
+        self.tuner = context.tuner("tokens", "together", most)
+        self._blocks = explained_blocks(context.model, context.inputs)
+        if not self._blocks:
+            raise _refused(f"{type(context.model).__name__} has no blocks")
+        # a layer that is known by its name has its grid whatever the shape
+        grid = context.forward.grids.grid((len(context.inputs), 0, 0), self._blocks[0])
+        if grid is None or grid.layout not in ("tokens", "tokens first"):
+            raise _refused(f"{type(context.model).__name__} has other blocks")
+        self._grid: Grid = grid
+
+    def begin(self, image: Tensor) -> None:
+        """Check that the photo has its own score when all of its tokens go in, as one row of two.
+
+        Raises:
+            MethodError: it has not; or the scores of rows depend on each other.
+        """
+        context = self._context
+        self._image = image
+        images = image.expand(2)
+        numbers = (self._rows.owners == image).nonzero()[:, 0]
+        all_tokens = torch.ones(2, *self._grid.size, dtype=torch.bool, device=image.device)
+        first_and_last = self._rows.make(numbers[[0, -1]])
+        output = self._output(all_tokens)
+        together = self._output(first_and_last)
+        single = self._output(first_and_last[1:])
+        for resolved in context.targets:
+            if not context.same_scores(resolved, resolved.scores_in(images, output), resolved.score[images]):
+                raise _refused("the photo has another score when its tokens go into the first block again")
+            last = resolved.scores_in(images, together)[1:]
+            if not context.same_scores(resolved, last, resolved.scores_in(image, single)):
+                raise _refused("the scores of photos depend on each other")
+
+    @reading_once()
+    def run(self, numbers: Tensor) -> list[Add]:
+        """Run the photo with these sets of its tokens."""
+        images = self._image.expand(len(numbers))
+        output = self._output(self._rows.make(numbers))
+        return [of_target.read_output(images, numbers, output) for of_target in self._accumulators]
+
+    def _output(self, keep: Tensor) -> Any:
+        """The network's output for these tokens ``(b, h, w)`` of the photo, as many in each row."""
+        taken: list[bool] = []
+
+        def some(tokens: Any) -> Tensor | None:
+            of_images = self._grid.of_images
+            if taken or not isinstance(tokens, Tensor) or tokens.ndim != 3 or tokens.shape[of_images] != 1:
+                return None
+            taken.append(True)
+            of_image = tokens.movedim(of_images, 0)[0]
+            is_kept = torch.ones(len(keep), len(of_image), dtype=torch.bool, device=keep.device)
+            is_kept[:, list(self._grid.tokens)] = keep.flatten(1)
+            chosen = is_kept.nonzero()[:, 1].reshape(len(keep), -1)  # in their order, also those that are no patches
+            return of_image[chosen].movedim(0, of_images)
+
+        def take(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            return with_first(module, args, kwargs, some)
+
+        try:
+            with self._context.runs_model(), HookGroup(self._context.model) as group:
+                group.forward_pre(self._blocks, take, with_kwargs=True)
+                return self._context.inputs.rows(self._image).call(self._context.model)
+        except Exception as error:  # whatever the network says of other tokens than it was made for
+            raise_unless_of_network(error)
+            raise _refused(raised(error)) from error
+
+
+def _refused(why: str) -> MethodError:
+    return MethodError(f"model must be a transformer whose blocks take any number of tokens, but {why}; use rise")
