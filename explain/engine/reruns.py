@@ -28,7 +28,7 @@ from explain.engine.layer_reruns import LayerRerun
 from explain.engine.needs import EvidenceLookup, Need, NeedAtLayer, RowOrigin, at_least_float32
 from explain.engine.perturbations import Attributor, Perturbation, PerturbedRows, Scores
 from explain.engine.plan import Plan, Stream
-from explain.engine.rerun_context import RerunContext
+from explain.engine.rerun_context import RerunContext, Way
 from explain.engine.settings import Precision, RuntimeSettings
 from explain.engine.token_reruns import TokenRerun
 from explain.hooks.interventions import rows_of
@@ -223,7 +223,8 @@ class InputRerun:
         self._first = rows[context.inputs.path]
         self._sums = sums
         self._context = context
-        self._way = context.input_way
+        is_alone = len(self._first.owners) == len(context.inputs) == 1
+        self._way: Way = "in place" if is_alone else context.input_way
         self._inner = Plan({"": stream.inner})
         self._precision: Precision = context.settings.precision if stream.in_bfloat16 else "full"
         graph = self._inner.whole or bool(self._inner.layers)

@@ -412,11 +412,11 @@ def test_ablations_fan_out_at_the_layer_where_the_network_lets_them(net: TinyNet
     explain.attribute(net, x)
     sizes = counting(net)
     explain.attribute(net, x, "ablationcam", target=1)
-    assert sizes == [3, 1, 1, 1, 1]  # the images, each once more for all of its ablations, and one ablation alone
+    assert sizes == [3, *[1, 1] * 3]  # the images, and each once more for a probe and for all of its ablations
     model = settled(Bypass()).double()
     sizes = counting(model)
     found = explain.attribute(model, x, "ablationcam", target=1, layer="body").values
-    assert sizes == [3, 5, 1, 5, 5]  # the try did not come to an end; each has one map as it is; one goes alone
+    assert sizes == [3, *[4, 4] * 3]  # of each image a probe, since no try came to an end, and all four maps
     for i in range(3):
         alone = explain.attribute(model, x[i : i + 1], "ablationcam", target=1, layer="body").values
         torch.testing.assert_close(found[i : i + 1], alone, rtol=1e-10, atol=1e-13)

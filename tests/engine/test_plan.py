@@ -196,8 +196,8 @@ def test_a_plan_counts_what_runs_in_pieces(name: str, counted: Counting, gradien
     explain.attribute(counted, X, [method], targets=[1], batch_size=512)
     at_layer = [stream for stream in plan.streams if stream.of.of_layer and plan.rows_of(stream) > len(X)]
     at_input = [stream for stream in plan.streams if not stream.of.of_layer]
-    checks = len(at_input) + bool(at_input) + len(at_layer) * (len(X) + 1)  # rows that are not altered, and one alone
-    assert sum(counted.scored) == len(X) * plan.passes + plan.rows + checks
+    probed = 3 * bool(at_input) + 3 * len(X) * len(at_layer)  # rows that show whether rows follow their images
+    assert sum(counted.scored) == len(X) * plan.passes + plan.rows + probed
     pieces = sum(bool(stream.inner) for stream in at_input)
     assert len(gradients) == plan.passes_back + pieces * (plan.rows_back > 0)
 
