@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import explain
-from explain import ExplainWarning, ImageError, LayerError, ModelError
+from explain import ExplainWarning, ImageError, LayerError
 from explain.data.inputs import Inputs, as_inputs
 from explain.layers import default_layer, list_layers
 from explain.layers.default_layer import stage_layers
