@@ -185,13 +185,12 @@ Back = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class LinearMap:
-    """``size * function(x, weight, bias)``; ``place`` is that of x among the call's arguments.
+    """``function(x, weight, bias)``; ``place`` is that of x among the call's arguments.
 
-    ``size`` is positive, one number for each channel, in the shape that meets the result; None is 1. The result's
-    channels run along dimension ``channels``. ``back(gradient, x, weight)`` is the gradient in x, without a forward
-    pass before it; None lets autograd find it. ``signed`` gives the weights times a number for each output channel,
-    ``(K,)``; None where it is not known which these are. ``alike`` says that every input and output channel of a
-    convolution sees the others in the same way. ``whole`` is what PyTorch has for all of it in one.
+    The result's channels run along dimension ``channels``. ``back(gradient, x, weight)`` is the gradient in x, without
+    a forward pass before it; None lets autograd find it. ``scaled`` gives the weights times a number for each output
+    channel, ``(K,)``; None where it is not known which these are. ``alike`` says that every input and output channel of
+    a convolution sees the others in the same way.
     """
 
     place: int
@@ -200,31 +199,20 @@ class LinearMap:
     bias: Tensor | None
     channels: int
     back: Back | None = None
-    signed: Callable[[Tensor], Tensor] | None = None
-    size: Tensor | None = None
+    scaled: Callable[[Tensor], Tensor] | None = None
     alike: bool = False
-    whole: Callable[[Tensor], Tensor] | None = None
 
     def then(self, factor: Tensor, shift: Tensor | None) -> "LinearMap | None":
         """This map, and behind it a normalisation that multiplies each channel and adds to it: one map.
 
-        ``factor`` and ``shift`` have the shape that meets the result. The weights stay as they are, but for channels
-        that are turned around or left out: how large a channel is makes no difference to how it is shared out.
+        ``factor`` and ``shift`` have the shape that meets the result.
         """
-        if self.signed is None:
+        if self.scaled is None:
             return None
-        weight, bias, size = self.weight, self.bias, factor
-        if not bool(factor.min() > 0):
-            sign, size = factor.sign(), torch.where(factor == 0, 1, factor.abs())
-            weight, bias = self.signed(sign.flatten()), None if bias is None else bias * sign
-        if shift is not None:
-            bias = shift / size if bias is None else bias + shift / size
-        return replace(self, weight=weight, bias=bias, size=size, whole=None)
-
-    @property
-    def added(self) -> Tensor | None:
-        """What the whole map adds."""
-        return self.bias if self.bias is None or self.size is None else self.bias * self.size
+        bias = shift
+        if self.bias is not None:
+            bias = self.bias * factor if shift is None else self.bias * factor + shift
+        return replace(self, weight=self.scaled(factor.flatten()), bias=bias)
 
     def run(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """What the function makes of other values than those of the call; in the widest of their types."""
@@ -241,12 +229,6 @@ class LinearMap:
             (found,) = differentiate(self.run(x, weight, None), [x], gradient, create_graph=create_graph)
         assert found is not None
         return found
-
-    def __call__(self, x: Tensor) -> Tensor:
-        if self.whole is not None:
-            return self.whole(x)
-        found = self.function(x, self.weight, self.bias)
-        return found if self.size is None else found * self.size
 
 
 def in_one_type(*tensors: Any) -> Any:
@@ -272,7 +254,7 @@ def linear_map(call: Call, places: Sequence[int]) -> LinearMap | None:
     if name == "linear" and place == 0:
         given = call.named
         weight, bias = detached(given["weight"]), detach(given.get("bias"))
-        return LinearMap(0, F.linear, weight, bias, -1, lambda g, x, w: g @ w, lambda s: weight * s[:, None])
+        return LinearMap(0, F.linear, weight, bias, -1, lambda g, x, w: g @ w, lambda factor: weight * factor[:, None])
     if name == "addmm" and place == 1:
         given = call.named
         scale, weight = given.get("alpha", 1), detached(given["mat2"])
@@ -304,7 +286,7 @@ def _convolution(call: Call, place: int) -> LinearMap | None:
     def run(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
         return function(x, w, None if b is None else b.flatten(), **rest)
 
-    def signed(factor: Tensor) -> Tensor:
+    def scaled(factor: Tensor) -> Tensor:
         parts = weight.reshape(groups, -1, *weight.shape[1:]) if transposed else weight
         shape = (groups, 1, -1, *[1] * spatial) if transposed else (-1, *[1] * (spatial + 1))
         return (parts * factor.reshape(shape)).reshape(weight.shape)
@@ -312,7 +294,7 @@ def _convolution(call: Call, place: int) -> LinearMap | None:
     shaped = None if bias is None else bias.reshape(-1, *[1] * spatial)
     batched = given["input"].ndim == weight.ndim
     back = _convolution_back(rest, spatial, transposed=transposed) if batched else None
-    return LinearMap(0, run, weight, shaped, -spatial - 1, back, signed, alike=groups == 1 and batched)
+    return LinearMap(0, run, weight, shaped, -spatial - 1, back, scaled, alike=groups == 1 and batched)
 
 
 def _deformed_convolution(call: Call, place: int) -> LinearMap | None:
@@ -331,10 +313,10 @@ def _deformed_convolution(call: Call, place: int) -> LinearMap | None:
         result: Tensor = call.function(**{**arguments, **changed})
         return result
 
-    def signed(factor: Tensor) -> Tensor:
+    def scaled(factor: Tensor) -> Tensor:
         return weight * factor.reshape(-1, 1, 1, 1)
 
-    return LinearMap(0, run, weight, bias.reshape(-1, 1, 1), -3, signed=signed)
+    return LinearMap(0, run, weight, bias.reshape(-1, 1, 1), -3, scaled=scaled)
 
 
 def _convolution_back(rest: Mapping[str, Any], spatial: int, *, transposed: bool) -> Back | None:
@@ -368,18 +350,15 @@ def _batch_norm(call: Call, place: int) -> LinearMap | None:
     factor = factor if weight is None else factor * weight
     shift = -mean * factor if bias is None else torch.addcmul(bias, mean, factor, value=-1)
 
-    def whole(x: Tensor) -> Tensor:
-        return F.batch_norm(x, mean, variance, weight, bias, False, 0.0, epsilon)
-
-    def scale(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def run(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return x * weight if bias is None else (x * weight).add_(bias)
 
-    each, shift, channels = factor.reshape(shape), shift.reshape(shape), -len(shape)
+    factor, shift = factor.reshape(shape), shift.reshape(shape)
 
-    def signed(factor: Tensor) -> Tensor:
-        return factor.reshape(shape).mul(each)
+    def scaled(other: Tensor) -> Tensor:
+        return other.reshape(shape).mul(factor)
 
-    return LinearMap(0, scale, each, shift, channels, lambda g, x, w: g * w, signed, whole=whole)
+    return LinearMap(0, run, factor, shift, -len(shape), lambda g, x, w: g * w, scaled)
 
 
 def _product(call: Call, place: int) -> LinearMap | None:

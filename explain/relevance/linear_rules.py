@@ -4,9 +4,6 @@ Each is written from its paper. Relevance is value times gradient; so with R = z
 rule sends back the gradient with which x times gradient is the share of x. Denominators are stabilised as
 z + e sign(z), where sign(0) = 1 and e is epsilon times the mean size of the layer's denominators for the same image, so
 that units make no difference. With ``absolute``, e is epsilon, as in Captum and zennit.
-
-Shares do not change when a channel's weights, bias and epsilon are all multiplied by a number. So a map that a
-normalisation follows is run with the weights that it has, and the bias and epsilon by what they are multiplied with.
 """
 
 from dataclasses import dataclass
@@ -26,22 +23,21 @@ class _Stabilised(LinearRule):
     epsilon: float
     absolute: bool
 
-    def _small(self, flow: RelevanceFlow, below: Tensor, size: Tensor | None = None) -> Tensor | float:
-        """What is added to ``below``; the denominators are ``size`` times that."""
+    def _small(self, flow: RelevanceFlow, below: Tensor) -> Tensor | float:
+        """What is added to the denominators."""
         if self.absolute or not self.epsilon:
-            return self.epsilon if size is None else self.epsilon / size
-        sizes = below.abs() if size is None else below.abs().mul_(size)
-        mean = flow.mean(sizes)
+            return self.epsilon
+        mean = flow.mean(below.abs())
         least = torch.finfo(mean.dtype).smallest_normal * torch.finfo(mean.dtype).eps
-        small = (mean * self.epsilon).clamp_(min=least).masked_fill_(mean == 0, 1)
-        return small if size is None else small / size  # 1 where all denominators are zero, and so is the relevance
+        # 1 where all denominators are zero, and so is the relevance
+        return (mean * self.epsilon).clamp_(min=least).masked_fill_(mean == 0, 1)
 
 
 class Gradient(LinearRule):
     """LRP-0 (Bach et al., 2015): in proportion to what each input contributes. It is the plain gradient."""
 
     def attach(self, of: LinearNode, flow: RelevanceFlow) -> None:
-        flow.arriving(of.exit, partial(_take, of, flow, bias=of.linear.added))
+        flow.arriving(of.exit, partial(_take, of, flow, bias=of.linear.bias))
 
 
 @dataclass(frozen=True)
@@ -68,9 +64,7 @@ class Epsilon(_Stabilised):
         taken = _over(gradient, z.abs().add_(small)).mul_(small)
         flow.take("stabiliser", taken, z)
         share = torch.sub(gradient, taken, out=_reused(taken))
-        _take(of, flow, share, linear.added)
-        if linear.size is not None:
-            share = share.mul_(linear.size)
+        _take(of, flow, share, linear.bias)
         return linear.backward(share, of.x.tensor, linear.weight)
 
 
@@ -114,7 +108,7 @@ class AlphaBeta(_Stabilised):
         if not bool(x.amin() >= 0):
             parts = [(x.clamp(min=0), parts[0][1]), (x.clamp(max=0), _signed(linear.weight, -sign))]
         z = _run(of, parts, bias)
-        small = sign * self._small(flow, z, linear.size)
+        small = sign * self._small(flow, z)
         none = z == 0
         z = torch.add(z, small, out=_reused(z))
         share = torch.addcdiv(z.new_zeros(()), relevance, z, value=factor, out=_reused(z))
@@ -153,9 +147,9 @@ class Gamma(_Stabilised):
         bias = None if linear.bias is None else linear.bias.abs().mul_(half)
         below = _run(of, [(x.abs(), weight)], bias)
         size = z.abs()
-        below.addcmul_(size, torch.as_tensor(1 + half if linear.size is None else (1 + half) / linear.size).to(size))
+        below.add_(size, alpha=1 + half)
         positive = of.rectified or of.result.rectified  # negative values may have been overwritten
-        small = self._small(flow, below.masked_fill(z <= 0, 0) if positive else below, linear.size)
+        small = self._small(flow, below.masked_fill(z <= 0, 0) if positive else below)
         below = torch.add(below, small, out=_reused(below))
         of_z = size.mul_(gradient).div_(below)  # R sign(z) by what is shared out
         of_size = _over(gradient * z, below)
@@ -170,7 +164,7 @@ class Gamma(_Stabilised):
         weight = linear.weight.clamp(min=0).mul_(self.gamma).add_(linear.weight)
         bias = None if linear.bias is None else linear.bias + self.gamma * linear.bias.clamp(min=0)
         z = _run(of, [(x, weight)], bias).clamp_(min=0)  # nothing arrives where it is negative
-        small = self._small(flow, z, linear.size)
+        small = self._small(flow, z)
         share = _over(gradient * of.result.tensor, torch.add(z, small, out=_reused(z)))
         _take(of, flow, share, bias, small)
         return linear.backward(share, x, weight)
@@ -198,9 +192,9 @@ class _AtInput(_Stabilised):
     def shares(self, of: LinearNode, relevance: Tensor, flow: RelevanceFlow, prefix: Prefix | None) -> Tensor:
         raise NotImplementedError
 
-    def _quotient(self, relevance: Tensor, z: Tensor, flow: RelevanceFlow, size: Tensor | None) -> Tensor:
+    def _quotient(self, relevance: Tensor, z: Tensor, flow: RelevanceFlow) -> Tensor:
         """Relevance over the stabilised z; where z is zero nobody contributes, so that nobody gets any."""
-        added = torch.copysign(torch.as_tensor(self._small(flow, z, size)).to(z), z)
+        added = torch.copysign(torch.as_tensor(self._small(flow, z)).to(z), z)
         none = z == 0
         share = (relevance / (z + added)).masked_fill_(none, 0)
         flow.take("stabiliser", share, added.expand_as(share))
@@ -216,11 +210,9 @@ class _ByWeights(_AtInput):
     epsilon: float = 1e-6
     absolute: bool = False
 
-    def _by_weights(
-        self, of: LinearNode, weight: Tensor, relevance: Tensor, flow: RelevanceFlow, size: Tensor | None
-    ) -> Tensor:
+    def _by_weights(self, of: LinearNode, weight: Tensor, relevance: Tensor, flow: RelevanceFlow) -> Tensor:
         z = of.linear.run(torch.ones_like(of.x.tensor), weight, None)
-        return of.linear.backward(self._quotient(relevance, z, flow, size), of.x.tensor, weight)
+        return of.linear.backward(self._quotient(relevance, z, flow), of.x.tensor, weight)
 
 
 class Flat(_ByWeights):
@@ -229,11 +221,11 @@ class Flat(_ByWeights):
     def shares(self, of: LinearNode, relevance: Tensor, flow: RelevanceFlow, prefix: Prefix | None) -> Tensor:
         linear, x = of.linear, of.x.tensor
         if not linear.alike:
-            return self._by_weights(of, torch.ones_like(linear.weight), relevance, flow, None)
+            return self._by_weights(of, torch.ones_like(linear.weight), relevance, flow)
         # All channels are alike: one of each is enough.
         weight, one = torch.ones_like(linear.weight[:1, :1]), torch.ones_like(x[:1, :1])
         z = linear.run(one, weight, None).mul_(x.shape[1])
-        share = self._quotient(relevance.sum(1, keepdim=True), z, flow, None)
+        share = self._quotient(relevance.sum(1, keepdim=True), z, flow)
         return linear.backward(share, x[:, :1], weight).expand_as(x)
 
 
@@ -241,8 +233,7 @@ class WSquare(_ByWeights):
     """The w² rule (Montavon et al., 2017): in proportion to the squared weights."""
 
     def shares(self, of: LinearNode, relevance: Tensor, flow: RelevanceFlow, prefix: Prefix | None) -> Tensor:
-        size = None if of.linear.size is None else of.linear.size.square()
-        return self._by_weights(of, of.linear.weight.square(), relevance, flow, size)
+        return self._by_weights(of, of.linear.weight.square(), relevance, flow)
 
 
 @dataclass(frozen=True)
@@ -264,7 +255,7 @@ class ZBox(_AtInput):
         ends = self._range(of, flow, prefix)
         weights = (linear.weight, -linear.weight.clamp(min=0), -linear.weight.clamp(max=0))
         parts = list(zip((x, *ends), weights, strict=True))
-        share = self._quotient(relevance, _run(of, parts, None), flow, linear.size)
+        share = self._quotient(relevance, _run(of, parts, None), flow)
         found = torch.zeros_like(x)
         for value, weight in parts:
             found.addcmul_(value, linear.backward(share, x, weight))
