@@ -7,7 +7,6 @@ that units make no difference. With ``absolute``, e is epsilon, as in Captum and
 """
 
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -37,7 +36,11 @@ class Gradient(LinearRule):
     """LRP-0 (Bach et al., 2015): in proportion to what each input contributes. It is the plain gradient."""
 
     def attach(self, of: LinearNode, flow: RelevanceFlow) -> None:
-        flow.arriving(of.exit, partial(_take, of, flow, bias=of.linear.bias))
+        def arrived(gradient: Tensor) -> Tensor:
+            _take(of, flow, gradient, of.linear.bias)
+            return gradient
+
+        flow.arriving(of.exit, arrived)
 
 
 @dataclass(frozen=True)
@@ -59,8 +62,7 @@ class Epsilon(_Stabilised):
     def back(self, of: LinearNode, gradient: Tensor, flow: RelevanceFlow) -> Tensor:
         """With R = z g, what is sent back is g z / (z + e sign(z)), which is g less g e / (|z| + e)."""
         linear, z = of.linear, of.result.tensor
-        arrives_where_positive = of.rectified or of.result.rectified
-        small = self._small(flow, z.clamp(min=0) if arrives_where_positive else z)
+        small = self._small(flow, z.clamp(min=0) if of.rectified else z)
         taken = _over(gradient, z.abs().add_(small)).mul_(small)
         flow.take("stabiliser", taken, z)
         share = torch.sub(gradient, taken, out=_reused(taken))
@@ -148,8 +150,7 @@ class Gamma(_Stabilised):
         below = _run(of, [(x.abs(), weight)], bias)
         size = z.abs()
         below.add_(size, alpha=1 + half)
-        positive = of.rectified or of.result.rectified  # negative values may have been overwritten
-        small = self._small(flow, below.masked_fill(z <= 0, 0) if positive else below)
+        small = self._small(flow, below.masked_fill(z <= 0, 0) if of.rectified else below)
         below = torch.add(below, small, out=_reused(below))
         of_z = size.mul_(gradient).div_(below)  # R sign(z) by what is shared out
         of_size = _over(gradient * z, below)

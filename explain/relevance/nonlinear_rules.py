@@ -46,10 +46,10 @@ class Uniform(RelevanceRule):
         scales = self._scales(step)
         factor = 1 / max(1, len(step.dependent) - len(scales))
 
-        def arrived(gradient: Tensor) -> Tensor | None:
+        def arrived(gradient: Tensor) -> Tensor:
             for i in scales & step.entrances.keys():
                 flow.give(step.entrances[i], send_nothing)
-            return gradient * factor if factor != 1 else None
+            return gradient * factor
 
         def stop(given: Gradients, _: Gradients) -> Gradients:
             return tuple(send_nothing(g) if i in scales else g for i, g in enumerate(given))
@@ -103,14 +103,14 @@ class ConstantWeights(RelevanceRule):
     name: ClassVar[str] = "constant"
 
     def attach(self, step: Step, flow: RelevanceFlow) -> None:
-        def arrived(gradient: Tensor) -> Tensor | None:
+        def arrived(gradient: Tensor) -> Tensor:
             if step.kind == "softmax":  # what arrives where it is no factor is lost here
                 if step.result is not None and bool(gradient.any()):
                     flow.take("softmax", gradient * step.result.tensor)
                 return torch.zeros_like(gradient)
             for i in {0, 1, 3} & step.entrances.keys():
                 flow.give(step.entrances[i], send_nothing)
-            return None
+            return gradient
 
         flow.arriving(step, arrived)
 
@@ -142,7 +142,7 @@ class Taylor(RelevanceRule):
                 flow.take("softmax", -changed * step.values[place].tensor)
             return changed
 
-        def arrived(gradient: Tensor) -> None:
+        def arrived(gradient: Tensor) -> Tensor:
             flow.take("softmax", gradient * result.tensor)
             # Half of it goes to the values; query and key share the other half.
             weights = 0.5 if 2 in step.entrances and len(step.entrances) > 1 else 1.0
@@ -150,6 +150,7 @@ class Taylor(RelevanceRule):
             factors = {0: scores, 1: scores, 2: 0.5 if weights < 1 else 1.0, 3: weights}
             for i, entrance in step.entrances.items():
                 flow.give(entrance, partial(sent, i, factors[i]))
+            return gradient
 
         flow.arriving(step, arrived)
 
@@ -244,13 +245,14 @@ class NoRule(RelevanceRule):
         if not step.entrances:
             return  # there is nothing to compare
 
-        def arrived(gradient: Tensor) -> None:
+        def arrived(gradient: Tensor) -> Tensor:
             assert step.result is not None
             part = relevance_of(gradient, step.result.tensor)
             flow.take(step.function, part)
             flow.watch(step.function, part)
             for place, entrance in step.entrances.items():
                 flow.give(entrance, partial(sent, place))
+            return gradient
 
         flow.arriving(step, arrived)
 
@@ -261,9 +263,10 @@ class ConstantTerms(RelevanceRule):
     name: ClassVar[str] = "gradient"
 
     def attach(self, step: Step, flow: RelevanceFlow) -> None:
-        def arrived(gradient: Tensor) -> None:
+        def arrived(gradient: Tensor) -> Tensor:
             for part in _ADDED[step.kind](step, gradient):
                 flow.take("biases", part)
+            return gradient
 
         if not all(isinstance(value, torch.Size) for value in step.shapes):
             flow.arriving(step, arrived)

@@ -59,8 +59,6 @@ class LinearNode:
     """Where what is no signal enters: where a deformed convolution reads, and how much of it."""
     rectified: bool = False
     """Whether only rectifiers are given its result, so that a gradient arrives only where it is positive."""
-    rectifier: Node | None = None
-    """The one that has overwritten its result, so that the map's relevance is computed from what arrives there."""
 
 
 @dataclass(eq=False)
@@ -98,19 +96,17 @@ class RelevanceFlow:
         self.group.node(step.node, after)
 
     def arriving(self, step: Step, change: Change) -> None:
-        """Change the gradient that arrives at a step's result; where ``change`` gives None, it stays."""
-        self._arriving(step.node, step.output, lambda g: g if (changed := change(g)) is None else changed)
+        """Change the gradient that arrives at a step's result; where ``change`` gives None, it goes no further."""
 
-    def _arriving(self, node: Node, output: int, change: Change) -> None:
-        """The same at a Node; None stops the gradient there."""
+        def arrive(gradients: Gradients) -> Gradients:
+            changed = list(gradients)
+            arrived = gradients[step.output]
+            if arrived is not None:
+                sent = change(arrived)
+                changed[step.output] = None if sent is None else sent.to(arrived.dtype)
+            return tuple(changed)
 
-        def arrive(grads: Gradients) -> Gradients:
-            arrived = grads[output]
-            changed = None if arrived is None else change(arrived)
-            sent = None if changed is None or arrived is None else changed.to(arrived.dtype)
-            return *grads[:output], sent, *grads[output + 1 :]
-
-        self.group.node_pre(node, arrive)
+        self.group.node_pre(step.node, arrive)
 
     def give(self, entrance: Entrance, answer: Answer) -> None:
         """Say what is to leave by an entrance in the place of the gradient."""
@@ -120,15 +116,13 @@ class RelevanceFlow:
     def replace_gradient(self, step: Step | LinearNode, back: Back) -> None:
         """Replace autograd's gradient in what a step was given by ``back`` of the gradient that arrives at its result.
 
-        Where a rectifier has overwritten the result, it is the gradient that arrives there, and passes where the
-        result is positive. A step without entrances has one input, the first of its Node.
+        A step without entrances has one input, the first of its Node.
         """
-        exit, entrances = (step.exit, step.entrances) if isinstance(step, LinearNode) else (step, step.entrances)
-        rectifier = step.rectifier if isinstance(step, LinearNode) else None
+        exit = step.exit if isinstance(step, LinearNode) else step
 
         def arrived(gradient: Tensor) -> None:
             found = back(gradient)
-            for place, entrance in entrances.items():
+            for place, entrance in step.entrances.items():
                 sent = found if isinstance(found, Tensor) else found.get(place)
                 if sent is not None:
                     self.give(entrance, partial(send_always, sent))
@@ -137,8 +131,8 @@ class RelevanceFlow:
             found = back(gradient)
             return found if isinstance(found, Tensor) else found[0]
 
-        if entrances:
-            self._arriving(rectifier or exit.node, 0 if rectifier else exit.output, arrived)
+        if step.entrances:
+            self.arriving(exit, arrived)
         else:
             self.replacing(exit, after)
 
@@ -329,14 +323,12 @@ def maps_in(
                 within.add(id(preceding))
         after = nodes[step.node]
         rectified = bool(after) and all(node.name().startswith("ReluBackward") for node in after)
-        over = rectified and step.result.rectified and len(after) == 1 and step.node not in do_not_merge
-        rectifier = after[0] if over else None
         entrances = {place: entrance for place, entrance in first.entrances.items() if place not in first.scales}
         constants = [first.entrances[place] for place in first.scales]
         found.append(
             LinearNode(
                 first.kind, first.module, linear, first.values[0], step.result, entrances, step,
-                constants=constants, rectified=rectified, rectifier=rectifier,
+                constants=constants, rectified=rectified,
             )
         )  # fmt: skip
     found.reverse()
