@@ -24,7 +24,7 @@ from explain import hooks
 from explain._utils import errors, signals
 from explain.engine import validation as entry
 from explain.hooks import preserve
-from explain.hooks.interventions import active_interventions
+from explain.hooks.intervening import active_interventions
 from explain.hooks.unwrap import _inserted
 
 METHODS = ["gradcam", "saliency", "guidedbackprop", "integratedgradients", "scorecam", "smooth(gradcam)"]

@@ -26,7 +26,7 @@ from explain.engine.plan import Plan
 from explain.engine.settings import MEMORY, Footprint, RuntimeSettings
 from explain.engine.validation import check_inputs
 from explain.hooks import HookGroup, preserve, unwrap
-from explain.hooks.interventions import active_interventions
+from explain.hooks.intervening import active_interventions
 from explain.layers import default_layer
 from explain.layers.calls import channels_of, find_layers, window_calls
 from explain.layers.costs import cost_after

@@ -19,7 +19,8 @@ from explain.engine.perturbations import Perturbation, PerturbedRows, Scores
 from explain.engine.plan import Plan
 from explain.engine.settings import Progress, RuntimeSettings
 from explain.hooks import HookGroup, Intervention, attention_parts, capture, preserve
-from explain.hooks.layer_names import Layout, Where, find_places, select_places
+from explain.hooks.layer_names import Where, find_places, select_places
+from explain.hooks.units import Axes
 from explain.hooks.unwrap import modules_of, submodule, unwrapped
 from explain.layers import default_layer
 from explain.layers.frames import with_layout
@@ -226,19 +227,19 @@ def _masks(
         grid = grid_of(name, values.shape[-2])
         return None if grid is None else replace(grid, layout="tokens")  # the images are in the first dimension here
 
-    layout = Layout(values, place, submodule(model, place.module), model, size, name, find_grid=find_grid)
+    axes = Axes(values, place, submodule(model, place.module), model, size, name, find_grid=find_grid)
     if at == "layers":
         return torch.ones([1] * values.ndim, dtype=torch.bool, device=values.device), None
 
     def mask(**chosen: Any) -> torch.Tensor:
-        found = layout.mask(Intervention(name, **chosen))
+        found = axes.mask(Intervention(name, **chosen))
         assert found is not None
         return found
 
     if at in ("channels", "heads", "tokens"):
-        dim = {"channels": layout.channel_dim, "heads": 1}.get(at, values.ndim - 2)
+        dim = {"channels": axes.channel_dim, "heads": 1}.get(at, values.ndim - 2)
         return torch.cat([mask(**{at: [unit]}) for unit in range(values.shape[dim])]), None
-    rows, columns = layout.grid()
+    rows, columns = axes.grid()
     if at == "positions":
         return torch.cat([mask(positions=[each]) for each in product(range(rows), range(columns))]), (rows, columns)
     rows, columns = min(REGIONS, rows), min(REGIONS, columns)

@@ -1,7 +1,8 @@
 """All hooks of the package: this room knows nothing of images, methods or pictures.
 
     group          `HookGroup`: hooks on modules, tensors and Nodes, for as long as a block lasts
-    interventions  `intervene`, `Patch`, `Ablate`, `Steer`, `Project`, `Replace`: what a layer gives instead
+    interventions  `Patch`, `Ablate`, `Steer`, `Project`, `Replace`: what a layer gives instead
+    intervening    `intervene`, which applies them
     capturing, graph_start
                    `capture`: activations and gradients of layers, call by call, and where the graph begins for them;
                    `FeatureExtractor`: a model cut off after the last layer of interest
@@ -19,8 +20,8 @@ The kinds of hooks, and what they are made of:
 Models and graphs:
 
     tracer         the one `TorchFunctionMode` that all who record or replace the calls of a thread extend
-    layer_names    names, patterns and modules to layers, their calls and inputs; channels, tokens, heads and places of
-                   a layer, and where they are in its values
+    layer_names    names, patterns and modules to layers, their calls and inputs
+    units          channels, tokens, heads and places of a layer, and where they are in its values
     unwrap         the module inside DataParallel and the like, its modules and their hooks
     preserve       a model, its caller and the settings of torch, left as they were; copies with modes of their own
     graph          Nodes, entrances where gradients are replaced, histories given to tensors
@@ -33,16 +34,23 @@ from explain.hooks.capturing import FeatureExtractor, capture
 from explain.hooks.graph import graph
 from explain.hooks.group import HookGroup
 from explain.hooks.inspection import inspect, timeline
-
-# isort: off
-from explain.hooks.interventions import (
-    Ablate, Intervention, Patch, Project, Replace, Steer, ablate, intervene, patch, steer,
-)  # fmt: skip
-
-# isort: on
+from explain.hooks.intervening import intervene
+from explain.hooks.interventions import Ablate, Intervention, Patch, Project, Replace, Steer
 from explain.hooks.preserve import copied
 
 __all__ = [
-    "Ablate", "FeatureExtractor", "HookGroup", "Intervention", "Patch", "Project", "Replace",
-    "Steer", "ablate", "capture", "copied", "graph", "inspect", "intervene", "patch", "steer", "timeline",
-]  # fmt: skip
+    "Ablate",
+    "FeatureExtractor",
+    "HookGroup",
+    "Intervention",
+    "Patch",
+    "Project",
+    "Replace",
+    "Steer",
+    "capture",
+    "copied",
+    "graph",
+    "inspect",
+    "intervene",
+    "timeline",
+]

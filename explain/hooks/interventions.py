@@ -1,4 +1,4 @@
-"""Interventions: frozen values that say what a layer gives instead, and `intervene`, which applies them by hooks.
+"""Interventions: frozen values that say what a layer gives instead; `explain.hooks.intervening` applies them.
 
 A forward hook that returns a value replaces the layer's output. An intervention is such a hook as a value: a layer, the
 units of it that are meant, and what takes their place. What is replaced is a copy: the layer's own tensor is untouched.
@@ -7,36 +7,27 @@ units of it that are meant, and what takes their place. What is replaced is a co
 import math
 import re
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
-from typing import Any, TypeAlias
-from weakref import WeakKeyDictionary
+from typing import Any
 
 import torch
 from torch import nn
 
-from explain._utils import nested, providers
-from explain._utils.errors import ExplainError, HookError, warn
+from explain._utils.errors import ExplainError, HookError
 from explain._utils.random_numbers import seeded
-from explain._utils.signals import came_by_signal, signal_safe, temporarily
-from explain.data.inputs import Inputs
-from explain.hooks.attention_parts import NO_ATTENTION
+from explain._utils.signals import came_by_signal, temporarily
 from explain.hooks.capturing import read_outputs
 from explain.hooks.group import HookGroup
-from explain.hooks.layer_names import Layout, Units, find_places, name_of, place_of
-from explain.hooks.preserve import copied, is_under_way, untouched
-from explain.hooks.unwrap import inserting, unwrapped
+from explain.hooks.preserve import is_under_way, untouched
+from explain.hooks.units import Units
 
 
 class _Here(threading.local):
-    """What holds for this thread: the images of rows, and the interventions on each model."""
+    """Which of the explained images each row of a batch belongs to, in this thread."""
 
     images: tuple[torch.Tensor, ...] = ()
-
-    def __init__(self) -> None:
-        self.active: WeakKeyDictionary[nn.Module, dict[Intervention, tuple[Intervention, ...]]] = WeakKeyDictionary()
 
 
 _here = _Here()
@@ -50,11 +41,16 @@ def rows_of(*images: torch.Tensor) -> AbstractContextManager[None]:
     return temporarily(_here, images=images)
 
 
+def row_counts() -> set[int]:
+    """How many rows parts of the network run with."""
+    return {len(images) for images in _here.images}
+
+
 def for_rows(values: torch.Tensor, count: int, what: str) -> torch.Tensor:
     """Bring values ``(N, ...)`` of N images, or one for all, to the ``count`` rows of a batch."""
     if len(values) == 1:
         return values
-    images = next((each for each in _here.images if len(each) == count), None)
+    images = next((images for images in _here.images if len(images) == count), None)
     if images is not None and int(images.max()) < len(values):
         return values[images.to(values.device)]
     if count == 1 and is_under_way():
@@ -99,12 +95,13 @@ class Intervention(Units):
         return f"{type(self).__name__.lower()} {self.layer}{units and f' ({units})'}"
 
     def __repr__(self) -> str:
-        found = [repr(self.layer)]
-        for name in (each.name for each in fields(self) if each.repr and each.name != "layer"):
-            value = getattr(self, name)
-            text = f"tensor of {tuple(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
-            found += [] if value is None else [f"{name}={text}"]
-        return f"{type(self).__name__}({', '.join(found)})"
+        words = [repr(self.layer)]
+        for option in fields(self):
+            value = getattr(self, option.name)
+            if option.repr and option.name != "layer" and value is not None:
+                text = f"tensor of {tuple(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
+                words.append(f"{option.name}={text}")
+        return f"{type(self).__name__}({', '.join(words)})"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -128,22 +125,24 @@ class Patch(Intervention):
     from_input: bool | None = field(default=None, kw_only=True)
 
     def bound(self, model: nn.Module) -> Intervention:
-        given, chosen = self.values, self.from_input
-        if chosen is False or (chosen is None and not isinstance(given, (torch.Tensor, tuple, list, Mapping))):
-            if isinstance(given, torch.Tensor):
+        is_tensor = isinstance(self.values, torch.Tensor)
+        may_be_input = is_tensor or isinstance(self.values, (tuple, list, Mapping))
+        if self.from_input is False or (self.from_input is None and not may_be_input):
+            if is_tensor:
                 return self
-            raise HookError(f"values of {self} must be a tensor or an input of the model, got {type(given).__name__}")
+            got = type(self.values).__name__
+            raise HookError(f"values of {self} must be a tensor or an input of the model, got {got}")
         try:
-            found = activations_of(model, self.layer, given)
+            values = activations_of(model, self.layer, self.values)
         except Exception as error:
-            if chosen or not isinstance(given, torch.Tensor) or isinstance(error, (ExplainError, MemoryError)):
+            says_nothing = isinstance(error, (ExplainError, MemoryError)) or came_by_signal(error)
+            says_nothing = says_nothing or "memory" in str(error) or "device" in str(error)
+            if self.from_input or not is_tensor or says_nothing:
                 raise
-            if came_by_signal(error) or "memory" in str(error) or "device" in str(error):
-                raise  # which says nothing of what the model takes
             return self  # the model does not take it: these are values
-        if chosen is None and isinstance(given, torch.Tensor) and given.shape[1:] == found.shape[1:]:
+        if self.from_input is None and is_tensor and self.values.shape[1:] == values.shape[1:]:
             raise HookError(f"values of {self} may be an input or the layer's output; say which by from_input=")
-        return replace(self, values=found, from_input=False)
+        return replace(self, values=values, from_input=False)
 
     def replacement(self, values: torch.Tensor, channel_dim: int, over: Sequence[int]) -> torch.Tensor:
         new = self.values.to(values)
@@ -187,11 +186,12 @@ class Ablate(Intervention):
     def replacement(self, values: torch.Tensor, channel_dim: int, over: Sequence[int]) -> torch.Tensor:
         if self.by == "zero":
             return torch.zeros_like(values)
-        known = None if self.values is None else self.values.to(values)
-        if self.by == "mean" and known is not None:
-            return known.mean([0, *over], keepdim=True)
-        if self.by == "resample" and known is not None:
-            return known[torch.randint(len(known), (1,), generator=seeded(self.seed)).to(known.device)]
+        if self.values is not None and not callable(self.by):
+            reference = self.values.to(values)
+            if self.by == "mean":
+                return reference.mean([0, *over], keepdim=True)
+            image = torch.randint(len(reference), (1,), generator=seeded(self.seed))
+            return reference[image.to(reference.device)]
         if not over or math.prod(values.shape[dim] for dim in over) < 2:
             raise HookError(f"{self} must be on a layer with positions, got one vector; give a reference")
         if self.by == "mean":
@@ -209,8 +209,9 @@ class Ablate(Intervention):
         last = list(range(values.ndim - len(over), values.ndim))
         moved = values.movedim(list(over), last)
         flat = moved.flatten(last[0])
-        drawn = torch.randint(flat.shape[-1], (flat.shape[-1],), generator=seeded(self.seed)).to(values.device)
-        return flat[..., drawn].reshape(moved.shape).movedim(last, list(over))
+        count = flat.shape[-1]
+        chosen = torch.randint(count, (count,), generator=seeded(self.seed)).to(values.device)
+        return flat[..., chosen].reshape(moved.shape).movedim(last, list(over))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -232,14 +233,14 @@ class Steer(Intervention):
     strength: float = 1.0
 
     def replacement(self, values: torch.Tensor, channel_dim: int, over: Sequence[int]) -> torch.Tensor:
-        direction, count = torch.as_tensor(self.direction).to(values), values.shape[channel_dim]
+        direction = torch.as_tensor(self.direction).to(values)
         if direction.ndim == 1:
             direction = direction.reshape([-1 if dim == channel_dim else 1 for dim in range(values.ndim)])
         try:
             direction = direction.expand(values.shape)
         except RuntimeError:
-            got = tuple(direction.shape)
-            raise HookError(f"direction of {self} must have the layer's {count} channels, got {got}") from None
+            must = f"must have the layer's {values.shape[channel_dim]} channels"
+            raise HookError(f"direction of {self} {must}, got {tuple(direction.shape)}") from None
         return values + self.strength * direction
 
 
@@ -268,17 +269,16 @@ class Project(Intervention):
     def replacement(self, values: torch.Tensor, channel_dim: int, over: Sequence[int]) -> torch.Tensor:
         wide = torch.promote_types(values.dtype, torch.float32)
         directions = torch.as_tensor(self.directions).to(values.device, wide)  # half precision would turn them
-        directions, count = directions.reshape(-1, directions.shape[-1]), values.shape[channel_dim]
-        if directions.shape[1] != count or not directions.any():
-            got = tuple(directions.shape)
-            raise HookError(f"directions of {self} must have the layer's {count} channels and not be zero, got {got}")
+        directions = directions.reshape(-1, directions.shape[-1])
+        if directions.shape[1] != values.shape[channel_dim] or not directions.any():
+            must = f"must have the layer's {values.shape[channel_dim]} channels and not be zero"
+            raise HookError(f"directions of {self} {must}, got {tuple(directions.shape)}")
         _, sizes, right = torch.linalg.svd(directions / directions.abs().max(), full_matrices=False)
         basis = right[sizes > sizes.max() * torch.finfo(wide).eps * max(directions.shape)].to(values)
-        last = values.movedim(channel_dim, -1)
-        aside = last if self.towards is None else last - torch.as_tensor(self.towards).to(values)
-        taken = (aside @ basis.T) @ basis
-        found: torch.Tensor = last - self.strength * taken
-        return found.movedim(-1, channel_dim)
+        vectors = values.movedim(channel_dim, -1)
+        aside = vectors if self.towards is None else vectors - torch.as_tensor(self.towards).to(values)
+        projected: torch.Tensor = vectors - self.strength * ((aside @ basis.T) @ basis)
+        return projected.movedim(-1, channel_dim)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -308,189 +308,21 @@ class Replace(Intervention):
             raise HookError(f"name must be a word without dots, got {self.name!r}")
 
     def replacement(self, values: torch.Tensor, channel_dim: int, over: Sequence[int]) -> torch.Tensor:
-        made = self.by(values)
-        if isinstance(made, tuple):  # as of autoencoders that return their latents, too
-            made = next((each for each in made if getattr(each, "shape", None) == values.shape), made)
-        if not isinstance(made, torch.Tensor):
-            raise HookError(f"{self} must give a tensor of shape {tuple(values.shape)}, got {type(made).__name__}")
-        return made
+        output = self.by(values)
+        if isinstance(output, tuple):  # as of autoencoders that return their latents, too
+            output = next((part for part in output if getattr(part, "shape", None) == values.shape), output)
+        if not isinstance(output, torch.Tensor):
+            raise HookError(f"{self} must give a tensor of shape {tuple(values.shape)}, got {type(output).__name__}")
+        return output
 
 
 def activations_of(model: nn.Module, layer: str, x: Any) -> torch.Tensor:
     """Run a model, and return what a layer gives, or the part of it that is named: a copy, without a graph."""
-    args, kwargs = ((), x) if isinstance(x, Mapping) else (x if isinstance(x, (tuple, list)) else (x,), {})
+    kwargs = x if isinstance(x, Mapping) else {}
+    args = () if kwargs else x if isinstance(x, (tuple, list)) else (x,)
     with untouched(model), HookGroup(model) as group:
-        found = read_outputs(group, [layer], lambda tensor: tensor.detach().clone())[layer]
+        calls = read_outputs(group, [layer], lambda tensor: tensor.detach().clone())[layer]
         model(*args, **kwargs)
-    if len(found) != 1:
-        raise HookError(f"layer {layer!r} must run once to give values, but ran {len(found)} times; name a call of it")
-    return found[0]
-
-
-Interventions: TypeAlias = Intervention | Iterable[Intervention]
-
-
-@signal_safe
-def intervene(model: nn.Module, interventions: Interventions) -> Iterator[tuple[Intervention, ...]]:
-    """Apply interventions to a model for as long as the block lasts, for calls of this thread.
-
-    Those on the same layer act in their order, each on the output of the one before; one that is active already is not
-    applied twice. Everything that is computed inside the block sees them: predictions, gradients and explanations. The
-    values that they take from inputs are computed first.
-
-    Raises:
-        HookError: something does not fit the layer. LayerError: a layer is not in the model.
-
-    >>> model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.ReLU())
-    >>> x = torch.rand(1, 1, 4, 4)
-    >>> with intervene(model, [Ablate("0", channels=[1]), Steer("1", torch.ones(2))]):
-    ...     y = model(x)
-    >>> torch.equal(y[:, 1], torch.ones(1, 4, 4)), torch.equal(y[:, 0], model(x)[:, 0] + 1)
-    (True, True)
-    """
-    several = [interventions] if isinstance(interventions, Intervention) else list(interventions)
-    if not several:
-        yield ()
-        return
-    for each in several:
-        if not isinstance(each, Intervention):
-            raise HookError(f"interventions must be values such as Ablate('layer3'), got {each!r:.60}")
-    if isinstance(model, nn.DataParallel) and len(model.device_ids) > 1:
-        raise HookError("model must run on one device for interventions, got DataParallel on several; use model.module")
-    model = unwrapped(model)
-    outer = _here.active.get(model, {})
-    known = {*outer, *(each for bound in outer.values() for each in bound)}
-    several = [each for each in several if each not in known]  # a caller of this has applied the others already
-    replaced = [each for each in several if isinstance(each, Replace) and isinstance(each.by, nn.Module)]
-    inserted = [(f"{each.layer}/{each.name}", each.by) for each in replaced]
-    if len(dict(inserted)) < len(inserted):
-        raise HookError(f"names of modules that are inserted at {inserted[0][0]} must differ; give each a name=")
-    with inserting(model, inserted), HookGroup(model) as group:
-        placed = {each: _placed(each, model) for each in several}
-        with HookGroup(model) as first:  # values are taken from the model with what is inserted, and else as it is
-            for each in replaced:
-                for at in placed[each]:
-                    _apply(first, at, _Passes(), model)
-            applied = {each: tuple(at.bound(model) for at in found) for each, found in placed.items()}
-        passes, bound = _Passes(), tuple(at for found in applied.values() for at in found)
-        group.forward_pre("", passes.begin, with_kwargs=True)
-        for at in bound:
-            _apply(group, at, passes, model)
-        _here.active[model] = {**outer, **applied}
-        try:
-            yield bound
-        finally:
-            _here.active[model] = outer
-        idle = [at for at in bound if at not in passes.acted]
-        if passes.count and idle:
-            why = f", or {NO_ATTENTION}" if any(place_of(at.layer, model).of_attention for at in idle) else ""
-            warn(f"interventions had no effect, since their layers did not run{why}: {', '.join(map(str, idle))}")
-
-
-def _placed(each: Intervention, model: nn.Module) -> list[Intervention]:
-    """An intervention at each of the places that its layer selects."""
-    to_heads, places = each.heads is not None, find_places(model, each.layer).values()
-    names = [name_of(place._replace(part="heads") if to_heads and not place.part else place) for place in places]
-    return [each if each.layer == name else replace(each, layer=name) for name in names]
-
-
-class _Passes:
-    """The calls of a model: the size of its photo, which regions are relative to, and which interventions acted."""
-
-    def __init__(self) -> None:
-        self.count, self.images = 0, 0
-        self.size: tuple[int, ...] = ()
-        self.acted: set[Intervention] = set()
-        self.given: tuple[Any, Any] = (), {}
-
-    def begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        self.given = args, kwargs
-        given = [tensor for _, tensor in nested.paths(self.given)]
-        photos = [tensor for tensor in given if tensor.ndim >= 4 and tensor.is_floating_point()]
-        first = next((tensor for tensor in [*photos, *given] if tensor.ndim), None)
-        self.count += 1
-        self.size = tuple(photos[0].shape[-2:]) if photos else ()
-        self.images = 0 if first is None else len(first)
-
-
-def active_interventions(model: nn.Module) -> tuple[Intervention, ...]:
-    """The interventions that this thread has applied to a model, with the values that they took from inputs."""
-    return tuple(bound for each in _here.active.get(model, {}).values() for bound in each)
-
-
-def _apply(group: HookGroup, each: Intervention, passes: _Passes, model: nn.Module) -> None:
-    """Register the hook of an intervention on its layer."""
-    place = place_of(each.layer, model)
-
-    def act(module: nn.Module, args: Any, output: Any) -> Any:
-        passes.acted.add(each)
-        values = nested.first_tensor(output)
-        if values is None:
-            raise HookError(f"{each} must be on a layer that gives a tensor, got {type(output).__name__}")
-        shape, counts = tuple(values.shape), {passes.images, *map(len, _here.images)}
-        tokens_first = len(values) not in counts and values.ndim == 3 and shape[1] in counts
-        if each.of_places and len(values) not in counts and not tokens_first:
-            raise HookError(f"{each} must be on a layer of {passes.images} rows, got {shape}; take one around it")
-        length = 0 if len(shape) < 3 else shape[0] if tokens_first else shape[-2]
-        find_grid = partial(_photo_grid, model, passes.given, each.layer, length)
-        layout = Layout(
-            values, place, module, model, passes.size, str(each), each.channel_dim,
-            of_images=int(tokens_first), find_grid=find_grid,
-        )  # fmt: skip
-        new = each.replacement(values, layout.channel_dim, layout.places)
-        mask = layout.mask(each)
-        if mask is not None or not isinstance(each, Replace):
-            try:
-                new = new.expand(shape)
-            except RuntimeError:
-                raise HookError(f"{each} must broadcast to {shape}, got {tuple(new.shape)}; reshape it") from None
-        new = new.clone() if mask is None else torch.where(mask, new, values)
-        return nested.replace(output, lambda path, tensor: new if tensor is values else tensor)
-
-    act.__name__ = str(each)
-    group.forward(each.layer, act)
-
-
-_photo_grids: WeakKeyDictionary[nn.Module, dict[Any, Any]] = WeakKeyDictionary()
-"""What tells how a model's tokens lie on photos of some size."""
-
-
-def _photo_grid(model: nn.Module, given: tuple[Any, Any], layer: str, length: int) -> Any:
-    """How so many tokens that a layer gives lie on the photo; None where it is not known.
-
-    It is looked at in a copy of the model, which has none of the hooks that are active, and shares its parameters.
-    """
-    key = tuple((path, tensor.shape[1:]) for path, tensor in nested.paths(given))
-    known = _photo_grids.setdefault(model, {})
-    if key not in known:
-        try:
-            known[key] = providers.grids_of_photo(copied(model, share=True), Inputs(*given))
-        except Exception as error:  # a model that cannot be copied, or is given no photo
-            if came_by_signal(error):
-                raise
-            return None
-    return known[key](layer, length)
-
-
-Applied: TypeAlias = AbstractContextManager[tuple[Intervention, ...]]
-
-
-def patch(model: nn.Module, layer: str, values: Any, **units: Any) -> Applied:
-    """`intervene` with one `Patch`.
-
-    >>> model = nn.Sequential(nn.Identity())
-    >>> with patch(model, "0", torch.tensor([[5.0]]), from_input=False):
-    ...     model(torch.ones(1, 1))
-    tensor([[5.]])
-    """
-    return intervene(model, [Patch(layer, values, **units)])
-
-
-def ablate(model: nn.Module, layer: str, by: Any = "zero", **units: Any) -> Applied:
-    """`intervene` with one `Ablate`."""
-    return intervene(model, [Ablate(layer, by, **units)])
-
-
-def steer(model: nn.Module, layer: str, direction: Any, strength: float = 1.0, **units: Any) -> Applied:
-    """`intervene` with one `Steer`."""
-    return intervene(model, [Steer(layer, direction, strength, **units)])
+    if len(calls) != 1:
+        raise HookError(f"layer {layer!r} must run once to give values, but ran {len(calls)} times; name a call of it")
+    return calls[0]

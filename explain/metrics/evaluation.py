@@ -25,7 +25,7 @@ from explain.engine import execution, perturbations, validation
 from explain.engine.ends import reading
 from explain.engine.needs import needs_at
 from explain.engine.plan import Plan
-from explain.hooks import interventions, preserve, unwrap
+from explain.hooks import intervene, preserve, unwrap
 from explain.methods.base import Method, MethodLike, get_method
 from explain.metrics import base, localisation
 from explain.metrics.base import MapMetric, Metric, MetricInput, MetricLike, MetricResult, ScoreKind, ScoreMetric
@@ -203,7 +203,7 @@ def evaluate(
     evaluation = _Evaluation(model, inputs, named, target, options)
     settings = evaluation.settings
     reader = reading(model, inputs, settings.activation, settings.categories)
-    with interventions.intervene(model, settings.interventions), reader:
+    with intervene(model, settings.interventions), reader:
         return evaluation.table(_named(methods), boxes, masks)
 
 

@@ -25,7 +25,7 @@ from explain.attribution.result import Attribution
 from explain.data.inputs import Inputs
 from explain.engine.ends import outputs_of
 from explain.hooks import copied
-from explain.hooks.interventions import active_interventions, intervene
+from explain.hooks.intervening import active_interventions, intervene
 from explain.hooks.preserve import calculating, untouched
 from explain.hooks.tracer import running_modules
 from explain.hooks.unwrap import modules_of, sharded

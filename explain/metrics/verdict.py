@@ -25,7 +25,7 @@ from explain.engine.needs import needs_at
 from explain.engine.perturbations import Scores, Unperturbed
 from explain.engine.plan import Plan
 from explain.engine.validation import check_inputs
-from explain.hooks.interventions import intervene
+from explain.hooks import intervene
 from explain.hooks.preserve import untouched
 from explain.hooks.unwrap import unwrapped
 from explain.layers.costs import cost_after

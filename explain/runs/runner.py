@@ -24,7 +24,7 @@ from explain.attribution.result import Attribution
 from explain.attribution.selection import select
 from explain.explanation.explainer import Explainer
 from explain.explanation.photos import rows_are_apart
-from explain.hooks.interventions import intervene
+from explain.hooks import intervene
 from explain.methods.base import Method, MethodLike
 from explain.metrics import Metric, ReattributionMetric, evaluate, get_metric
 from explain.models import Classifier

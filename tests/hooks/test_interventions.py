@@ -15,7 +15,8 @@ from torch import nn
 import explain
 from explain.baselines import Mean
 from explain.hooks import Ablate, HookGroup, Patch, Project, Replace, Steer, capture, intervene
-from explain.hooks.interventions import Intervention, active_interventions
+from explain.hooks.intervening import active_interventions
+from explain.hooks.interventions import Intervention
 from tests.conftest import HOOK_DICTS, TinyNet, settled
 
 

@@ -1,0 +1,192 @@
+"""`intervene`: interventions applied to a model by hooks, for as long as a block lasts."""
+
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+
+from explain._utils import nested, providers
+from explain._utils.errors import HookError, warn
+from explain._utils.signals import came_by_signal, signal_safe
+from explain.data.inputs import Inputs
+from explain.hooks.attention_parts import NO_ATTENTION
+from explain.hooks.group import HookGroup
+from explain.hooks.interventions import Intervention, Replace, row_counts
+from explain.hooks.layer_names import find_places, name_of, place_of
+from explain.hooks.preserve import copied
+from explain.hooks.units import Axes
+from explain.hooks.unwrap import inserting, unwrapped
+
+Interventions: TypeAlias = Intervention | Iterable[Intervention]
+
+
+class _Here(threading.local):
+    """The interventions that this thread has applied to each model, with what they have become at each place."""
+
+    def __init__(self) -> None:
+        self.active: WeakKeyDictionary[nn.Module, dict[Intervention, tuple[Intervention, ...]]] = WeakKeyDictionary()
+
+
+_here = _Here()
+
+
+def active_interventions(model: nn.Module) -> tuple[Intervention, ...]:
+    """The interventions that this thread has applied to a model, with the values that they took from inputs."""
+    return tuple(bound for places in _here.active.get(model, {}).values() for bound in places)
+
+
+@signal_safe
+def intervene(model: nn.Module, interventions: Interventions) -> Iterator[tuple[Intervention, ...]]:
+    """Apply interventions to a model for as long as the block lasts, for calls of this thread.
+
+    Those on the same layer act in their order, each on the output of the one before; one that is active already is not
+    applied twice. Everything that is computed inside the block sees them: predictions, gradients and explanations. The
+    values that they take from inputs are computed first.
+
+    Raises:
+        HookError: something does not fit the layer. LayerError: a layer is not in the model.
+
+    >>> from explain.hooks import Ablate, Steer
+    >>> model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.ReLU())
+    >>> x = torch.rand(1, 1, 4, 4)
+    >>> with intervene(model, [Ablate("0", channels=[1]), Steer("1", torch.ones(2))]):
+    ...     y = model(x)
+    >>> torch.equal(y[:, 1], torch.ones(1, 4, 4)), torch.equal(y[:, 0], model(x)[:, 0] + 1)
+    (True, True)
+    """
+    several = [interventions] if isinstance(interventions, Intervention) else list(interventions)
+    if not several:
+        yield ()
+        return
+    for intervention in several:
+        if not isinstance(intervention, Intervention):
+            raise HookError(f"interventions must be values such as Ablate('layer3'), got {intervention!r:.60}")
+    if isinstance(model, nn.DataParallel) and len(model.device_ids) > 1:
+        raise HookError("model must run on one device for interventions, got DataParallel on several; use model.module")
+    model = unwrapped(model)
+    outer = _here.active.get(model, {})
+    applied = {*outer, *active_interventions(model)}  # by a caller of this
+    several = [intervention for intervention in several if intervention not in applied]
+    replacements = [each for each in several if isinstance(each, Replace) and isinstance(each.by, nn.Module)]
+    inserted = [(f"{replacement.layer}/{replacement.name}", replacement.by) for replacement in replacements]
+    if len(dict(inserted)) < len(inserted):
+        raise HookError(f"names of modules that are inserted at {inserted[0][0]} must differ; give each a name=")
+    with inserting(model, inserted), HookGroup(model) as group:
+        placed = {intervention: _placed(intervention, model) for intervention in several}
+        with HookGroup(model) as first:  # values are taken from the model with what is inserted, and else as it is
+            for replacement in replacements:
+                for part in placed[replacement]:
+                    _apply(first, part, _Passes(), model)
+            bound = {each: tuple(part.bound(model) for part in parts) for each, parts in placed.items()}
+        parts = tuple(part for several in bound.values() for part in several)
+        passes = _Passes()
+        group.forward_pre("", passes.begin, with_kwargs=True)
+        for part in parts:
+            _apply(group, part, passes, model)
+        _here.active[model] = {**outer, **bound}
+        try:
+            yield parts
+        finally:
+            _here.active[model] = outer
+        idle = [part for part in parts if part not in passes.acted]
+        if passes.count and idle:
+            why = f", or {NO_ATTENTION}" if any(place_of(part.layer, model).of_attention for part in idle) else ""
+            warn(f"interventions had no effect, since their layers did not run{why}: {', '.join(map(str, idle))}")
+
+
+def _placed(intervention: Intervention, model: nn.Module) -> list[Intervention]:
+    """An intervention at each of the places that its layer selects; on heads, at those of the attention in it."""
+    parts = []
+    for place in find_places(model, intervention.layer).values():
+        if intervention.heads is not None and not place.part:
+            place = place._replace(part="heads")
+        name = name_of(place)
+        parts.append(intervention if name == intervention.layer else replace(intervention, layer=name))
+    return parts
+
+
+class _Passes:
+    """The calls of a model: the size of its photo, which regions are relative to, and which interventions acted."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.images = 0
+        self.size: tuple[int, ...] = ()
+        self.acted: set[Intervention] = set()
+        self.inputs: tuple[Any, Any] = (), {}
+
+    def begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        self.count += 1
+        self.inputs = args, kwargs
+        tensors = [tensor for _, tensor in nested.paths(self.inputs) if tensor.ndim]
+        photos = [tensor for tensor in tensors if tensor.ndim >= 4 and tensor.is_floating_point()]
+        self.size = tuple(photos[0].shape[-2:]) if photos else ()
+        self.images = len((photos or tensors)[0]) if tensors else 0
+
+
+def _apply(group: HookGroup, intervention: Intervention, passes: _Passes, model: nn.Module) -> None:
+    """Register the hook of an intervention on its layer."""
+    place = place_of(intervention.layer, model)
+
+    def act(module: nn.Module, args: Any, output: Any) -> Any:
+        passes.acted.add(intervention)
+        values = nested.first_tensor(output)
+        if values is None:
+            raise HookError(f"{intervention} must be on a layer that gives a tensor, got {type(output).__name__}")
+        shape = tuple(values.shape)
+        counts = {passes.images, *row_counts()}
+        tokens_first = values.ndim == 3 and shape[0] not in counts and shape[1] in counts
+        if intervention.of_places and len(values) not in counts and not tokens_first:
+            must = f"be on a layer of {passes.images} rows"
+            raise HookError(f"{intervention} must {must}, got {shape}; take one around it")
+        length = 0 if values.ndim < 3 else shape[0 if tokens_first else -2]
+        axes = Axes(
+            values,
+            place,
+            module,
+            model,
+            passes.size,
+            str(intervention),
+            intervention.channel_dim,
+            image_dim=int(tokens_first),
+            find_grid=partial(_photo_grid, model, passes.inputs, intervention.layer, length),
+        )
+        new = intervention.replacement(values, axes.channel_dim, axes.places)
+        mask = axes.mask(intervention)
+        if mask is not None or not isinstance(intervention, Replace):
+            try:
+                new = new.expand(shape)
+            except RuntimeError:
+                got = tuple(new.shape)
+                raise HookError(f"{intervention} must broadcast to {shape}, got {got}; reshape it") from None
+        new = new.clone() if mask is None else torch.where(mask, new, values)
+        return nested.replace(output, lambda path, tensor: new if tensor is values else tensor)
+
+    act.__name__ = str(intervention)
+    group.forward(intervention.layer, act)
+
+
+_photo_grids: WeakKeyDictionary[nn.Module, dict[Any, Any]] = WeakKeyDictionary()
+"""What tells how a model's tokens lie on photos of some size."""
+
+
+def _photo_grid(model: nn.Module, inputs: tuple[Any, Any], layer: str, length: int) -> Any:
+    """How so many tokens that a layer gives lie on the photo; None where it is not known.
+
+    It is looked at in a copy of the model, which has none of the hooks that are active, and shares its parameters.
+    """
+    key = tuple((path, tensor.shape[1:]) for path, tensor in nested.paths(inputs))
+    grids = _photo_grids.setdefault(model, {})
+    if key not in grids:
+        try:
+            grids[key] = providers.grids_of_photo(copied(model, share=True), Inputs(*inputs))
+        except Exception as error:  # a model that cannot be copied, or is given no photo
+            if came_by_signal(error):
+                raise
+            return None
+    return grids[key](layer, length)

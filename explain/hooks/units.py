@@ -1,0 +1,218 @@
+"""Units of a layer (channels, tokens, heads, places of the photo), and where they are in its values."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
+from functools import cached_property, reduce
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from explain._utils.errors import HookError
+from explain.hooks.layer_names import LayerPlace
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Units:
+    """Which units of a layer are meant; several intersect, and none is all of it."""
+
+    _: KW_ONLY
+    channels: Sequence[int] | None = None
+    tokens: Sequence[int] | None = None
+    heads: Sequence[int] | None = None
+    positions: Sequence[tuple[int, int]] | None = None
+    region: Sequence[float] | None = None
+    channel_dim: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("channels", "tokens", "heads", "positions", "region"):
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, _as_tuple(name, value))
+
+    @property
+    def of_places(self) -> bool:
+        """Whether tokens or places of the photo are meant."""
+        return any(units is not None for units in (self.tokens, self.positions, self.region))
+
+    def chosen(self) -> list[str]:
+        """What is chosen, in words."""
+        words = []
+        for name in ("channels", "tokens", "heads", "positions"):
+            units = getattr(self, name)
+            if units is not None:
+                words.append(f"{name} {', '.join(map(str, units[:6]))}{', …' if len(units) > 6 else ''}")
+        if self.region is not None:
+            words.append("region " + ",".join(f"{edge:g}" for edge in self.region))
+        return words
+
+
+def _as_tuple(name: str, value: Any) -> tuple[Any, ...]:
+    """Numbers of units: of a list, an array, a tensor, a mask, or one alone."""
+    try:
+        units = np.atleast_1d(np.asarray(value.tolist() if isinstance(value, torch.Tensor) else value))
+    except ValueError:  # lists of several lengths
+        units = np.array([])
+    if name == "region":
+        kind = "numbers x0, y0, x1, y1 with x0 < x1 and y0 < y1"
+        fits = units.dtype.kind in "iuf" and units.shape == (4,) and bool((units[:2] < units[2:]).all())
+    elif name == "positions":
+        kind = "pairs (row, column)"
+        fits = units.dtype.kind in "iu" and units.ndim == 2 and units.shape[1] == 2
+    else:
+        kind = "whole numbers"
+        if units.dtype == bool:
+            units = units.nonzero()[0]
+        fits = units.dtype.kind in "iu" and units.ndim == 1
+    if not fits or not units.size:
+        raise HookError(f"{name} must be a list of {kind}, got {value!r:.60}")
+    return tuple(tuple(unit) if name == "positions" else unit for unit in units.tolist())
+
+
+class Axes:
+    """Where channels and positions are in the ``values`` that a place of a model gives.
+
+    ``channel_dim`` is the dimension of channels, and ``places`` has those of positions: rows and columns of a map, or
+    tokens. ``size`` is that of the photo, and ``what`` is named in errors. ``image_dim`` is the dimension of images,
+    and ``find_grid`` tells how tokens lie on the photo: a `Grid` of `explain.layers`, or None.
+    """
+
+    def __init__(
+        self,
+        values: torch.Tensor,
+        place: LayerPlace,
+        module: nn.Module,
+        model: nn.Module,
+        size: tuple[int, ...],
+        what: str,
+        channel_dim: int | None = None,
+        *,
+        image_dim: int = 0,
+        find_grid: Callable[[], Any] = lambda: None,
+    ) -> None:
+        self._shape = tuple(values.shape)
+        self._device = values.device
+        self._size = size
+        self._what = what
+        self._find_grid = find_grid
+        self._of_attention = place.of_attention
+        self._of_tokens = self._of_attention or values.ndim == 3
+        last = values.ndim - 1
+        if channel_dim is not None:
+            self.channel_dim = channel_dim % values.ndim
+        elif self._of_tokens or (values.ndim > 3 and _is_channels_last(values, module, model, place.part == "input")):
+            self.channel_dim = last
+        else:
+            self.channel_dim = min(1, last)
+        others = [dim for dim in range(values.ndim) if dim not in (image_dim, self.channel_dim)]
+        self.places = [last - 1] if self._of_attention else others
+
+    def mask(self, units: Units) -> torch.Tensor | None:
+        """Return where the units are, as truth values that broadcast to the values; None for all of it."""
+        masks = []
+        if units.channels is not None:
+            masks.append(self._along(self.channel_dim, units.channels, "channels"))
+        if units.heads is not None:
+            if not self._of_attention:
+                raise HookError(f"{self._what} must name a part of an attention, such as 'LAYER:heads', got a layer")
+            if len(self._shape) != 4:
+                raise HookError(f"{self._what} must be on an attention whose heads are told apart, got {self._shape}")
+            masks.append(self._along(1, units.heads, "heads"))
+        if units.tokens is not None:
+            if len(self._shape) != (4 if self._of_attention else 3):
+                must = "be on a layer of tokens (N, T, C)"
+                raise HookError(f"{self._what} must {must}, got {self._shape}; use positions or region")
+            masks.append(self._along(self.places[-1], units.tokens, "tokens"))
+        if units.positions is not None:
+            masks.append(self._placed(self._at_positions(units.positions)))
+        if units.region is not None:
+            masks.append(self._placed(self._in_region(units.region)))
+        return reduce(torch.logical_and, masks) if masks else None
+
+    def grid(self) -> tuple[int, int]:
+        """The rows and columns of a map, or of the tokens that lie on one."""
+        if self._of_tokens:
+            grid = self._grid_of_tokens
+            return grid.height, grid.width
+        if len(self.places) < 2:
+            raise HookError(f"{self._what} must be on a layer with a map, got {self._shape}")
+        rows, columns = self.places[-2:]
+        return self._shape[rows], self._shape[columns]
+
+    @cached_property
+    def _grid_of_tokens(self) -> Any:
+        grid = self._find_grid()
+        if grid is None or grid.frames is not None:
+            must = "be on tokens that lie on a grid of the photo, which these are not known to do"
+            raise HookError(f"{self._what} must {must}, got {self._shape}; give tokens= instead")
+        return grid
+
+    def _at_positions(self, positions: Sequence[tuple[int, int]]) -> torch.Tensor:
+        height, width = self.grid()
+        grid = torch.zeros(height, width, dtype=torch.bool, device=self._device)
+        for row, column in positions:
+            if not (-height <= row < height and -width <= column < width):
+                got = f"got {(row, column)}"
+                raise HookError(f"positions of {self._what} must be within {height} × {width}, {got}")
+            grid[row, column] = True
+        return grid
+
+    def _in_region(self, region: Sequence[float]) -> torch.Tensor:
+        """The positions whose centres are in a region of the photo."""
+        if not self._size:
+            raise HookError(f"region of {self._what} must be one of a photo, but the model is given none")
+        height, width = self.grid()
+        x0, y0, x1, y1 = region
+        ys = (torch.arange(height, device=self._device) + 0.5) * self._size[0] / height
+        xs = (torch.arange(width, device=self._device) + 0.5) * self._size[1] / width
+        inside = ((ys >= y0) & (ys < y1))[:, None] & ((xs >= x0) & (xs < x1))
+        if not inside.any():
+            raise HookError(f"region of {self._what} must hold the centre of a position, got none; make it larger")
+        return inside
+
+    def _placed(self, grid: torch.Tensor) -> torch.Tensor:
+        """A grid of truth values where the positions are in the values."""
+        if not self._of_tokens:
+            return grid.reshape([size if dim in self.places[-2:] else 1 for dim, size in enumerate(self._shape)])
+        tokens = self._grid_of_tokens
+        dim = self.places[-1] if self._of_attention else tokens.of_tokens
+        mask = grid.new_zeros(self._shape[dim])
+        mask[list(tokens.tokens)] = grid.flatten()
+        return self._laid_along(dim, mask)
+
+    def _along(self, dim: int, chosen: Sequence[int], name: str) -> torch.Tensor:
+        """Truth values that are true for the chosen indices of a dimension."""
+        count = self._shape[dim]
+        for index in chosen:
+            if not -count <= index < count:
+                raise HookError(f"{name} of {self._what} must be from 0 to {count - 1}, got {index}")
+        mask = torch.zeros(count, dtype=torch.bool, device=self._device)
+        mask[list(chosen)] = True
+        return self._laid_along(dim, mask)
+
+    def _laid_along(self, dim: int, mask: torch.Tensor) -> torch.Tensor:
+        return mask.reshape([-1 if other == dim else 1 for other in range(len(self._shape))])
+
+
+def _is_channels_last(values: torch.Tensor, module: nn.Module, model: nn.Module, of_input: bool) -> bool:
+    """Whether a map is ``(N, H, W, C)``: the nearest module that fixes the order of dimensions tells.
+
+    That is the last one inside the module, or the first for its input, and else the last before it.
+    """
+    inside = list(module.modules())
+    everything = list(model.modules())
+    before = everything[: next((i for i, other in enumerate(everything) if other is module), 0)]
+    nearest_first = inside if of_input else inside[::-1]
+    for other in (*nearest_first, *reversed(before)):
+        dims = getattr(other, "dims", None)
+        if isinstance(dims, (list, tuple)) and len(dims) == values.ndim:  # a permutation
+            return bool(dims[1] == values.ndim - 1) if of_input else bool(dims[-1] == 1)
+        if isinstance(other, nn.modules.conv._ConvNd) or "BatchNorm" in type(other).__name__:
+            return False
+        if isinstance(other, nn.Linear) and values.shape[-1] in (other.in_features, other.out_features):
+            return True
+        of_tokens = isinstance(other, nn.LayerNorm) and type(other).__name__ != "LayerNorm2d"
+        if of_tokens and values.shape[-1] == other.normalized_shape[-1]:
+            return True
+    return False
