@@ -115,6 +115,7 @@ class Patch(Intervention):
             an input.
         from_input: whether ``values`` is an input; None finds out.
 
+    >>> from explain.hooks import intervene
     >>> model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     >>> with intervene(model, [Patch("0", torch.tensor([5.0, -5.0]), from_input=False)]):
     ...     model(torch.zeros(1, 2)).tolist()
@@ -161,6 +162,7 @@ class Ablate(Intervention):
         reference: an input of the model to take other values from, of one image or of several, whose mean is taken.
         seed: of what "resample" draws.
 
+    >>> from explain.hooks import intervene
     >>> model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     >>> with intervene(model, [Ablate("0", channels=[1])]):
     ...     model(torch.ones(1, 2))[0, 1].item()
@@ -223,6 +225,7 @@ class Steer(Intervention):
         direction: ``(C,)``, along the channels, or a tensor that broadcasts to the layer's output.
         strength: by how much.
 
+    >>> from explain.hooks import intervene
     >>> model = nn.Sequential(nn.Identity())
     >>> with intervene(model, [Steer("0", torch.tensor([1.0, 0.0]), 3)]):
     ...     model(torch.zeros(1, 2))
@@ -256,6 +259,7 @@ class Project(Intervention):
         directions: ``(C,)`` or ``(K, C)``; they need not be orthogonal.
         strength: the share that is taken out, from 0 to 1.
 
+    >>> from explain.hooks import intervene
     >>> model = nn.Sequential(nn.Identity())
     >>> with intervene(model, [Project("0", torch.tensor([2.0, 0.0]))]):
     ...     model(torch.tensor([[3.0, 4.0]]))
@@ -291,6 +295,7 @@ class Replace(Intervention):
         name: what the module is called: its layers are then ``"LAYER/NAME"``, ``"LAYER/NAME.decoder"`` and so on,
             wherever a layer is named.
 
+    >>> from explain.hooks import intervene
     >>> model = nn.Sequential(nn.Identity())
     >>> with intervene(model, [Replace("0", torch.neg)]):
     ...     model(torch.ones(1, 2))
