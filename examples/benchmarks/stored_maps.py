@@ -73,7 +73,7 @@ def copies(file: str, maps: int) -> Iterator[PhotoRecord]:
         result = MapRecord(
             "gradcam", row["target"], row["class"], row["score"], photo["probability"], row["layer"], changed
         )
-        yield PhotoRecord(tuple(mine[name] for name in PHOTO), (result,))
+        yield PhotoRecord({name: mine[name] for name in (*PHOTO, "stamp")}, (result,))
 
 
 def main() -> None:

@@ -1,13 +1,17 @@
 """Runs: all photos of a source explained, stored in one SQLite file that survives any interruption.
 
-preparing       from an entry to the model's input, in batches of one shape, also ahead in processes; labels as
-                classes of the model
-manifest        identification of a model with its preprocessing
-exporting       Parquet, CSV and JSON lines; a folder of Parquet files that several machines write, indexed as one
-                SQLite file
-result          `Run`, and what can be made of it: overlays and pages of some photos; `open_run`
-runner          `run`; maps, metrics and labels of a batch
-cluster         `run_on_ray`: on the machines of a Ray cluster
+    labels          labels of photos as classes of the model
+    preparing       from an entry to the model's input, in batches of one shape
+    workers         the same ahead, in processes
+    manifest        identification of a model with its preprocessing
+    request         what is asked of every photo: maps, metrics and labels of a batch
+    exporting       a run as one table: Parquet, CSV and JSON lines
+    parts           a folder of Parquet files that several machines write, indexed as one SQLite file
+    result          `Run`, and what can be made of it: overlays and pages of some photos; `open_run`
+    runner          `run`
+    cluster         `run_on_ray`: on the machines of a Ray cluster
+
+Sources of photos and the file of a run are in `explain.store`.
 """
 
 from typing import TYPE_CHECKING

@@ -24,9 +24,11 @@ from explain.explanation.explainer import Explainer
 from explain.methods.base import MethodLike
 from explain.metrics import Metric
 from explain.models import Classifier
-from explain.runs.exporting import ENDING, MANIFEST, REMARKS, Storage, arrow_modules, indexed, key_of, write_part
+from explain.runs.exporting import arrow_modules
+from explain.runs.parts import ENDING, MANIFEST, REMARKS, Storage, indexed, key_of, write_part
+from explain.runs.request import TIME
 from explain.runs.result import Run
-from explain.runs.runner import TIME, Job, RunCall, State
+from explain.runs.runner import Job, RunCall, State
 from explain.store.manifest import must_agree
 from explain.store.sources import Entry, Failed, check_count, text
 from explain.store.writing import PhotoRecord, locked
@@ -86,7 +88,7 @@ class PartExplainer:
         failed = (each for each in found if isinstance(each, Failed))
         failures = tuple(replace(each, general=each.general and _sendable(each.general)) for each in failed)
         notes = dict.fromkeys(note for record in records for note in record.notes)
-        return Report(tuple(record.photo[0] for record in records), failures, tuple(notes))
+        return Report(tuple(record.name for record in records), failures, tuple(notes))
 
     def _explained(self, entries: list[Entry], file: str) -> list[PhotoRecord | Failed]:
         """Explain photos, and note in a file for the next attempt what was begun: it stays if the process dies.
@@ -169,7 +171,7 @@ def explain_in_pieces(
             raise RunError(f"pieces must all come back, but {len(pending)} photos did not; start once more")
         call.report()
         with muted():
-            elsewhere = call.named - failures.keys() - Run(indexed(folder)[0]).known.keys()
+            elsewhere = call.names - failures.keys() - Run(indexed(folder)[0]).known.keys()
         if elsewhere:
             got = f"{len(elsewhere)} photos were written elsewhere; choose one on a shared drive or in a storage"
             raise RunError(f"output {text(folder.name)!r} must be a folder that all machines share, but {got}")

@@ -16,7 +16,8 @@ from explain.data.files import Files, distinct, slug
 from explain.render.styles import StyleLike
 from explain.report.pages import entry, sheet_of, written
 from explain.report.reproduce import Reproduction
-from explain.runs.exporting import export, index_of
+from explain.runs.exporting import export
+from explain.runs.parts import index_of
 from explain.store.reading import PhotoReader, Row, StoredRun
 from explain.store.sources import Source
 from explain.store.writing import ORDERS

@@ -6,11 +6,9 @@ import sqlite3
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property, reduce
-from operator import xor
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import urlencode
 
 import torch
 from PIL import Image
@@ -27,7 +25,7 @@ from explain.store.lists import source_of
 from explain.store.sources import Corners, Entry, entries_of, path_of, stamp, text
 from explain.store.writing import (
     APPLICATION,
-    COUNTED,
+    MANIFEST,
     METHOD,
     ORDERS,
     PHOTO,
@@ -37,10 +35,17 @@ from explain.store.writing import (
     digest,
     quoted,
     unpack,
-)  # fmt: skip
+)
 
 _ALLOWED = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
-_WRITABLE, _IMMUTABLE = urlencode({"mode": "rw"}), urlencode({"mode": "ro", "immutable": 1})
+_RESULT = ", ".join(f"r.{column}" for column in RESULT)
+_DIGESTED = {
+    "manifest": f"SELECT {quoted(MANIFEST)}, digest FROM manifest NOT INDEXED",
+    "methods": f"SELECT {quoted(METHOD)}, digest FROM methods NOT INDEXED",
+    "photos": f"SELECT {quoted(PHOTO)}, digest FROM photos NOT INDEXED",
+    "results": f"SELECT p.name, {_RESULT}, r.digest FROM results r NOT INDEXED LEFT JOIN photos p ON p.id = r.photo",
+}
+"""The rows of each table: the columns that its digest is of, and the digest."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,8 +161,8 @@ class StoredRun:
             raise RunError(f"run {text(file)!r} must be a file, but there is none; check the path")
         try:
             with closing(self._connect()) as db:
-                ask = ("PRAGMA application_id", "PRAGMA user_version")
-                application, version = (db.execute(each).fetchone()[0] for each in ask)
+                (application,) = db.execute("PRAGMA application_id").fetchone()
+                (version,) = db.execute("PRAGMA user_version").fetchone()
         except (sqlite3.DatabaseError, UnicodeError) as error:  # also of a damaged name of a table
             raise RunError(f"run {text(file)!r} cannot be read ({error}); give a file that explain.run wrote") from None
         if application != APPLICATION:
@@ -170,8 +175,10 @@ class StoredRun:
 
     def __repr__(self) -> str:
         failures = f", {len(self.failures)} failed" if self.failures else ""
-        about = f"{self.photos} photos, {', '.join(self.methods)}{failures}{'' if self.ended else ', not finished'}"
-        return printable(f"{type(self).__name__}({text(self.path)!r}: {about})")
+        unfinished = "" if self.ended else ", not finished"
+        methods = ", ".join(self.methods)
+        content = f"{self.photos} photos, {methods}{failures}{unfinished}"
+        return printable(f"{type(self).__name__}({text(self.path)!r}: {content})")
 
     def _repr_html_(self) -> str:
         counts = "SELECT method, count(*), count(DISTINCT photo) FROM results GROUP BY method ORDER BY min(id)"
@@ -191,6 +198,11 @@ class StoredRun:
         return [name for (name,) in self.query(statement)]
 
     @property
+    def metrics(self) -> list[str]:
+        """The names of the metrics, in alphabetical order."""
+        return [name for (name,) in self.query("SELECT DISTINCT metric FROM metrics ORDER BY metric")]
+
+    @property
     def failures(self) -> dict[str, str]:
         """Why photos could not be explained, by their names."""
         return dict(self.query("SELECT name, reason FROM failures ORDER BY name"))
@@ -204,7 +216,7 @@ class StoredRun:
     def manifest(self) -> dict[str, Any]:
         """What fixes the run: its source, model, weights, methods, targets, options and versions."""
         with self._reading() as db:
-            return {row[0]: json.loads(row[1]) for row in self._verified(db, "manifest", ("key", "value"))}
+            return {key: json.loads(value) for key, value in self._verified(db, "manifest")}
 
     @property
     def ended(self) -> bool:
@@ -217,18 +229,25 @@ class StoredRun:
         rows = self.query(f"SELECT name, {', '.join(KnownPhoto._fields)} FROM photos")
         return {name: KnownPhoto(*rest) for name, *rest in rows}
 
-    def lacking(self, methods: Collection[str], metrics: int) -> dict[str, frozenset[str]]:
-        """The photos that lack some of these methods, or of so many metrics of their maps, and which methods."""
-        have: dict[str, set[str]] = {name: set() for (name,) in self.query("SELECT name FROM photos")}
-        ask = "SELECT p.name, r.method FROM photos p JOIN results r ON r.photo = p.id"
-        for name, method in self.query(f"{ask} WHERE (SELECT count(*) FROM metrics WHERE result = r.id) = {metrics}"):
-            have[name].add(method)
-        return {name: frozenset(methods) - own for name, own in have.items() if not own.issuperset(methods)}
+    def lacking(self, methods: Collection[str], metrics: Collection[str]) -> dict[str, frozenset[str]]:
+        """The photos that lack some of these methods, or some of these metrics of their maps, and which methods."""
+        complete: dict[str, set[str]] = {name: set() for (name,) in self.query("SELECT name FROM photos")}
+        rows = "SELECT p.name, r.method, r.metrics FROM photos p JOIN results r ON r.photo = p.id"
+        for name, method, figures in self.query(rows):
+            if json.loads(figures).keys() >= set(metrics):
+                complete[name].add(method)
+        missing = {name: frozenset(methods) - there for name, there in complete.items()}
+        return {name: names for name, names in missing.items() if names}
 
     def rows(
-        self, method: str | None = None, *, label: str | None = None, prediction: str | None = None,
-        correct: bool | None = None, order: str = "source",
-    ) -> Iterator[Row]:  # fmt: skip
+        self,
+        method: str | None = None,
+        *,
+        label: str | None = None,
+        prediction: str | None = None,
+        correct: bool | None = None,
+        order: str = "source",
+    ) -> Iterator[Row]:
         """Give the result for each photo, method and target, one after the other.
 
         Args:
@@ -247,7 +266,7 @@ class StoredRun:
             raise RunError(f"order must be one of {', '.join(ORDERS)}, got {order!r}")
         columns = {"r.method": method, "p.label": label, "p.prediction": prediction}
         wanted = {column: value for column, value in columns.items() if value is not None}
-        terms = [*(f"{column} = ?" for column in wanted)]
+        terms = [f"{column} = ?" for column in wanted]
         if correct is not None:
             terms.append(f"p.label_class {'=' if correct else '<>'} p.prediction_class")
         where = f" WHERE {' AND '.join(terms)}" if terms else ""
@@ -268,11 +287,8 @@ class StoredRun:
             raise RunError(f"{asked} cannot be run: {error}; only SELECT is allowed") from None
 
     def _count(self, table: str) -> int:
-        tally = f"(SELECT count FROM tally WHERE name = '{table}')"
-        count, expected = next(self.query(f"SELECT count(*), {tally} FROM {table}"))  # at once: a run may go on
-        if count != expected:
-            raise self._damaged(f"it has {count} {table}, but not that many were written")
-        return int(count)
+        (row,) = self.query(f"SELECT count(*) FROM {table} NOT INDEXED")
+        return int(row[0])
 
     def _check_digests(self) -> None:
         """Notice rows that are damaged or missing, apart from the maps, which are compared as they are read.
@@ -285,32 +301,19 @@ class StoredRun:
             return
         with self._reading() as db:
             db.execute("BEGIN")  # so that all is read in one state
-            methods = {row[0] for row in self._verified(db, "methods", METHOD)}
-            columns = ("id", *(name for name in PHOTO if name != "stamp"))
-            photos = {row[0]: row[-1] for row in self._verified(db, "photos", columns, skip=1)}
-            metrics: dict[int, list[Any]] = {}
-            for result, *metric in db.execute("SELECT result, metric, value FROM metrics ORDER BY result, metric"):
-                metrics.setdefault(result, []).extend(metric)
-            names, results = quoted(RESULT), []
-            for number, photo, expected, *cells in db.execute(f"SELECT id, photo, digest, {names} FROM results"):
-                found = digest(photos.get(photo), *cells, *metrics.get(number, ()))
-                if found != expected or photo not in photos or cells[0] not in methods:
-                    raise self._damaged(f"row {number} of the results has changed since it was written")
-                results.append(expected)
-            tally = {name: (count, digests) for name, count, digests in db.execute("SELECT * FROM tally")}
-            for table, digests in zip(COUNTED, (photos.values(), results), strict=True):
-                if tally.get(table) != (len(digests), reduce(xor, digests, 0)):
-                    raise self._damaged(f"rows of the {table} are missing, or are there twice")
+            counts = {table: sum(1 for _ in self._verified(db, table)) for table in ("methods", "photos", "results")}
+            ended = [json.loads(value) for key, value in self._verified(db, "manifest") if key == "ended"]
+        for table in ("photos", "results") if ended else ():
+            if counts[table] != ended[0][table]:
+                raise self._damaged(f"it has {counts[table]} {table}, but {ended[0][table]} were written")
         self._checked = state
 
-    def _verified(
-        self, db: sqlite3.Connection, table: str, columns: Sequence[str], skip: int = 0
-    ) -> Iterator[tuple[Any, ...]]:
-        """The rows of a table, each checked against its digest, which comes last; it leaves out ``skip`` columns."""
-        for row in db.execute(f"SELECT {quoted(columns)}, digest FROM {table} NOT INDEXED"):
-            if digest(*row[skip:-1]) != row[-1]:
+    def _verified(self, db: sqlite3.Connection, table: str) -> Iterator[list[Any]]:
+        """The rows of a table, each checked against its digest."""
+        for *cells, expected in db.execute(_DIGESTED[table]):
+            if digest(*cells) != expected:
                 raise self._damaged(f"a row of the {table} has changed since it was written")
-            yield row
+            yield cells
 
     def _rows(self, clause: str, values: Sequence[str]) -> Iterator[Row]:
         with self._reading() as db:
@@ -323,10 +326,9 @@ class StoredRun:
                 if result is None or content_digest(result["map"]) != result["content"]:
                     raise self._damaged(f"the map of row {number} has changed since it was written")
                 photo = db.execute("SELECT * FROM photos WHERE id = ?", (result["photo"],)).fetchone()
-                metrics = db.execute("SELECT metric, value FROM metrics WHERE result = ?", (number,))
                 method = methods[result["method"]]
                 uncentred = json.loads(method["options"]).get("centred") is False
-                yield row_of(dict(photo), dict(result), dict(map(tuple, metrics)), method["style"], uncentred)
+                yield row_of(dict(photo), dict(result), method["style"], uncentred)
 
     def _damaged(self, reason: str) -> RunError:
         return RunError(f"run {text(self.path)!r} is damaged: {reason}; take another copy of it, or run it again")
@@ -352,31 +354,39 @@ class StoredRun:
         """
         address = self.path.absolute().as_uri()
         try:
-            db = sqlite3.connect(f"{address}?{_WRITABLE}", uri=True, check_same_thread=False)
+            db = sqlite3.connect(f"{address}?mode=rw", uri=True, check_same_thread=False)
             db.execute("PRAGMA query_only = ON")
             db.execute("SELECT count(*) FROM sqlite_master")
         except sqlite3.OperationalError:
-            db = sqlite3.connect(f"{address}?{_IMMUTABLE}", uri=True, check_same_thread=False)
+            db = sqlite3.connect(f"{address}?mode=ro&immutable=1", uri=True, check_same_thread=False)
         return db
 
 
 def row_of(
-    photo: Mapping[str, Any], result: Mapping[str, Any], metrics: Mapping[str, float | None], style: str | None = None,
-    uncentred: bool = False,
-) -> Row:  # fmt: skip
+    photo: Mapping[str, Any], result: Mapping[str, Any], style: str | None = None, uncentred: bool = False
+) -> Row:
     """Return a row from the columns of its photo and its result."""
-    layer, boxes = result["layer"], photo["boxes"]
+    layer = result["layer"]
+    if layer is not None and layer.startswith("["):
+        layer = tuple(json.loads(layer))
     labels = json.loads(photo["labels"] or "[]")
+    boxes = json.loads(photo["boxes"] or "[]")
     same = {name: value for name, value in {**photo, **result}.items() if name in Row.__dataclass_fields__}
-    return Row(**{
-        **same, "target_class": result["class"], "prediction_probability": photo["probability"],
-        "layer": tuple(json.loads(layer)) if layer is not None and layer.startswith("[") else layer,
-        "size": (photo["width"], photo["height"]), "input_size": (photo["input_height"], photo["input_width"]),
+    different = {
+        "target_class": result["class"],
+        "prediction_probability": photo["probability"],
+        "layer": layer,
+        "size": (photo["width"], photo["height"]),
+        "input_size": (photo["input_height"], photo["input_width"]),
         "box": Box(photo["left"], photo["top"], photo["right"], photo["bottom"]),
-        "boxes": () if boxes is None else tuple(tuple(box) for box in json.loads(boxes)),
-        "labels": tuple(label for _, label in labels), "metrics": metrics, "style": style, "uncentred": uncentred,
+        "boxes": tuple(tuple(box) for box in boxes),
+        "labels": tuple(label for _, label in labels),
+        "metrics": json.loads(result["metrics"]),
+        "style": style,
+        "uncentred": uncentred,
         "_stored": (result["map"], tuple(json.loads(result["shape"])), result["scale"]),
-    })  # fmt: skip
+    }
+    return Row(**{**same, **different})
 
 
 class PhotoReader:

@@ -1,4 +1,4 @@
--- The tables of a run; what each digest is of is said in schema.py.
+-- The tables of a run.
 
 CREATE TABLE manifest (
     key TEXT PRIMARY KEY,
@@ -49,26 +49,14 @@ CREATE TABLE results (
     delta REAL,                       -- the convergence delta of the method
     runs INTEGER,                     -- of methods that estimate: how many perturbed inputs
     error REAL,                       -- of methods that estimate: the largest error over the largest value
+    metrics TEXT NOT NULL,            -- JSON: {metric: value}, null where it is not defined
     content INTEGER NOT NULL,         -- digest of the map
-    digest INTEGER NOT NULL,          -- of all other cells, with the digest of the photo and the metrics in their order
+    digest INTEGER NOT NULL,          -- of the name of the photo, and of all cells but the map
     shape TEXT NOT NULL,              -- JSON: of the map
     scale REAL NOT NULL,              -- the numbers of the map are multiplied by it
     map BLOB NOT NULL                 -- float16, little-endian, row after row
 );
 CREATE UNIQUE INDEX once ON results (photo, method, ifnull(class, target));
-
-CREATE TABLE metrics (
-    result INTEGER NOT NULL REFERENCES results (id) ON DELETE CASCADE,
-    metric TEXT NOT NULL,
-    value REAL,                       -- NULL where it is not defined
-    PRIMARY KEY (result, metric)
-) WITHOUT ROWID;
-
-CREATE TABLE tally (                  -- how many rows there should be, and all their digests combined by exclusive or
-    name TEXT PRIMARY KEY,
-    count INTEGER NOT NULL,
-    digests INTEGER NOT NULL
-) WITHOUT ROWID;
 
 CREATE TABLE failures (
     name TEXT PRIMARY KEY,
@@ -99,20 +87,9 @@ CREATE VIEW duplicates AS  -- the same pixels under several names
     SELECT sha256, count(*) AS photos, json_group_array(name) AS names
     FROM photos GROUP BY sha256, width, height HAVING count(*) > 1;
 
+CREATE VIEW metrics AS  -- a row for each result and metric
+    SELECT r.id AS result, m.key AS metric, m.value AS value FROM results r, json_each(r.metrics) m;
+
 CREATE VIEW judged AS  -- the mean of each metric for each method
-    SELECT r.method, m.metric, avg(m.value) AS mean, count(m.value) AS photos
-    FROM metrics m JOIN results r ON r.id = m.result GROUP BY r.method, m.metric;
-
--- What keeps the tally, also where rows go with their photo:
-
-INSERT INTO tally VALUES ('photos', 0, 0);
-CREATE TRIGGER photos_INSERT AFTER INSERT ON photos BEGIN
-    UPDATE tally SET count = count + 1, digests = (digests | NEW.digest) & ~(digests & NEW.digest) WHERE name = 'photos'; END;
-CREATE TRIGGER photos_DELETE AFTER DELETE ON photos BEGIN
-    UPDATE tally SET count = count - 1, digests = (digests | OLD.digest) & ~(digests & OLD.digest) WHERE name = 'photos'; END;
-
-INSERT INTO tally VALUES ('results', 0, 0);
-CREATE TRIGGER results_INSERT AFTER INSERT ON results BEGIN
-    UPDATE tally SET count = count + 1, digests = (digests | NEW.digest) & ~(digests & NEW.digest) WHERE name = 'results'; END;
-CREATE TRIGGER results_DELETE AFTER DELETE ON results BEGIN
-    UPDATE tally SET count = count - 1, digests = (digests | OLD.digest) & ~(digests & OLD.digest) WHERE name = 'results'; END;
+    SELECT r.method, m.key AS metric, avg(m.value) AS mean, count(m.value) AS photos
+    FROM results r, json_each(r.metrics) m GROUP BY r.method, m.key;

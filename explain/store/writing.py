@@ -13,7 +13,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import resources
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +25,10 @@ from explain.methods import Method
 from explain.store.manifest import described_method, must_agree
 from explain.store.sources import Entry, Failed, text
 
-FORMAT = 3
+FORMAT = 1
 """The version of the tables."""
 APPLICATION = 0x4578706C  # by which a file is known as a run: "Expl"
+PATIENCE = 30.0  # seconds to wait for a program that has locked the file
 
 TABLES = (resources.files("explain.store") / "tables.sql").read_text("utf-8").split(";\n")
 """The statements that make them."""
@@ -41,16 +41,18 @@ ORDERS = {
 """Orders of photos: of the source; by the probability of the label where it is known, else of the prediction, the
 lowest or the highest first."""
 
+# Columns in the order in which their digests are made. That of a result begins with the name of its photo.
+MANIFEST = ("key", "value")
+METHOD = ("name", "class", "options", "style", "paper")
 PHOTO = (
-    "name", "path", "stamp", "sha256", "width", "height", "label", "label_class", "label_probability", "prediction",
+    "name", "path", "sha256", "width", "height", "label", "label_class", "label_probability", "prediction",
     "prediction_class", "probability", "left", "top", "right", "bottom", "input_height", "input_width", "boxes",
     "labels",
 )  # fmt: skip
 RESULT = (
-    "method", "target", "class", "score", "probability", "layer", "delta", "runs", "error", "shape", "scale", "content",
+    "method", "target", "class", "score", "probability", "layer", "delta", "runs", "error", "metrics", "shape",
+    "scale", "content",
 )  # fmt: skip
-METHOD = ("name", "class", "options", "style", "paper")
-"""Columns in the order in which their digests are made."""
 
 
 def check_format(version: int, file: str | os.PathLike[str]) -> None:
@@ -60,7 +62,7 @@ def check_format(version: int, file: str | os.PathLike[str]) -> None:
         RunError: they are.
     """
     if version != FORMAT:
-        remedy = "update this package" if version > FORMAT else "explain its photos again into another file"
+        remedy = "update this package, or explain its photos again into another file"
         raise RunError(f"run {text(file)!r} must have format {FORMAT}, got {version}; {remedy}")
 
 
@@ -71,10 +73,6 @@ def quoted(columns: Iterable[str]) -> str:
     '"left", "top"'
     """
     return ", ".join(f'"{name}"' for name in columns)
-
-
-COUNTED = ("photos", "results")
-"""Tables whose rows are counted in the tally."""
 
 
 @dataclass(frozen=True)
@@ -97,8 +95,8 @@ def pack(values: np.ndarray[Any, Any]) -> Packed:
     >>> pack(np.array([[0.0, 3.0]], np.float32))
     Packed(content=b'\\x00\\x00\\x00<', shape=(1, 2), scale=3.0)
     """
-    parts, scale = files.halved(np.asarray(values, np.float32))
-    return Packed(parts.astype("<f2").tobytes(), tuple(parts.shape), float(scale))
+    halves, scale = files.halved(np.asarray(values, np.float32))
+    return Packed(halves.astype("<f2").tobytes(), tuple(halves.shape), float(scale))
 
 
 def unpack(content: bytes, shape: tuple[int, ...], scale: float) -> torch.Tensor:
@@ -113,12 +111,13 @@ def unpack(content: bytes, shape: tuple[int, ...], scale: float) -> torch.Tensor
 def digest(*cells: Any) -> int:
     """Return a digest of some cells: the same before they are written and after they are read.
 
-    SQLite keeps no NaN, no negative zero, and a whole number in a column of floats as a float.
+    SQLite keeps no NaN and no negative zero.
 
-    >>> digest("a", 1, -0.0, float("nan")) == digest("a", 1.0, 0.0, None), digest("a", 1) == digest("a1")
+    >>> digest("a", 1.0, -0.0, float("nan")) == digest("a", 1.0, 0.0, None), digest("a", 1) == digest("a1")
     (True, False)
     """
-    return content_digest(repr([_cell(cell) for cell in cells]).encode("utf-8", "surrogatepass"))
+    kept = [_kept(cell) for cell in cells]
+    return content_digest(repr(kept).encode("utf-8", "surrogatepass"))
 
 
 def content_digest(content: bytes) -> int:
@@ -130,17 +129,10 @@ def content_digest(content: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big", signed=True)
 
 
-def _cell(value: Any) -> Any:
-    if value is None or isinstance(value, str):
+def _kept(value: Any) -> Any:
+    if not isinstance(value, float):
         return value
-    if isinstance(value, bytes):
-        return content_digest(value)
-    if isinstance(value, int):
-        return int(value) if abs(value) > 2**53 else float(value)  # digests and the like, which no float holds
-    return None if math.isnan(value) else float(value) + 0.0
-
-
-PATIENCE = 30.0  # seconds to wait for a program that has locked the file
+    return None if math.isnan(value) else value + 0.0
 
 
 @dataclass(frozen=True)
@@ -161,31 +153,49 @@ class MapRecord:
 
     @property
     def columns(self) -> dict[str, Any]:
-        """The columns of ``results``, among others."""
-        stored = {"shape": json.dumps(self.map.shape), "scale": self.map.scale, "map": self.map.content}
-        return {**vars(self), **stored, "class": self.index, "content": content_digest(self.map.content)}
+        """The columns of ``results``, but for its photo and its digest."""
+        fields = vars(self).copy()
+        index = fields.pop("index")
+        packed = fields.pop("map")
+        figures = {}
+        for name, value in sorted(self.metrics.items()):
+            figures[name] = value if value is not None and math.isfinite(value) else None
+        return {
+            **fields,
+            "class": index,
+            "metrics": json.dumps(figures),
+            "shape": json.dumps(packed.shape),
+            "scale": packed.scale,
+            "content": content_digest(packed.content),
+            "map": packed.content,
+        }
 
 
 @dataclass(frozen=True)
 class PhotoRecord:
-    """A photo that was explained: the columns of ``photos`` in their order, its results, and notes about it."""
+    """A photo that was explained: its columns of ``photos`` by name, its results, and notes about it."""
 
-    photo: tuple[Any, ...]
+    photo: Mapping[str, Any]
     results: tuple[MapRecord, ...]
     notes: tuple[str, ...] = ()
     added: bool = False
     """Whether these results join those that are stored of this very photo."""
 
     @property
-    def columns(self) -> dict[str, Any]:
-        """The columns of ``photos`` by name."""
-        return dict(zip(PHOTO, self.photo, strict=True))
+    def name(self) -> str:
+        return str(self.photo["name"])
 
 
-def method_row(method: Method) -> tuple[Any, ...]:
+def method_row(method: Method) -> dict[str, Any]:
     """Return the columns of ``methods``."""
     plain = described_method(method)
-    return method.name, plain["class"], json.dumps(plain["options"]), method.style, method.paper
+    return {
+        "name": method.name,
+        "class": plain["class"],
+        "options": json.dumps(plain["options"]),
+        "style": method.style,
+        "paper": method.paper,
+    }
 
 
 class Store:
@@ -214,22 +224,27 @@ class Store:
 
     def _open(self, manifest: Mapping[str, Any], compare: bool) -> None:
         exists = self._is_run()
-        if not exists or not self._db.execute("SELECT count(*) FROM photos").fetchone()[0]:
-            with self._transaction():  # a run that has tables, but no photo yet, begins once more
-                for statement in [] if exists else TABLES:
-                    self._db.execute(statement)
-                for table in ("manifest", "methods", "failures", "notes"):
-                    self._db.execute(f"DELETE FROM {table}")
-                self._db.execute(f"PRAGMA application_id = {APPLICATION}")
-                self._db.execute(f"PRAGMA user_version = {FORMAT}")
-                for key, value in manifest.items():
-                    self._enter_in_manifest(key, value)
+        if not exists or not self._count("photos"):
+            self._begin(manifest, exists)
         elif compare:
             rows = self._db.execute("SELECT key, value FROM manifest")
-            must_agree({key: json.loads(value) for key, value in rows}, manifest, text(self.file), more=True)
+            before = {key: json.loads(value) for key, value in rows}
+            must_agree(before, manifest, text(self.file), more=True)
         for setting in ("journal_mode = WAL", "synchronous = NORMAL", "foreign_keys = ON"):
             self._db.execute(f"PRAGMA {setting}")
         self._db.execute("DELETE FROM manifest WHERE key = 'ended'")
+
+    def _begin(self, manifest: Mapping[str, Any], exists: bool) -> None:
+        """Make the tables and write the manifest; a run that has tables, but no photo yet, begins once more."""
+        with self._transaction():
+            for statement in [] if exists else TABLES:
+                self._db.execute(statement)
+            for table in ("manifest", "methods", "failures", "notes"):
+                self._db.execute(f"DELETE FROM {table}")
+            self._db.execute(f"PRAGMA application_id = {APPLICATION}")
+            self._db.execute(f"PRAGMA user_version = {FORMAT}")
+            for key, value in manifest.items():
+                self.enter_in_manifest(key, value)
 
     def _is_run(self) -> bool:
         """Whether the file holds a run; an empty one does not.
@@ -237,64 +252,67 @@ class Store:
         Raises:
             RunError: it holds something else, or was written by another version.
         """
+        application = 0
+        tables = 1
         try:
-            ask = ("SELECT count(*) FROM sqlite_master", "PRAGMA application_id", "PRAGMA user_version")
-            tables, application, version = (self._db.execute(each).fetchone()[0] for each in ask)
+            tables = self._count("sqlite_master")
+            application = self._number("PRAGMA application_id")
         except sqlite3.OperationalError:
             raise
-        except sqlite3.DatabaseError:
-            tables, application, version = 1, 0, 0
-        if tables and application != APPLICATION:
+        except sqlite3.DatabaseError:  # no database
+            pass
+        if not tables:
+            return False
+        if application != APPLICATION:
             raise RunError(f"output {text(self.file)!r} must be a run or a new file; choose another")
-        if tables:
-            check_format(version, self.file)
-        return bool(tables)
+        check_format(self._number("PRAGMA user_version"), self.file)
+        return True
 
-    def enter_methods(self, rows: Iterable[tuple[Any, ...]], manifest: Mapping[str, Any] | None = None) -> None:
-        """Write which methods the run has, by their columns (see `method_row`), as soon as they are known.
-
-        Those and the metrics of the ``manifest`` replace what the run was begun with.
-        """
+    def enter_in_manifest(self, key: str, value: Any) -> None:
+        """Write a property of the run, in place of what it was."""
+        row = {"key": key, "value": json.dumps(value, ensure_ascii=False)}
         with self._transaction():
-            for key in {"methods", "metrics"} & (manifest or {}).keys():
-                self._enter_in_manifest(key, (manifest or {})[key])
-            for row in rows:
-                columns = dict(zip(METHOD, row, strict=True))
-                self._insert("methods", {**columns, "digest": digest(*row)}, "OR IGNORE")
+            self._insert("manifest", {**row, "digest": digest(*row.values())}, "OR REPLACE")
 
-    def write(self, found: Sequence[PhotoRecord | Failed]) -> None:
+    def enter_methods(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Write which methods the run has, by their columns (see `method_row`), as soon as they are known."""
+        with self._transaction():
+            for row in rows:
+                cells = [row[name] for name in METHOD]
+                self._insert("methods", {**row, "digest": digest(*cells)}, "OR IGNORE")
+
+    def write(self, answers: Sequence[PhotoRecord | Failed]) -> None:
         """Write photos with all their results at once: all of them are there afterwards, or none.
 
         A photo that was there is replaced, and is a failure no more if it was one. One whose file is the same as
         before, but could not be read this time, keeps its results.
         """
         with self._transaction():
-            for each in found:
-                if isinstance(each, Failed):
-                    self._db.execute("DELETE FROM photos WHERE name = ? AND stamp IS NOT ?", (each.name, each.stamp))
-                    failure = {"name": each.name, "path": each.path, "reason": each.reason}
-                    self._insert("failures", failure, "OR REPLACE")
+            for answer in answers:
+                if isinstance(answer, PhotoRecord):
+                    self._write_photo(answer)
                 else:
-                    self._write_photo(each)
+                    same = (answer.name, answer.stamp)
+                    self._db.execute("DELETE FROM photos WHERE name = ? AND stamp IS NOT ?", same)
+                    failure = {"name": answer.name, "path": answer.path, "reason": answer.reason}
+                    self._insert("failures", failure, "OR REPLACE")
 
     def _write_photo(self, record: PhotoRecord) -> None:
-        name = record.photo[0]
-        for table in ("failures",) if record.added else ("photos", "failures"):
-            self._db.execute(f"DELETE FROM {table} WHERE name = ?", (name,))
+        self._db.execute("DELETE FROM failures WHERE name = ?", (record.name,))
         if record.added:
-            number, of_photo = self._db.execute("SELECT id, digest FROM photos WHERE name = ?", (name,)).fetchone()
-            again = {(number, result.method) for result in record.results}  # those that lacked a metric
-            self._db.executemany("DELETE FROM results WHERE photo = ? AND method = ?", again)
+            number = self._number("SELECT id FROM photos WHERE name = ?", record.name)
+            for method in {result.method for result in record.results}:  # those that lacked a metric are there
+                self._db.execute("DELETE FROM results WHERE photo = ? AND method = ?", (number, method))
         else:
-            of_photo = digest(*(value for column, value in record.columns.items() if column != "stamp"))
-            number = self._insert("photos", {**record.columns, "digest": of_photo})
+            self._db.execute("DELETE FROM photos WHERE name = ?", (record.name,))
+            cells = [record.photo[name] for name in PHOTO]
+            number = self._insert("photos", {**record.photo, "digest": digest(*cells)})
         for result in record.results:
-            columns = {name: value for name, value in result.columns.items() if name in (*RESULT, "map")}
-            metrics = sorted(result.metrics.items())
-            of_result = digest(of_photo, *(columns[name] for name in RESULT), *chain(*metrics))
-            row = self._insert("results", {**columns, "photo": number, "digest": of_result})
-            self._db.executemany("INSERT INTO metrics VALUES (?, ?, ?)", [(row, *metric) for metric in metrics])
-        self._db.executemany("INSERT OR IGNORE INTO notes VALUES (?)", [(note,) for note in record.notes])
+            columns = result.columns
+            cells = [columns[name] for name in RESULT]
+            self._insert("results", {"photo": number, **columns, "digest": digest(record.name, *cells)})
+        for note in record.notes:
+            self._insert("notes", {"note": note}, "OR IGNORE")
 
     def confirm(self, entries: Iterable[Entry]) -> None:
         """Note that photos were read again and are those of the file, by their stamps as they are now."""
@@ -306,25 +324,31 @@ class Store:
     def forget_failures(self, but: Collection[str]) -> None:
         """Remove failures of photos that the source has no more; ``but`` has the names of those that it has."""
         with self._transaction():
-            names = self._db.execute("SELECT name FROM failures").fetchall()
-            self._db.executemany("DELETE FROM failures WHERE name = ?", [row for row in names if row[0] not in but])
+            names = [name for (name,) in self._db.execute("SELECT name FROM failures")]
+            gone = [(name,) for name in names if name not in but]
+            self._db.executemany("DELETE FROM failures WHERE name = ?", gone)
 
     def end(self, when: str) -> None:
-        """Note that the run went through all photos."""
+        """Note that the run went through all photos, and how many rows it has."""
         with self._transaction():
-            self._enter_in_manifest("ended", when)
+            self.enter_in_manifest(
+                "ended", {"when": when, "photos": self._count("photos"), "results": self._count("results")}
+            )
 
     def close(self) -> None:
         """Close the file; the files of SQLite beside it are removed."""
         self._db.close()
 
-    def _enter_in_manifest(self, key: str, value: Any) -> None:
-        row = key, json.dumps(value, ensure_ascii=False)
-        self._insert("manifest", {"key": key, "value": row[1], "digest": digest(*row)}, "OR REPLACE")
+    def _number(self, statement: str, *values: Any) -> int:
+        return int(self._db.execute(statement, values).fetchone()[0])
+
+    def _count(self, table: str) -> int:
+        return self._number(f"SELECT count(*) FROM {table}")
 
     def _insert(self, table: str, row: Mapping[str, Any], conflict: str = "") -> int:
         """Enter a row; return its number."""
-        statement = f"INSERT {conflict} INTO {table} ({quoted(row)}) VALUES ({', '.join('?' * len(row))})"
+        places = ", ".join("?" * len(row))
+        statement = f"INSERT {conflict} INTO {table} ({quoted(row)}) VALUES ({places})"
         return int(self._db.execute(statement, tuple(row.values())).lastrowid or 0)
 
     @contextmanager
@@ -364,26 +388,21 @@ def locked(file: Path) -> Iterator[None]:
         RunError: another run writes the file, or it has two names: SQLite writes a journal for each, and a run that was
             interrupted under one is damaged under the other.
     """
-    with contextlib.suppress(OSError):
-        names = os.stat(file).st_nlink
-        if file.is_file() and names > 1:
-            raise RunError(f"output {text(file)!r} must have one name, got {names} hard links; make a copy of it")
-    lock = Path(f"{os.path.realpath(file)}-lock")
-    while True:
-        try:
-            descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
-        except OSError as error:
-            raise RunError(f"output {text(file)!r} cannot be written: {error.strerror}; choose another file") from None
-        if not files.lock(descriptor):
-            os.close(descriptor)
-            raise RunError(f"output {text(file)!r} is being written by another run; wait for it")
-        with contextlib.suppress(FileNotFoundError):  # another run may have removed it meanwhile
-            if os.path.samestat(os.stat(lock), os.fstat(descriptor)):
-                break
-        os.close(descriptor)
+    from filelock import FileLock, Timeout  # here, since reading needs no lock
+
+    names = file.stat().st_nlink if file.is_file() else 1
+    if names > 1:
+        raise RunError(f"output {text(file)!r} must have one name, got {names} hard links; make a copy of it")
+    lock = FileLock(f"{os.path.realpath(file)}-lock", timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise RunError(f"output {text(file)!r} is being written by another run; wait for it") from None
+    except OSError as error:
+        raise RunError(f"output {text(file)!r} cannot be written: {error.strerror}; choose another file") from None
     try:
         yield
     finally:
         with contextlib.suppress(OSError):
-            lock.unlink()  # while it is still locked: nobody else can have locked this very file
-        files.unlock(descriptor)
+            os.unlink(lock.lock_file)  # while it is still locked: nobody else can have locked this very file
+        lock.release()

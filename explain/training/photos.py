@@ -13,8 +13,9 @@ from explain.data.boxes import Box
 from explain.data.images import load_image
 from explain.explanation.explainer import Explainer
 from explain.methods.base import MethodLike
-from explain.runs.preparing import Labels, Prepared, Preparer
-from explain.runs.runner import RunRequest
+from explain.runs.labels import Labels
+from explain.runs.preparing import Prepared, Preparer
+from explain.runs.request import RunRequest
 from explain.store.sources import Failed, Source, entries_of
 from explain.store.writing import PhotoRecord
 from explain.targets.resolve import as_targets
@@ -77,7 +78,7 @@ class WatchedPhotos:
         for group in (labelled, others):
             for batch in self.request.each(group, self.labels):
                 for record in batch:
-                    name = record.name if isinstance(record, Failed) else record.photo[0]
+                    name = record.name
                     records[name] = record
         return [records[name] for name in names]
 

@@ -88,7 +88,7 @@ class TrainingStore(Store):
             self.write(snapshot.photos)
             for record in snapshot.photos:
                 if isinstance(record, PhotoRecord):
-                    self._db.execute(photo, (snapshot.step, start, record.photo[0]))
+                    self._db.execute(photo, (snapshot.step, start, record.name))
             self._enter_rows("figures", snapshot.step, list(snapshot.figures.items()))
             self._enter_rows("gradients", snapshot.step, snapshot.gradients)
             self._enter_rows("units", snapshot.step, units)

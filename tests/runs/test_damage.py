@@ -25,7 +25,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("kind", range(len(KINDS)))
 def test_no_corruption_of_the_file_gives_other_maps_unseen(kind: int, whole: Path, tmp_path: Path) -> None:
-    found = {check(whole, tmp_path / "damaged.sqlite", seed) for seed in range(kind, 240, len(KINDS))}
+    found = {check(whole, tmp_path / "damaged.sqlite", seed) for seed in range(kind, 120, len(KINDS))}
     assert "refused" in found
 
 
@@ -45,19 +45,17 @@ def test_no_corruption_of_the_file_gives_other_maps_unseen(kind: int, whole: Pat
         "UPDATE photos SET label_probability = 0 WHERE id = 2",
         "UPDATE photos SET boxes = '{' WHERE id = 2",
         "UPDATE photos SET name = x'ff' WHERE id = 2",
-        "UPDATE metrics SET value = value + 1 WHERE result = 2",
+        "UPDATE results SET metrics = '{}' WHERE id = 2",
         "UPDATE methods SET style = 'contour' WHERE name = 'gradcam'",
         "DELETE FROM results WHERE id = 2",
         "DELETE FROM methods WHERE name = 'gradcam'",
-        "DELETE FROM metrics WHERE result = 2",
-        "DELETE FROM tally",
-        "DROP TABLE metrics",
+        "DELETE FROM photos WHERE id = 2",
+        "UPDATE photos SET id = 99 WHERE id = 2",
     ],
 )
 def test_damaged_cells_raise_one_clear_error(statement: str, whole: Path, tmp_path: Path) -> None:
     file = Path(shutil.copy(whole, tmp_path / "run.sqlite"))
     with sqlite3.connect(file) as db:
-        db.execute("DROP TRIGGER results_DELETE")
         db.execute(statement)
     db.close()
     with pytest.raises(ExplainError, match="run"):

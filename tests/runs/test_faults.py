@@ -23,8 +23,9 @@ from PIL import Image
 
 import explain
 from explain._utils.errors import RunError, quiet
-from explain.runs import preparing
-from explain.runs.preparing import Preparer, Workers
+from explain.runs import workers as processes
+from explain.runs.preparing import Preparer
+from explain.runs.workers import Workers
 from explain.store.sources import Content, Entry, Photos, Source
 from tests.runs.networks import as_it_is, assert_same, explainer, folder_of, picture
 
@@ -192,13 +193,13 @@ def test_workers_read_ahead_but_not_without_end() -> None:
             listed.append(number)
             yield Entry(f"photo {number}", 97)
 
-    found = preparing.Workers(Preparer(Trap(), as_it_is), entries(), 1, 60.0)
+    found = Workers(Preparer(Trap(), as_it_is), entries(), 1, 60.0)
     first = next(iter(found))
-    until(lambda: len(listed) > preparing.AHEAD)
+    until(lambda: len(listed) > processes.AHEAD)
     time.sleep(0.3)  # in which many more would be read
     found.close()
     assert getattr(first, "entry", None) == Entry("photo 0", 97)
-    assert len(listed) <= preparing.AHEAD + 2
+    assert len(listed) <= processes.AHEAD + 2
 
 
 @contextmanager

@@ -259,14 +259,14 @@ def test_methods_and_metrics_are_added_to_a_run_and_nothing_is_computed_twice(tm
     done: list[list[tuple[str, int]]] = []
     for options in more:
         made, states, asked = explainer(), list[State](), list[tuple[str, int]]()
-        gather = explain.runs.runner.attribute
+        gather = explain.runs.request.attribute
 
         def noted(model: Any, x: Any, methods: Any, asked: list[Any] = asked, **given: Any) -> Any:
             asked += [(method.name, len(x)) for method in methods]
             return gather(model, x, methods, **given)  # noqa: B023
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("explain.runs.runner.attribute", noted)
+            patch.setattr("explain.runs.request.attribute", noted)
             run = explain.run(
                 folder, made, **options, output=tmp_path / "run.sqlite", target=1, workers=0, batch_size=5,
                 progress=states.append,
@@ -295,7 +295,7 @@ def test_versions_are_part_of_what_a_run_is(tmp_path: Path, monkeypatch: pytest.
     options: dict[str, Any] = {"output": tmp_path / "run.sqlite", "workers": 0}
     run = explain.run([picture(0)], explainer(), **options)
     assert run.manifest["versions"]["torch"] == str(torch.__version__)
-    monkeypatch.setattr("explain.runs.runner.versions", lambda: {**run.manifest["versions"], "torch": "1.0"})
+    monkeypatch.setattr("explain.runs.request.versions", lambda: {**run.manifest["versions"], "torch": "1.0"})
     with pytest.raises(RunError, match="versions"):
         explain.run([picture(0)], explainer(), **options)
 

@@ -22,7 +22,7 @@ import explain
 from explain import ImageError, RunError
 from explain.data.images import load_image
 from explain.runs import Entry, Source
-from explain.runs.preparing import Labels
+from explain.runs.labels import Labels
 from explain.store.lists import source_of
 from tests.runs.networks import as_it_is, explainer, folder_of, picture
 

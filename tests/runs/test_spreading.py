@@ -17,7 +17,7 @@ import explain
 from explain import ExplainWarning, LayerError, RunError, open_run
 from explain.runs import Content, Entry, Source, run_on_ray
 from explain.runs.cluster import PartExplainer, Report, explain_in_pieces
-from explain.runs.exporting import Storage
+from explain.runs.parts import Storage
 from explain.runs.runner import Job, State
 from tests.fuzz.damage import damaged
 from tests.runs.networks import explainer, folder_of, picture
@@ -279,7 +279,7 @@ def test_a_folder_is_indexed_once_and_again_where_it_changed(maps: Path) -> None
     first = min(maps.glob("*.parquet"))
     content = first.read_bytes()
     first.unlink()
-    with pytest.warns(ExplainWarning, match="1 of 3 files"):
+    with pytest.warns(ExplainWarning, match="1 of 3 files"), pytest.warns(ExplainWarning, match="2 new"):
         assert (open_run(maps).photos, len(open_run(maps))) == (4, 4)
     first.write_bytes(content[:-100])
     with pytest.raises(RunError, match="cannot be read"):
@@ -323,9 +323,10 @@ def test_a_part_that_is_missing_is_noticed_and_made_again(maps: Path) -> None:
     whole = digests(open_run(maps))
     parts = sorted(maps.glob("*.parquet"))
     parts[1].unlink()
-    for _ in range(2):  # also where the index has been brought up to date already
-        with pytest.warns(ExplainWarning, match="1 of 3 files"):
-            run = open_run(maps)
+    with pytest.warns(ExplainWarning, match="2 new"), pytest.warns(ExplainWarning, match="1 of 3 files"):
+        open_run(maps)
+    with pytest.warns(ExplainWarning, match="1 of 3 files"):  # also where the index has been brought up to date already
+        run = open_run(maps)
         assert not run.ended
         assert run.photos == 4
     again = spread(maps.parent / "photos", maps, per_file=2)
