@@ -78,8 +78,7 @@ class WatchedPhotos:
         for group in (labelled, others):
             for batch in self.request.each(group, self.labels):
                 for record in batch:
-                    name = record.name
-                    records[name] = record
+                    records[record.name] = record
         return [records[name] for name in names]
 
     def scene(self, photo: Prepared, side: int) -> Scene | None:

@@ -327,8 +327,8 @@ def test_a_part_that_is_missing_is_noticed_and_made_again(maps: Path) -> None:
         open_run(maps)
     with pytest.warns(ExplainWarning, match="1 of 3 files"):  # also where the index has been brought up to date already
         run = open_run(maps)
-        assert not run.ended
-        assert run.photos == 4
+    assert not run.ended
+    assert run.photos == 4
     again = spread(maps.parent / "photos", maps, per_file=2)
     assert digests(again) == whole
     assert again.ended
