@@ -5,8 +5,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from PIL import Image
@@ -19,6 +20,9 @@ from explain.baselines.base import Baseline
 from explain.data.boxes import Box
 from explain.methods.base import Method, get_method, options
 from explain.targets.outputs import Prediction
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -56,10 +60,12 @@ class Subject(ABC):
     def record(self, method: str | None = None, target: int | str = 0) -> dict[str, Any]: ...
 
 
-_SAME = ("model", "weights", "size", "crop", "mean", "std", "interpolation", "activation", "unit")
-FLAGS = {name: name for name in _SAME}
-FLAGS["categories"] = "labels"
-"""The arguments of an `Explainer` that are options of the command line too, and their names there."""
+FLAGS = {"categories": "labels"}
+ARGUMENTS = (
+    *("model", "weights", "categories", "size", "crop", "channels", "mean", "std", "interpolation"),
+    *("activation", "unit"),
+)
+"""The arguments of an `Explainer` that are options of the command line too; `FLAGS` has those of another name there."""
 
 MAX_LABELS = 16  # of a list that Python code writes out
 
@@ -77,106 +83,114 @@ def reproduction(subject: Subject) -> Reproduction:
     """Return how to repeat an explanation: exactly, or with comments where something was the caller's own."""
     records = {name: subject.record(name) for name in subject.methods}
     specs = {name: _spec(record) for name, record in records.items()}
-    targets = [subject.question.target(index) for index in range(len(subject.results))]
-    reasons = [
-        *(f"the {part} was your own" for part in subject.origin.own),
-        *(f"{name} was made with options that cannot be typed" for name, spec in specs.items() if spec is None),
-        *(["a target was an object"] if any(each is not None for each in targets) else []),
-        *(["the number of channels was given"] if "channels" in _explainer_arguments(subject) else []),
-        *(["the labels were a list"] if isinstance(subject.origin.arguments.get("categories"), list) else []),
-        *([] if subject.source else ["the photo had no file"]),
-    ]
-    python = _python(subject, records, specs)
+    arguments = {
+        name: value
+        for name, value in subject.origin.arguments.items()
+        if name in ARGUMENTS and value is not None and (name, value) != ("crop", "center")
+    }
+    options = {**_layer_and_fuse(records.values()), "precision": subject.question.precision}
+    options = {name: value for name, value in options.items() if value not in (None, "full")}
+    is_checked = any(record.get("verdict") is not None for record in records.values())
+    methods = [_method_code(name, spec, records[name]) for name, spec in specs.items()]
+    python = _python(subject, arguments, methods, options, is_checked)
+    reasons = [f"the {part} was your own" for part in subject.origin.own]
+    reasons += [f"{name} was made with options that cannot be typed" for name, spec in specs.items() if spec is None]
+    if any(subject.question.target(index) is not None for index in range(len(subject.results))):
+        reasons.append("a target was an object")
+    if isinstance(arguments.get("categories"), list):
+        reasons.append("the labels were a list")
+    if not subject.source:
+        reasons.append("the photo had no file")
     if reasons:
         return Reproduction(python, None, "; ".join(dict.fromkeys(reasons)))
-    return Reproduction(python, _command(subject, records, [spec for spec in specs.values() if spec is not None]))
+    return Reproduction(python, _command(subject, arguments, specs.values(), options, is_checked))
 
 
-def _command(subject: Subject, records: Mapping[str, Any], specs: Iterable[str]) -> str:
+def _command(
+    subject: Subject,
+    arguments: Mapping[str, Any],
+    specs: Iterable[str | None],
+    options: Mapping[str, Any],
+    is_checked: bool,
+) -> str:
     source = str(subject.source)
     words = ["explain", f"./{source}" if source.startswith("-") else source]
-    for name, value in _explainer_arguments(subject).items():
-        words += [f"--{FLAGS[name]}", ",".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)]
+    for name, value in arguments.items():
+        text = ",".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
+        words += [f"--{FLAGS.get(name, name)}", text]
     for spec in specs:
-        words += ["--method", spec]
+        words += ["--method", str(spec)]
     for result in subject.results:
         category = next(iter(result.values())).target
-        words += ["--target", str(int(category[0]))] if isinstance(category, torch.Tensor) else []
-    layer, fuse = _layer_and_fuse(records)
-    for name in [layer] if isinstance(layer, str) else layer or []:
+        if isinstance(category, torch.Tensor):
+            words += ["--target", str(int(category[0]))]
+    layer = options.get("layer", [])
+    for name in [layer] if isinstance(layer, str) else layer:
         words += ["--layer", name]
-    words += ["--fuse", fuse] if fuse else []
-    words += ["--check"] if _is_checked(records) else []
-    words += ["--bf16"] if subject.question.precision != "full" else []
+    if "fuse" in options:
+        words += ["--fuse", options["fuse"]]
+    if is_checked:
+        words.append("--check")
+    if "precision" in options:
+        words.append("--bf16")
     return shlex.join([*words, "--html"])
 
 
-def _python(subject: Subject, records: Mapping[str, Any], specs: Mapping[str, str | None]) -> str:
-    arguments = _explainer_arguments(subject)
+def _python(
+    subject: Subject,
+    arguments: Mapping[str, Any],
+    methods: Sequence[str],
+    options: Mapping[str, Any],
+    is_checked: bool,
+) -> str:
+    own = {part: subject.origin.name if part == "model" else "own" for part in subject.origin.own}
+    codes = {"model": repr(subject.origin.name)}
+    codes |= {name: repr(value) for name, value in arguments.items()}
     labels = arguments.get("categories")
-    is_long = isinstance(labels, list) and len(labels) > MAX_LABELS
-    named = {name: repr(value) for name, value in arguments.items() if name != "model"}
-    if is_long:
-        named["categories"] = "categories"
-    made = [f"{name}={value}" for name, value in named.items()]
-    own = [part for part in subject.origin.own if part != "model"]
-    has_own_model = "model" in subject.origin.own
-    model = "model" if has_own_model else repr(arguments.get("model", subject.origin.name))
-    lines = ["import explain", ""]
-    lines += [f"model = ...  # your {subject.origin.name}"] if has_own_model else []
-    lines += [f"{part} = ...  # your own" for part in own]
-    lines += [f"categories = ...  # your {len(labels)} labels"] if labels and is_long else []
-    lines.append(f"explainer = explain.Explainer({', '.join([model, *made, *(f'{part}={part}' for part in own)])})")
+    if isinstance(labels, list) and len(labels) > MAX_LABELS:
+        own["categories"] = f"{len(labels)} labels"
+    codes |= {name: name for name in own}
     targets = [_target_code(subject, index) for index in range(len(subject.results))]
-    target = f"target={targets[0]}" if len(targets) == 1 else f"targets=[{', '.join(targets)}]"
-    methods = [_method_code(name, spec, records[name]) for name, spec in specs.items()]
-    layer, fuse = _layer_and_fuse(records)
-    lines += [
-        "explanation = explainer(",
-        f"    {repr(subject.source) if subject.source else 'photo'},",
-        f"    methods=[{', '.join(methods)}],",
-        f"    {target},  # {', '.join(map(printable, subject.targets))}",
-        *([f"    layer={layer!r},"] if layer else []),
-        *([f"    fuse={fuse!r},"] if fuse else []),
-        *([f"    precision={subject.question.precision!r},"] if subject.question.precision != "full" else []),
-        ")",
-        *(["explanation.check()"] if _is_checked(records) else []),
-        f"explanation.to_html({(Path(subject.source).stem if subject.source else 'report') + '.html'!r})",
-    ]
-    if not subject.source:
-        lines.insert(2, "photo = ...  # the photo had no file")
-    if any("your_" in line for line in lines):
-        lines.insert(2, "# your_...: an object of your own, which records do not hold")
-    return "\n".join(lines)
+    stem = Path(subject.source).stem if subject.source else "report"
+    return _template().render(
+        source=repr(subject.source) if subject.source else "",
+        own=own,
+        arguments=[codes.pop("model"), *(f"{name}={code}" for name, code in codes.items())],
+        methods=methods,
+        target=f"target={targets[0]}" if len(targets) == 1 else f"targets=[{', '.join(targets)}]",
+        labels=map(printable, subject.targets),
+        options={name: repr(value) for name, value in options.items()},
+        is_checked=is_checked,
+        is_incomplete=any("your_" in code for code in (*methods, *targets)),
+        html=repr(f"{stem}.html"),
+    )
 
 
-def _explainer_arguments(subject: Subject) -> dict[str, Any]:
-    """The arguments that load the model again, without those that have their default."""
-    return {
-        name: value
-        for name, value in subject.origin.arguments.items()
-        if name in (*FLAGS, "channels") and value is not None and (name, value) != ("crop", "center")
-    }
+@cache
+def _template() -> "Template":
+    from jinja2 import Environment, PackageLoader
+
+    return Environment(loader=PackageLoader("explain.report", "static")).get_template("repeat.txt")
 
 
-def _is_checked(records: Mapping[str, Any]) -> bool:
-    return any(record.get("verdict") is not None for record in records.values())
-
-
-def _layer_and_fuse(records: Mapping[str, Any]) -> tuple[str | list[str] | None, str | None]:
+def _layer_and_fuse(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """The layer argument, and how several layers were fused.
 
-    The layer is None where methods had different layers, or where it would move a method that had none.
+    The layer is left out where methods had different layers, or where it would move a method that had none.
     """
-    for record in records.values():
-        with suppress(ExplainError):
-            if record["layer"] is None and method_of(record).layer_optional:
-                return None, None
-    layers = [record["layer"] for record in records.values() if record["layer"] is not None]
-    if not layers or any(each != layers[0] for each in layers):
-        return None, None
-    fuses = {record.get("fuse") for record in records.values()} - {None}
-    return layers[0], fuses.pop() if len(fuses) == 1 and isinstance(layers[0], list) else None
+    layers, fuses = [], set()
+    for record in records:
+        if record["layer"] is not None:
+            layers.append(record["layer"])
+            fuses.add(record.get("fuse"))
+        else:
+            with suppress(ExplainError):  # a method of the caller's own
+                if method_of(record).layer_optional:
+                    return {}
+    if not layers or any(layer != layers[0] for layer in layers):
+        return {}
+    fuse = fuses.pop() if len(fuses) == 1 and isinstance(layers[0], list) else None
+    return {"layer": layers[0], "fuse": fuse}
 
 
 def _spec(record: Mapping[str, Any]) -> str | None:

@@ -203,8 +203,11 @@ def test_channels_are_as_given_where_no_convolution_says_them() -> None:
 
 
 def test_the_code_that_repeats_an_explanation_has_channels_and_activation(file: Path) -> None:
-    explanation = explain.Explainer(f"{file}:make", **VIEW, activation="sigmoid", channels=3)(PHOTO)
+    PHOTO.save(file.with_suffix(".png"))
+    explainer = explain.Explainer(f"{file}:make", **VIEW, activation="sigmoid", channels=3)
+    explanation = explainer(file.with_suffix(".png"))
     found = reproduction(explanation)  # type: ignore[arg-type]
     assert "activation='sigmoid'" in found.python
     assert "channels=3" in found.python
-    assert found.command is None
+    assert found.command is not None
+    assert "--channels 3" in found.command
