@@ -23,8 +23,8 @@ from explain.relevance.operations import Operations
 from explain.relevance.steps import Step
 from explain.targets import ClassTarget, Target, TopClass, detections
 from explain.targets.base import find_logits, find_scores
+from explain.targets.functions import Objective
 from explain.targets.outputs import Activation, Outputs
-from explain.targets.resolve import Objective
 
 
 @dataclass(eq=False)

@@ -15,8 +15,8 @@ from explain.data.inputs import Path
 from explain.layers.layouts import Grids
 from explain.relevance.composites import Composite
 from explain.relevance.gradient_rules import Coverage, Rule
+from explain.targets.functions import Objective
 from explain.targets.outputs import Outputs
-from explain.targets.resolve import Objective
 
 T = TypeVar("T")
 

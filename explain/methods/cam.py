@@ -17,7 +17,7 @@ from explain._utils.rounding import all_cancel, rounding_error
 from explain.engine import Activations, Evidence, LayerGradients, Need
 from explain.engine.needs import ClassWeights, GradientsBy, LayerCurvature
 from explain.methods.base import MAPS, PATTERNS, Method, Style, map_of, register, spatial_dims
-from explain.targets.resolve import Contrast, ResidualSoftmax
+from explain.targets.functions import Contrast, ResidualSoftmax
 
 BOTH: frozenset[Need[Any]] = frozenset({Activations(), LayerGradients()})
 

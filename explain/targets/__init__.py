@@ -5,13 +5,13 @@
     regions    a class within a region
     detections a detected box, found again in perturbed images; as text: "cup@2", "person@320,200", "box 120,40,300,380"
     detector_outputs    what detectors return, in one form
-    per_image  a target of its own for each image; single numbers of an output; whether scores follow their rows
+    per_image  a target of its own for each image; single numbers of an output
     text       the similarity of a photo and a text
     answer     the log-probability of an answer in words
     tokenizer  tokens of texts, and the words that they make up
     packed     photos that a processor has cut into patches
-    resolve    what a caller may pass as a target: an index, a label, a difference, any function of the output; other
-               numbers to differentiate than the target's score
+    functions  any function of the output; other numbers to differentiate than the target's score
+    resolve    what a caller may pass as a target: an index, a label, a difference, a function
     labels     labels of classes, their synonyms, and the class that a label stands for
     outputs    how a model's outputs become probabilities
 
@@ -38,8 +38,9 @@ from explain.targets.answer import Answer
 from explain.targets.base import Target
 from explain.targets.classes import BinaryLogit, ClassTarget, Similarity, TopClass
 from explain.targets.detections import Detections
+from explain.targets.functions import ScoreTarget
 from explain.targets.regions import Segmentation
-from explain.targets.resolve import Difference, ScoreTarget, as_target
+from explain.targets.resolve import Difference, as_target
 from explain.targets.text import Text
 
 __all__ = [

@@ -69,11 +69,6 @@ class Target:
         """Whether its scores are probabilities already."""
         return False
 
-    @property
-    def may_ignore_rows(self) -> bool:
-        """Whether it has to prove that its scores follow their rows, as code of the caller's must without ``rows``."""
-        return not type(self).__module__.startswith("explain.") and type(self).rows is Target.rows
-
     def __add__(self, other: "Target") -> "Sum":
         return Sum(_terms(self) + _terms(other))
 
@@ -110,10 +105,6 @@ class Sum(Target):
             factor = "" if abs(weight) == 1 else f"{abs(weight):g} × "
             words.append(f"{'−' if weight < 0 else '+'} {factor}{target.name}")
         return " ".join(words).removeprefix("+ ")
-
-    @property
-    def may_ignore_rows(self) -> bool:
-        return any(target.may_ignore_rows for _, target in self.terms)
 
     def pick(self, output: Any, count: int) -> Picked:
         scores = [weight * target.pick(output, count)[0] for weight, target in self.terms]

@@ -12,7 +12,7 @@ import torch
 from explain._utils.errors import TargetError, in_short, warn
 from explain.data.boxes import Box
 from explain.targets.base import Labels, Picked, Target, check_count
-from explain.targets.detector_outputs import Decode, Found, Size, find_layout, read
+from explain.targets.detector_outputs import Boxes, Decode, Size, find_layout, read
 from explain.targets.labels import find_category
 from explain.targets.regions import Segmentation
 
@@ -144,11 +144,11 @@ class Detections(Target):
         label = self.label[image] if isinstance(self.label, tuple) else self.label
         return list(self._detected(found, image, find_category(label, None)))
 
-    def _detected(self, found: Found, image: int, label: int | None) -> Iterator[tuple[int, int]]:
+    def _detected(self, found: Boxes, image: int, label: int | None) -> Iterator[tuple[int, int]]:
         scores, least = found.scores[image].detach(), self.threshold if found.dense else -torch.inf
         return suppressed(_of_label(scores, label), found.boxes[image].detach(), least, found.dense)
 
-    def _find(self, found: Found, image: int, label: int | None, wanted: torch.Tensor | None) -> tuple[int, int]:
+    def _find(self, found: Boxes, image: int, label: int | None, wanted: torch.Tensor | None) -> tuple[int, int]:
         """The position and label of the box that is meant in one image."""
         scores, boxes = found.scores[image].detach(), found.boxes[image].detach()
         if wanted is not None:
@@ -239,13 +239,13 @@ class Detected(Target):
         ranks = None if self.ranks is None else tuple(self.ranks[image] for image in images.tolist())
         return replace(self, labels=labels, boxes=self.boxes[own], compared=compared, ranks=ranks)
 
-    def _matched(self, found: Found, image: int) -> tuple[int, float]:
+    def _matched(self, found: Boxes, image: int) -> tuple[int, float]:
         """The box in one image, and how much it overlaps the settled one: less than 0 where there is none."""
         scores = found.scores[image][:, self.labels[image]].detach()
         rank = 0 if self.ranks is None else self.ranks[image]
         return matched(scores, found.boxes[image].detach(), self.boxes[image], rank)
 
-    def _value(self, found: Found, image: int) -> torch.Tensor | None:
+    def _value(self, found: Boxes, image: int) -> torch.Tensor | None:
         """What is explained of the box in one image; None where it is not there."""
         scores, boxes, label = found.scores[image], found.boxes[image], self.labels[image]
         if not len(boxes) or label >= scores.shape[1]:

@@ -1,9 +1,10 @@
 """What detectors return, in one form: class scores and boxes of each image, before or after non-maximum suppression."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, TypeAlias
@@ -47,7 +48,7 @@ OfImages: TypeAlias = torch.Tensor | Sequence[torch.Tensor]
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
+class Boxes:
     """The boxes of each image: ``scores[i]`` ``(Q, K)``, minus infinity for other labels, and ``boxes[i]`` ``(Q, 4)``.
 
     ``dense`` boxes come before non-maximum suppression. ``existence[i]`` ``(Q,)`` says that there is anything in a box.
@@ -63,28 +64,21 @@ class Found:
     doubt: str = ""
 
 
-@dataclass
-class _LastRead:
-    """The boxes of the latest output, as they were read of it."""
-
-    output: Any = None
-    found: dict[Any, Found | None] = field(default_factory=dict)
-
-
-_LAST_READ: ContextVar[_LastRead | None] = ContextVar("last_read", default=None)
+_readings: ContextVar[dict[Any, Any] | None] = ContextVar("readings", default=None)
+"""The latest output, and its boxes as they were read in each way."""
 
 
 @contextmanager
 def reading_once() -> Iterator[None]:
     """Within this block, the boxes of an output are read once, for all targets together."""
-    token = _LAST_READ.set(_LastRead())
+    token = _readings.set({})
     try:
         yield
     finally:
-        _LAST_READ.reset(token)
+        _readings.reset(token)
 
 
-def read(output: Any, count: int, size: Size | None, decode: Decode | str | None = None, name: str = "it") -> Found:
+def read(output: Any, count: int, size: Size | None, decode: Decode | str | None = None, name: str = "it") -> Boxes:
     """Return the boxes in a model's output for ``count`` images of ``size`` (height, width), in pixels of the input.
 
     Raises:
@@ -92,17 +86,17 @@ def read(output: Any, count: int, size: Size | None, decode: Decode | str | None
     """
     if isinstance(decode, str) and decode not in LAYOUTS:
         raise TargetError(f"decode must be a function or one of {', '.join(LAYOUTS)}, got {shown(decode)}")
-    found = find_layout(output, count, size, decode, is_detector=True)
-    if found is None:
+    boxes = find_layout(output, count, size, decode, is_detector=True)
+    if boxes is None:
         needs = "boxes with scores" if decode is None else f"boxes in the layout {decode!r}"
         got = f"{described(output)}; take that of evaluation mode, or pass decode=, which returns scores and boxes"
         raise TargetError(f"target {name} must have a model that returns {needs} for each of {count} images, got {got}")
-    return found
+    return boxes
 
 
 def find_layout(
     output: Any, count: int, size: Size | None = None, decode: Decode | str | None = None, *, is_detector: bool = False
-) -> Found | None:
+) -> Boxes | None:
     """Return the boxes in a model's output in the first layout that fits, or in the one that is named; else None.
 
     Maps that a segmenter may return too are boxes only if the model ``is_detector``.
@@ -110,66 +104,70 @@ def find_layout(
     >>> find_layout({"scores": torch.zeros(1, 7, 2), "boxes": torch.zeros(1, 7, 4)}, 1).layout
     'cells'
     """
-    last = _LAST_READ.get() or _LastRead()
-    if last.output is not output:
-        last.output, last.found = output, {}
-    about = (count, size, torch.is_grad_enabled(), is_detector)
-    way = id(decode) if callable(decode) else decode
-    if (*about, way) not in last.found:
-        read: Found | None
+    readings = _readings.get()
+    if readings is None:
+        readings = {}
+    if readings.get("output") is not output:
+        readings.clear()
+        readings["output"] = output
+    circumstances = (count, size, torch.is_grad_enabled(), is_detector)
+    layout = id(decode) if callable(decode) else decode
+    if (circumstances, layout) not in readings:
         if callable(decode):
-            read = _decoded(output, count, decode)
+            boxes: Boxes | None = _decoded(output, count, decode)
         else:
-            read = _in_layout(output, count, size, decode, is_detector)
-        found = None if read is None else _without_broken(read)
-        last.found[*about, way] = found
-        if found is not None:
-            last.found[*about, way or found.layout] = found
-    return last.found[*about, way]
+            boxes = _in_layout(output, count, size, decode, is_detector)
+        if boxes is not None:
+            boxes = _without_broken(boxes)
+            readings[circumstances, layout or boxes.layout] = boxes
+        readings[circumstances, layout] = boxes
+    return readings[circumstances, layout]
 
 
-def _decoded(output: Any, count: int, decode: Decode) -> Found:
+def _decoded(output: Any, count: int, decode: Decode) -> Boxes:
     scores, boxes = decode(output)
     if scores.ndim != 3 or len(scores) != count or boxes.shape != (*scores.shape[:2], 4):
         got = f"{tuple(scores.shape)} and {tuple(boxes.shape)}"
         raise TargetError(f"decode must return scores ({count}, Q, K) and boxes ({count}, Q, 4), got {got}")
-    return Found(scores, boxes, layout=getattr(decode, "__name__", "decode"))
+    return Boxes(scores, boxes, layout=getattr(decode, "__name__", "decode"))
 
 
-def _in_layout(output: Any, count: int, size: Size | None, layout: str | None, is_detector: bool) -> Found | None:
-    for name, read_as in LAYOUTS.items() if layout is None else [(layout, LAYOUTS[layout])]:
-        if layout is None and name in UNSURE and not UNSURE[name](output, count):
+def _in_layout(output: Any, count: int, size: Size | None, layout: str | None, is_detector: bool) -> Boxes | None:
+    if layout is not None:
+        boxes = LAYOUTS[layout](output, count, size)
+        return None if boxes is None else replace(boxes, layout=layout)
+    for name, read_layout in LAYOUTS.items():
+        if name in UNSURE and not UNSURE[name](output, count):
             continue
-        found = read_as(output, count, size)
-        if found is None or (layout is None and found.doubt == MAYBE_MAPS and not is_detector):
-            continue
-        return replace(found, layout=name)
+        boxes = read_layout(output, count, size)
+        if boxes is not None and (is_detector or boxes.doubt != MAYBE_MAPS):
+            return replace(boxes, layout=name)
     return None
 
 
-def _without_broken(found: Found) -> Found:
+def _without_broken(boxes: Boxes) -> Boxes:
     """Give minus infinity to scores that are no numbers, and to those of boxes without a finite area.
 
     Such a box overlaps no other, and such a score exceeds no threshold: nothing is detected there. Where no cell of an
     image has a number, the network has failed: its scores stay NaN, which is refused like that of a class.
     """
     kept = []
-    for scores, boxes in zip(found.scores, found.boxes, strict=True):
-        areas = (boxes[:, 2:] - boxes[:, :2]).detach().float().prod(1)
-        if not bool(areas.sum().isfinite()) or bool(scores.detach().sum().isnan()):
-            broken = scores.isnan() | ~areas.isfinite()[:, None]
-            excluded = torch.nan if found.dense and bool(broken.all()) else -torch.inf
-            scores = scores.masked_fill(broken, excluded)
+    for scores, corners in zip(boxes.scores, boxes.boxes, strict=True):
+        areas = (corners[:, 2:] - corners[:, :2]).detach().float().prod(1)
+        broken = scores.isnan() | ~areas.isfinite()[:, None]
+        if bool(broken.any()):
+            has_failed = boxes.dense and bool(broken.all())
+            scores = scores.masked_fill(broken, torch.nan if has_failed else -torch.inf)
         kept.append(scores)
-    return replace(found, scores=kept)
+    return replace(boxes, scores=kept)
 
 
 def _part(value: Any, *names: str) -> Any:
     """The first of these items or attributes that there is."""
-    return next((each for each in named(value, names) if each is not None), None)
+    return next((part for part in named(value, names) if part is not None), None)
 
 
-def _results(output: Any, count: int, size: Size | None) -> Found | None:
+def _results(output: Any, count: int, size: Size | None) -> Boxes | None:
     """Boxes, labels and scores of each image, as torchvision and the processors of transformers give them.
 
     So do the result objects of ultralytics, of which oriented boxes count with the upright boxes around them.
@@ -177,26 +175,39 @@ def _results(output: Any, count: int, size: Size | None) -> Found | None:
     images = [output] if isinstance(output, Mapping) and count == 1 else output
     if not isinstance(images, (list, tuple)) or len(images) != count:
         return None
-    found = [each for image in images if (each := _result(image)) is not None]
-    if len(found) != count:
+    results = [_result(image) for image in images]
+    if any(result is None for result in results):
         return None
-    classes = 1 + max((int(labels.max()) for _, labels, _ in found if len(labels)), default=0)
-    scores = []
-    for _, labels, own in found:
-        labelled = own.masked_fill(labels < 0, -torch.inf)  # what fills up a list of detections has the label -1
-        nothing = own.new_full((len(own), classes), -torch.inf)
-        scores.append(nothing.scatter(1, labels.clamp(min=0)[:, None], labelled[:, None]))
-    return Found(scores, [boxes for boxes, *_ in found], dense=False)
+    return _of_results(results)
+
+
+def _of_results(results: Sequence[Any]) -> Boxes:
+    """The boxes of images from their boxes ``(Q, 4)``, labels ``(Q,)`` and scores ``(Q,)``.
+
+    What fills up a list of detections has a label below 0.
+    """
+    labels_of_all = torch.cat([labels for _, labels, _ in results])
+    classes = 1 + max(labels_of_all.tolist(), default=0)
+    scores_of_images = []
+    for _, labels, scores in results:
+        nothing = scores.new_full((len(scores), max(classes, 1)), -torch.inf)
+        labelled = scores.masked_fill(labels < 0, -torch.inf)
+        scores_of_images.append(nothing.scatter(1, labels.clamp(min=0)[:, None], labelled[:, None]))
+    return Boxes(scores_of_images, [boxes for boxes, *_ in results], dense=False)
 
 
 def _result(image: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
-    ours, theirs = ("boxes", "labels", "scores"), ("xyxy", "cls", "conf")
-    for holder, names in ((image, ours), (_part(image, "obb"), theirs), (_part(image, "boxes"), theirs)):
-        boxes, labels, scores = (_part(holder, name) for name in names)
-        tensors = all(isinstance(each, torch.Tensor) for each in (boxes, labels, scores))
-        if tensors and labels.ndim == 1 and len(boxes) == len(labels) == len(scores):
-            return boxes, torch.where(labels.isnan(), -1, labels.long()), scores
-    return None
+    """The boxes, labels and scores of an image."""
+    parts = named(image, ("boxes", "labels", "scores"))
+    for holder in named(image, ("obb", "boxes")):
+        if not isinstance(parts[1], torch.Tensor):
+            parts = named(holder, ("xyxy", "cls", "conf"))
+    if not all(isinstance(part, torch.Tensor) for part in parts):
+        return None
+    boxes, labels, scores = parts
+    if labels.ndim != 1 or not len(boxes) == len(labels) == len(scores):
+        return None
+    return boxes, torch.where(labels.isnan(), -1, labels.long()), scores
 
 
 def _pair(output: Any, count: int, scores: Sequence[str], boxes: Sequence[str]) -> Any:
@@ -207,26 +218,27 @@ def _pair(output: Any, count: int, scores: Sequence[str], boxes: Sequence[str]) 
     return (first, second) if first.ndim == 3 and second.shape == (count, first.shape[1], 4) else None
 
 
-def _cells(output: Any, count: int, size: Size | None) -> Found | None:
+def _cells(output: Any, count: int, size: Size | None) -> Boxes | None:
     """ "scores" and "boxes" for each cell or query."""
-    found = _pair(output, count, ["scores"], ["boxes"])
-    return None if found is None else Found(found[0], found[1], _part(output, "logits"))
+    pair = _pair(output, count, ["scores"], ["boxes"])
+    return None if pair is None else Boxes(pair[0], pair[1], _part(output, "logits"))
 
 
-def _queries(output: Any, count: int, size: Size | None, background: bool) -> Found | None:
+def _queries(output: Any, count: int, size: Size | None, background: bool) -> Boxes | None:
     """Logits and boxes for each query, whose middle, width and height are shares of the input."""
-    found = _pair(output, count, ["logits", "pred_logits"], ["pred_boxes"])
-    if found is None:
+    pair = _pair(output, count, ["logits", "pred_logits"], ["pred_boxes"])
+    if pair is None:
         return None
-    logits, boxes = found
-    boxes = _around(boxes[..., :2], boxes[..., 2:])
-    boxes = boxes if size is None else boxes * boxes.new_tensor([size[-1], size[-2]] * 2)
+    logits, shares = pair
+    boxes = _around(shares[..., :2], shares[..., 2:])
+    if size is not None:
+        boxes = boxes * boxes.new_tensor([size[-1], size[-2]] * 2)
     if not background:
-        return Found(logits.sigmoid(), boxes, logits)
-    is_typed = type(output).__name__ in SOFTMAX
-    doubt = "" if is_typed or _share_of_nothing(logits) >= NOTHING else MAYBE_SIGMOIDS
-    shares = logits.softmax(-1)
-    return Found(shares[..., :-1], boxes, logits[..., :-1], 1 - shares[..., -1], doubt=doubt)
+        return Boxes(logits.sigmoid(), boxes, logits)
+    is_sure = type(output).__name__ in SOFTMAX or _share_of_nothing(logits) >= NOTHING
+    scores = logits.softmax(-1)
+    existence = 1 - scores[..., -1]
+    return Boxes(scores[..., :-1], boxes, logits[..., :-1], existence, doubt="" if is_sure else MAYBE_SIGMOIDS)
 
 
 def _share_of_nothing(logits: torch.Tensor) -> float:
@@ -260,118 +272,133 @@ def _are_corners(output: Any, count: int) -> bool:
     return not bool((fractions | swapped).any())
 
 
-def _end_to_end(output: Any, count: int, size: Size | None) -> Found | None:
+def _end_to_end(output: Any, count: int, size: Size | None) -> Boxes | None:
     """``(N, Q, 6)``: the corners, score and label of boxes that need no suppression (YOLOv10)."""
-    found = _tensor(output, count)
-    if found is None or found.shape[2] != 6:
+    rows = _tensor(output, count)
+    if rows is None or rows.shape[2] != 6:
         return None
-    return _results([{"boxes": each[:, :4], "scores": each[:, 4], "labels": each[:, 5]} for each in found], count, size)
+    labels = torch.where(rows[..., 5].isnan(), -1, rows[..., 5].long())
+    return _of_results(list(zip(rows[..., :4], labels, rows[..., 4], strict=True)))
 
 
-def _yolov8(output: Any, count: int, size: Size | None) -> Found | None:
+def _yolov8(output: Any, count: int, size: Size | None) -> Boxes | None:
     """``(N, 4 + K, cells)``: middle, width, height and scores (YOLOv8 to 11).
 
     What else is returned for each cell follows the scores: factors of masks, key points, or the angle of the box.
     """
-    found = _tensor(output, count)
-    if found is None or found.shape[1] < 5 or found.shape[1] > found.shape[2]:
+    columns = _tensor(output, count)
+    if columns is None or columns.shape[1] < 5 or columns.shape[1] > columns.shape[2]:
         return None
-    rest = nested.items(output)[1:] if not isinstance(output, torch.Tensor) else []
-    more = [
-        each for path, each in nested.paths([inner for _, inner in rest])
-        if each.ndim == 3 and each.shape[::2] == found.shape[::2] and path[-1] not in ("boxes", "scores")
-    ]  # fmt: skip
-    classes = found.shape[1] - 4 - sum(each.shape[1] for each in more)
-    rows = found.transpose(1, 2)
-    scores, wide = rows[..., 4 : 4 + classes], rows[..., 2:4]
+    extras = []
+    for path, tensor in nested.paths(output):
+        of_cells = tensor.ndim == 3 and tensor.shape[::2] == columns.shape[::2]
+        if of_cells and tensor is not columns and path[-1] not in ("boxes", "scores"):
+            extras.append(tensor)
+    classes = columns.shape[1] - 4 - sum(extra.shape[1] for extra in extras)
+    rows = columns.transpose(1, 2)
+    scores = rows[..., 4 : 4 + classes]
     if classes < 1 or not _within(scores) or not _in_pixels(rows):
         return None
-    if any(each.shape[1] == 1 for each in more):  # the upright box around a turned one
-        cos, sin = rows[..., -1:].cos().abs(), rows[..., -1:].sin().abs()
-        wide = wide * cos + wide.flip(-1) * sin
-    return Found(scores, _around(rows[..., :2], wide))
+    sides = rows[..., 2:4]
+    if any(extra.shape[1] == 1 for extra in extras):  # the upright box around a turned one
+        angles = rows[..., -1:]
+        sides = sides * angles.cos().abs() + sides.flip(-1) * angles.sin().abs()
+    return Boxes(scores, _around(rows[..., :2], sides))
 
 
-def _yolov5(output: Any, count: int, size: Size | None) -> Found | None:
+def _yolov5(output: Any, count: int, size: Size | None) -> Boxes | None:
     """``(N, cells, 5 + K)``: middle, width, height, existence, and scores where there is something (v3 to v7, YOLOX).
 
     Factors of masks may follow, as many as the prototypes have channels.
     """
-    found = _tensor(output, count)
-    if found is None or found.shape[2] < 6 or found.shape[2] > found.shape[1]:
+    rows = _tensor(output, count)
+    if rows is None or rows.shape[2] < 6 or rows.shape[2] > rows.shape[1]:
         return None
-    prototypes = [each for _, each in nested.items(output)[1:] if isinstance(each, torch.Tensor) and each.ndim == 4]
-    classes = found.shape[2] - 5 - sum(each.shape[1] for each in prototypes)
-    existence, scores = found[..., 4], found[..., 5 : 5 + classes]
-    if classes < 1 or not (_within(found[..., 4 : 5 + classes]) and _in_pixels(found)):
+    prototypes = [tensor for path, tensor in nested.paths(output) if tensor.ndim == 4 and len(path) == 1]
+    classes = rows.shape[2] - 5 - sum(tensor.shape[1] for tensor in prototypes)
+    existence = rows[..., 4]
+    scores = rows[..., 5 : 5 + classes]
+    if classes < 1 or not (_within(existence) and _within(scores) and _in_pixels(rows)):
         return None
-    return Found(existence[..., None] * scores, _around(found[..., :2], found[..., 2:4]), existence=existence)
+    return Boxes(existence[..., None] * scores, _around(rows[..., :2], rows[..., 2:4]), existence=existence)
 
 
-def _yolox(output: Any, count: int, size: Size | None) -> Found | None:
+def _yolox(output: Any, count: int, size: Size | None) -> Boxes | None:
     """The same before decoding: middles in cells from the corner of a cell, and logarithms of the sizes in cells."""
-    found = _tensor(output, count)
-    if found is None or found.shape[2] < 6 or size is None or _within(found[..., :4]) or not _within(found[..., 4:]):
+    rows = _tensor(output, count)
+    if rows is None or rows.shape[2] < 6 or size is None or _within(rows[..., :4]) or not _within(rows[..., 4:]):
         return None
-    levels = [found.new_empty(size[-2] // stride, size[-1] // stride) for stride in STRIDES[:3]]
-    if sum(each.numel() for each in levels) != found.shape[1]:
+    corners = []
+    strides = []
+    for stride in STRIDES[:3]:
+        level = rows.new_empty(size[-2] // stride, size[-1] // stride)
+        corners.append(stride * (cell_middles(level) - 0.5))
+        strides.append(rows.new_full((level.numel(), 1), stride))
+    stride_of_cells = torch.cat(strides)
+    if len(stride_of_cells) != rows.shape[1]:
         return None
-    corners = torch.cat([stride * (cell_middles(each) - 0.5) for stride, each in zip(STRIDES, levels, strict=False)])
-    strides = torch.cat([each.new_full((each.numel(), 1), s) for s, each in zip(STRIDES, levels, strict=False)])
-    boxes = _around(corners + strides * found[..., :2], strides * found[..., 2:4].exp())
-    return Found(found[..., 4:5] * found[..., 5:], boxes, existence=found[..., 4])
+    middles = torch.cat(corners) + stride_of_cells * rows[..., :2]
+    boxes = _around(middles, stride_of_cells * rows[..., 2:4].exp())
+    return Boxes(rows[..., 4:5] * rows[..., 5:], boxes, existence=rows[..., 4])
 
 
-def _yolov8_maps(output: Any, count: int, size: Size | None) -> Found | None:
+def _yolov8_maps(output: Any, count: int, size: Size | None) -> Boxes | None:
     """Maps ``(N, 64 + K, h, w)``: logits of the distances to the four sides, and of the classes (in training)."""
     maps = _levels(output, count)
     if maps is None or maps[0].shape[1] <= 4 * BINS:
         return None
     logits, boxes = read_bins(maps, _strides(maps, size), BINS, 0)
-    return Found(logits.sigmoid(), boxes, logits)
+    return Boxes(logits.sigmoid(), boxes, logits)
 
 
-def _fcos(output: Any, count: int, size: Size | None) -> Found | None:
+def _fcos(output: Any, count: int, size: Size | None) -> Boxes | None:
     """Lists of maps: class logits ``(N, K, h, w)``, distances to the sides in pixels, and a centredness, if there is.
 
     Scores are the roots of the products of class and centredness.
     """
     if not isinstance(output, (list, tuple)) or len(output) not in (2, 3):
         return None
-    lists = [_levels(each, count) for each in output]
-    if any(each is None or len(each) != len(lists[0] or ()) for each in lists):
+    lists = [_levels(maps, count) for maps in output]
+    if any(maps is None or len(maps) != len(lists[0] or ()) for maps in lists):
         return None
-    flat = [torch.cat([raw.flatten(2).transpose(1, 2) for raw in maps or ()], 1) for maps in lists]
-    if flat[1].shape[-1] != 4 or [each.shape[-1] for each in flat[2:]] not in ([], [1]):
+    logits, sides, *centredness = [torch.cat([level.flatten(2).mT for level in maps or ()], 1) for maps in lists]
+    if sides.shape[-1] != 4 or any(each.shape[-1] != 1 for each in centredness):
         return None
-    first = lists[0] or []
-    middles = torch.cat([stride * cell_middles(raw) for raw, stride in zip(first, _strides(first, size), strict=True)])
-    scores = flat[0].sigmoid() if len(flat) == 2 else (flat[0].sigmoid() * flat[2].sigmoid()).sqrt()
-    return Found(scores, boxes_from_sides(middles, flat[1]), flat[0])
+    levels = lists[0] or []
+    strides = _strides(levels, size)
+    middles = torch.cat([stride * cell_middles(level) for level, stride in zip(levels, strides, strict=True)])
+    scores = logits.sigmoid()
+    if centredness:
+        scores = (scores * centredness[0].sigmoid()).sqrt()
+    return Boxes(scores, boxes_from_sides(middles, sides), logits)
 
 
-def _anchors(output: Any, count: int, size: Size | None, scales: tuple[float, float], background: bool) -> Found | None:
+def _anchors(output: Any, count: int, size: Size | None, scales: tuple[float, float], background: bool) -> Boxes | None:
     """ "cls_logits", "bbox_regression" and "anchors" ``(Q, 4)``: what torchvision's heads give, with their anchors."""
-    found, anchors = _pair(output, count, ["cls_logits"], ["bbox_regression"]), _part(output, "anchors")
-    if found is None or anchors is None:
+    pair = _pair(output, count, ["cls_logits"], ["bbox_regression"])
+    anchors = _part(output, "anchors")
+    if pair is None or anchors is None:
         return None
-    logits, deltas = found
-    corners = torch.stack(list(anchors)) if isinstance(anchors, (list, tuple)) else anchors
-    wide = corners[..., 2:] - corners[..., :2]
-    if _part(output, "bbox_ctrness") is not None:
-        scores = (logits.sigmoid() * output["bbox_ctrness"].sigmoid()).sqrt()
-        sides = deltas * torch.cat([wide, wide], -1)
-        return Found(scores, boxes_from_sides((corners[..., :2] + corners[..., 2:]) / 2, sides), logits)
-    middles = corners[..., :2] + wide / 2 + deltas[..., :2] / scales[0] * wide
+    logits, deltas = pair
+    if isinstance(anchors, (list, tuple)):
+        anchors = torch.stack(list(anchors))
+    wide = anchors[..., 2:] - anchors[..., :2]
+    middles = anchors[..., :2] + wide / 2
+    centredness = _part(output, "bbox_ctrness")
+    if centredness is not None:
+        scores = (logits.sigmoid() * centredness.sigmoid()).sqrt()
+        return Boxes(scores, boxes_from_sides(middles, deltas * torch.cat([wide, wide], -1)), logits)
+    middles = middles + deltas[..., :2] / scales[0] * wide
     boxes = _around(middles, wide * (deltas[..., 2:] / scales[1]).clamp(max=4.135).exp())
     if not background:
-        return Found(logits.sigmoid(), boxes, logits)
-    shares = logits.softmax(-1)  # class 0 is the background, and labels count from there
-    there = torch.arange(shares.shape[-1], device=shares.device) > 0
-    return Found(shares.masked_fill(~there, -torch.inf), boxes, logits, 1 - shares[..., 0])
+        return Boxes(logits.sigmoid(), boxes, logits)
+    scores = logits.softmax(-1)  # class 0 is the background, and labels count from there
+    existence = 1 - scores[..., 0]
+    is_background = torch.arange(scores.shape[-1], device=scores.device) == 0
+    return Boxes(scores.masked_fill(is_background, -torch.inf), boxes, logits, existence)
 
 
-def _centernet(output: Any, count: int, size: Size | None) -> Found | None:
+def _centernet(output: Any, count: int, size: Size | None) -> Boxes | None:
     """Maps of middles ``(N, K, h, w)``, and ``(N, 2, h, w)`` of sizes in cells and, if there are, of where in the cell.
 
     Middles are logits or probabilities.
@@ -380,57 +407,69 @@ def _centernet(output: Any, count: int, size: Size | None) -> Found | None:
     heat = maps.get("heat")
     sizes = maps.get("sizes")
     offset = maps.get("offset")
-    if heat is None or sizes is None or len({raw.shape[2:] for raw in maps.values()}) > 1:
+    if heat is None or sizes is None or len({tensor.shape[2:] for tensor in maps.values()}) > 1:
         return None
     stride = 4.0 if size is None else size[-1] / heat.shape[-1]
-    classes, wide = (raw.flatten(2).transpose(1, 2) for raw in (heat, sizes))
-    middles = cell_middles(heat) - 0.5 + (0.5 if offset is None else offset.flatten(2).transpose(1, 2))
-    boxes = stride * _around(middles, wide)
+    middles = cell_middles(heat)
+    if offset is not None:
+        middles = middles - 0.5 + offset.flatten(2).mT
+    boxes = stride * _around(middles, sizes.flatten(2).mT)
     doubt = "" if is_sure else MAYBE_MAPS
+    classes = heat.flatten(2).mT
     if _within(heat):
-        return Found(classes, boxes, doubt=doubt)
-    return Found(classes.sigmoid(), boxes, classes, doubt=doubt)
+        return Boxes(classes, boxes, doubt=doubt)
+    return Boxes(classes.sigmoid(), boxes, classes, doubt=doubt)
 
 
 def _centernet_maps(output: Any, count: int) -> tuple[dict[str, torch.Tensor], bool]:
     """CenterNet's maps by what they hold, and whether that is sure: by names, and else by channels and order."""
     stages = output if isinstance(output, (list, tuple)) else [output]
-    heads = stages[-1] if stages and not isinstance(stages[-1], (list, tuple, torch.Tensor)) else output
-    if not nested.items(heads) and hasattr(heads, "__dict__"):
-        heads = vars(heads)
+    is_stage = bool(stages) and not isinstance(stages[-1], (list, tuple, torch.Tensor))
+    heads = stages[-1] if is_stage else output
+    if not nested.items(heads):
+        heads = getattr(heads, "__dict__", {})
     maps: dict[str, torch.Tensor] = {}
-    pairs, others = list[torch.Tensor](), list[torch.Tensor]()
-    for path, raw in nested.paths(heads):
-        if raw.ndim != 4 or len(raw) != count:
+    heats: list[torch.Tensor] = []  # without a name that says it
+    pairs: list[torch.Tensor] = []
+    for path, tensor in nested.paths(heads):
+        if tensor.ndim != 4 or len(tensor) != count:
             continue
         name = next((key.lower() for key in reversed(path) if isinstance(key, str)), "")
-        fitting = [role for role, parts in CENTERNET.items() if any(part in name for part in parts)]
-        role = fitting[0] if fitting else None
-        if role == "heat" or (role is not None and raw.shape[1] == 2):
-            maps.setdefault(role, raw)
+        role = next((role for role, parts in CENTERNET.items() if any(part in name for part in parts)), None)
+        if role == "heat" or (role is not None and tensor.shape[1] == 2):
+            maps.setdefault(role, tensor)
+        elif tensor.shape[1] == 2:
+            pairs.append(tensor)
         else:
-            (pairs if raw.shape[1] == 2 else others).append(raw)
-    is_named = bool({"heat", "sizes"} & set(maps))
-    is_sure = is_named or (len(others) == 1 and len(pairs) == 2 - len(maps))
+            heats.append(tensor)
+    is_sure = "heat" in maps or "sizes" in maps or (len(heats) == 1 and len(pairs) == 2 - len(maps))
     if "heat" not in maps:
-        heats = others or pairs[:1]
+        if not heats and pairs:
+            heats.append(pairs.pop(0))
         if len(heats) != 1:
             return {}, False
         maps["heat"] = heats[0]
-        pairs = pairs if others else pairs[1:]
     for role in ("sizes", "offset"):
         if role not in maps and pairs:
             maps[role] = pairs.pop(0)
     return ({}, False) if pairs else (maps, is_sure)
 
 
-LAYOUTS: dict[str, Callable[[Any, int, Size | None], Found | None]] = {
-    "results": _results, "cells": _cells, "detr": partial(_queries, background=True),
+LAYOUTS: dict[str, Callable[[Any, int, Size | None], Boxes | None]] = {
+    "results": _results,
+    "cells": _cells,
+    "detr": partial(_queries, background=True),
     "deformable detr": partial(_queries, background=False),
     "retinanet": partial(_anchors, scales=(1.0, 1.0), background=False),
-    "ssd": partial(_anchors, scales=(10.0, 5.0), background=True), "centernet": _centernet, "fcos": _fcos,
-    "yolov10": _end_to_end, "yolov8": _yolov8, "yolov5": _yolov5, "yolox": _yolox, "yolov8 maps": _yolov8_maps,
-}  # fmt: skip
+    "ssd": partial(_anchors, scales=(10.0, 5.0), background=True),
+    "centernet": _centernet,
+    "fcos": _fcos,
+    "yolov10": _end_to_end,
+    "yolov8": _yolov8,
+    "yolov5": _yolov5,
+    "yolox": _yolox,
+    "yolov8 maps": _yolov8_maps,
+}
 """What is tried in turn; the first that fits is it. Each returns None for outputs of another kind."""
 UNSURE: dict[str, Callable[[Any, int], bool]] = {
     "detr": _ends_in_no_object,
@@ -441,29 +480,32 @@ UNSURE: dict[str, Callable[[Any, int], bool]] = {
 
 
 def _tensor(output: Any, count: int) -> torch.Tensor | None:
-    found = find_tensor(output, count, (3,), ())
-    return found if found is not None and found.is_floating_point() else None
+    tensor = find_tensor(output, count, (3,), ())
+    return tensor if tensor is not None and tensor.is_floating_point() else None
 
 
 def _levels(output: Any, count: int) -> list[torch.Tensor] | None:
     """Maps of several resolutions with the same channels."""
     maps = list(output) if isinstance(output, (list, tuple)) else []
-    if len(maps) < 2 or not all(isinstance(each, torch.Tensor) and each.ndim == 4 for each in maps):
+    if len(maps) < 2 or not all(isinstance(level, torch.Tensor) and level.ndim == 4 for level in maps):
         return None
-    halves = all(one.shape[-1] > other.shape[-1] for one, other in pairwise(maps))
-    return maps if halves and {each.shape[:2] for each in maps} == {(count, maps[0].shape[1])} else None
+    becomes_coarser = all(level.shape[-1] > coarser.shape[-1] for level, coarser in pairwise(maps))
+    fits = all(level.shape[:2] == (count, maps[0].shape[1]) for level in maps)
+    return maps if becomes_coarser and fits else None
 
 
 def _strides(maps: Sequence[torch.Tensor], size: Size | None) -> Sequence[float]:
     if size is None:
         return STRIDES[: len(maps)]
-    return [2.0 ** round(torch.tensor(size[-1] / each.shape[-1]).log2().item()) for each in maps]
+    return [2.0 ** round(math.log2(size[-1] / level.shape[-1])) for level in maps]
 
 
 def cell_middles(maps: torch.Tensor) -> torch.Tensor:
     """The middle ``(cells, 2)`` of each cell of maps, in cells."""
-    y, x = torch.meshgrid(*(torch.arange(n).to(maps) + 0.5 for n in maps.shape[-2:]), indexing="ij")
-    return torch.stack([x, y], -1).flatten(0, 1)
+    height, width = maps.shape[-2:]
+    rows = torch.arange(height).to(maps) + 0.5
+    columns = torch.arange(width).to(maps) + 0.5
+    return torch.stack([columns.repeat(height), rows.repeat_interleave(width)], 1)
 
 
 def boxes_from_sides(middles: torch.Tensor, sides: torch.Tensor) -> torch.Tensor:

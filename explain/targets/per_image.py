@@ -1,18 +1,16 @@
-"""A target of its own for each image, and single numbers of an output; whether scores follow the rows of an output."""
+"""A target of its own for each image, and single numbers of an output."""
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 from typing import Any
 
 import torch
-from torch import nn
 
-from explain._utils.errors import ExplainError, TargetError, raised
+from explain._utils.errors import TargetError
 from explain._utils.nested import items, with_items
 from explain.targets.base import Labels, Picked, Target, check_count, find_tensor, images_of_rows, need_tensor
 from explain.targets.classes import ClassTarget
+from explain.targets.functions import ScoreTarget
 
 
 @dataclass(frozen=True)
@@ -89,33 +87,32 @@ class Separate(Target):
         names = [target.name for target in self.targets]
         return ", ".join(names[:4]) + f", ... ({len(names)})" * (len(names) > 4)
 
-    @property
-    def may_ignore_rows(self) -> bool:
-        return self.images is None and any(target.may_ignore_rows for target in self.targets)
-
     def pick(self, output: Any, count: int) -> Picked:
         images = self._images(count)
-        used = sorted(set(images))
-        first = torch.zeros(count, dtype=torch.long)  # each target is settled for one image, and scores all rows
-        found = [self.targets[image].rows(first).pick(output, count) for image in used]
-        scores = torch.stack([score for score, _ in found])
-        row = torch.tensor([[used.index(image) for image in images]], device=scores.device)
-        classes = [own for _, own in found if own is not None]
-        picked = torch.stack(classes).gather(0, row)[0] if len(classes) == len(found) else None
-        return scores.gather(0, row)[0], picked
+        of_first = torch.zeros(count, dtype=torch.long)  # each target is settled for one image, and scores all rows
+        scores = {}
+        classes = {}
+        for image in set(images):
+            scores[image], classes[image] = self.targets[image].rows(of_first).pick(output, count)
+        picked = torch.stack([scores[image][row] for row, image in enumerate(images)])
+        if any(indices is None for indices in classes.values()):
+            return picked, None
+        return picked, torch.stack([classes[image][row] for row, image in enumerate(images)])
 
     def settled(self, output: Any, count: int) -> "Separate":
         if self.images is not None:
             return self
         self._images(count)
-        chosen = []
+        settled = []
         for image, target in enumerate(self.targets):  # each makes its choices on the rows of its image alone
-            alone = (output, count) if target.may_ignore_rows else (take(output, count, [image]), 1)
-            chosen.append(target.settled(*alone))
-            if not target.may_ignore_rows:
-                chosen[-1].pick(*alone)  # one that holds something for several images is refused here
-        must_follow_rows(made := replace(self, targets=tuple(chosen)), output, count)
-        return made
+            if isinstance(target, ScoreTarget):
+                settled.append(target)
+                continue
+            row = take(output, count, [image])
+            choice = target.settled(row, 1)
+            choice.pick(row, 1)  # one that holds something for several images is refused here
+            settled.append(choice)
+        return replace(self, targets=tuple(settled))
 
     def rows(self, images: torch.Tensor) -> "Separate":
         return replace(self, images=images_of_rows(self.images, images))
@@ -132,59 +129,10 @@ class Separate(Target):
         return images
 
 
-def must_follow_rows(target: Target, output: Any, count: int) -> None:
-    """Refuse a target whose scores do not go with the rows of the output.
-
-    Methods that alter images score them in batches with other orders and numbers of rows than the images. A function
-    such as ``lambda output: output[torch.arange(2), labels]`` gives wrong scores there. So it is called on rows of the
-    unaltered output in another order, on one more row, and on one alone. Targets of this package, and functions that
-    take the rows' images, need no such proof.
-
-    Where the shape of the output leaves open what belongs to single images, it is enough if one way to cut it fits.
-
-    Args:
-        target: a settled target.
-        output: what the model returned for the ``count`` images as they are.
-
-    Raises:
-        TargetError: the scores of the same rows in another order or number are not the same.
-
-    >>> from explain.targets import as_target
-    >>> scores = torch.tensor([[1.0, 2.0], [5.0, 3.0]])
-    >>> must_follow_rows(as_target(lambda output: output[:, 1]), scores, 2)
-    >>> try:
-    ...     must_follow_rows(as_target(lambda output: output[[0, 1], [0, 1]]), scores, 2)
-    ... except TargetError as error:
-    ...     print(str(error)[:72])
-    target <lambda> must give each row its own score, whatever the others, b
-    """
-    if not target.may_ignore_rows:
-        return
-    first = None
-    with torch.no_grad():
-        scores = target.pick(output, count)[0]
-        for vectors, lists in product((True, False), repeat=2):
-            wrong = _wrong(target, output, count, scores, vectors=vectors, lists=lists)
-            if wrong is None:
-                return
-            first = first or wrong
-    remedy = "take the images as an argument: lambda output, images: output[range(len(images)), labels[images]]"
-    wrong = f"must give each row its own score, whatever the others, but {first}"
-    raise TargetError(f"target {target.name} {wrong}; {remedy}")
-
-
-def take(value: Any, count: int, rows: Sequence[int], *, vectors: bool = True, lists: bool = True) -> Any:
+def take(value: Any, count: int, rows: Sequence[int]) -> Any:
     """Return an output with these rows, in this order, instead of its ``count`` rows.
 
-    Tensors may be anywhere in it. What has no row for each image stays as it is.
-
-    Args:
-        value: the output.
-        count: how many images it is of.
-        rows: their numbers.
-        vectors: whether a tensor with one dimension, or with its only dimension of this size behind the first, has an
-            item for each image.
-        lists: whether a list as long as the batch, of other things than tensors, has one.
+    Tensors and lists of images may be anywhere in it. What has no row for each image stays as it is.
 
     >>> take((torch.tensor([[1.0], [2.0]]), "kept"), 2, [1, 0, 0])
     (tensor([[2.],
@@ -192,54 +140,8 @@ def take(value: Any, count: int, rows: Sequence[int], *, vectors: bool = True, l
             [1.]]), 'kept')
     """
     if isinstance(value, torch.Tensor):
-        dim = _dimension(value, count, vectors=vectors)
-        return value if dim is None else value.index_select(dim, torch.tensor(rows, device=value.device))
-    inside = [item for _, item in items(value)]
-    if inside:
-        has_tensors = any(isinstance(item, torch.Tensor) for item in inside)
-        if lists and not has_tensors and len(inside) == count and type(value) in (list, tuple):
-            return type(value)(inside[row] for row in rows)
-        return with_items(value, [take(item, count, rows, vectors=vectors, lists=lists) for item in inside])
-    if hasattr(value, "__dict__") and not isinstance(value, (type, nn.Module)) and not callable(value):
-        made = copy.copy(value)
-        for name, item in vars(value).items():
-            object.__setattr__(made, name, take(item, count, rows, vectors=vectors, lists=lists))
-        return made
-    return value
-
-
-def _dimension(tensor: torch.Tensor, count: int, *, vectors: bool) -> int | None:
-    """The dimension of a tensor that goes over the images."""
-    if tensor.ndim and len(tensor) == count and (tensor.ndim > 1 or vectors):
-        return 0
-    found = [dim for dim, size in enumerate(tensor.shape) if size == count] if vectors else []
-    return found[0] if len(found) == 1 else None
-
-
-def _wrong(target: Target, output: Any, count: int, scores: torch.Tensor, **cut: bool) -> str | None:
-    """Say what goes wrong if the output is cut like this; None if the scores follow their rows."""
-    turned = [*range(1, count), 0]  # each row moved to the place of the next
-    for rows in (turned, [*turned, 0], [count - 1]):
-        try:
-            images = torch.tensor(rows, device=scores.device)
-            found = target.rows(images).pick(take(output, count, rows, **cut), len(rows))[0]
-        except torch.cuda.OutOfMemoryError:
-            raise
-        except TargetError:
-            return f"of {len(rows)} rows it does not give {len(rows)} scores"
-        except ExplainError:
-            raise
-        except (IndexError, RuntimeError, ValueError, TypeError, KeyError) as error:
-            return f"of {len(rows)} rows it {raised(error)}"
-        if not _close(found, scores[images]):
-            return f"it gives other scores for the rows {', '.join(map(str, rows[:4]))}{', ...' * (len(rows) > 4)}"
-    return None
-
-
-def _close(found: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Whether scores are the same, up to the rounding that differs between batch sizes."""
-    both = torch.stack([found, expected]) if found.shape == expected.shape else None
-    if both is None or not both.is_floating_point():
-        return torch.equal(found, expected)
-    rounding = torch.finfo(both.dtype).eps ** 0.5
-    return torch.allclose(both[0], both[1], rtol=rounding, atol=rounding * float(expected.abs().max()))
+        return value[list(rows)] if value.ndim and len(value) == count else value
+    members = [member for _, member in items(value)]
+    if type(value) is list and len(value) == count and not any(isinstance(member, torch.Tensor) for member in value):
+        return [value[row] for row in rows]
+    return with_items(value, [take(member, count, rows) for member in members]) if members else value

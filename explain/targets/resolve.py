@@ -1,151 +1,21 @@
-"""What a caller may give for a target, and the `Target` that it stands for: also any function of the output, and other
-numbers to differentiate than the score."""
+"""What a caller may give for a target, and the `Target` that it stands for."""
 
-import inspect
 import operator
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from torch import nn
 
 from explain._utils.errors import LabelsError, ModelError, TargetError, either, shown
-from explain._utils.nested import find
 from explain.targets import detections, outputs, per_image
-from explain.targets.base import Labels, Picked, Sum, Target, described, images_of_rows
+from explain.targets.base import Labels, Picked, Sum, Target
 from explain.targets.classes import BinaryLogit, ClassTarget, TopClass
+from explain.targets.functions import ScoreTarget
 from explain.targets.labels import Categories, find_category
-
-
-@dataclass(frozen=True)
-class ScoreTarget(Target):
-    """Any function of the model's output that gives one score per row.
-
-    Methods that alter images call it on pieces of perturbed rows. A function that wants something else of each image
-    takes a second argument, ``images`` ``(P,)``: for each row, which of the original images it belongs to, counted from
-    0. A second argument is one without a default, or one called ``images``.
-
-    Args:
-        function: ``output -> (P,)``, or ``output, images -> (P,)``.
-        images: whose rows the output has; None is a row for each image in turn.
-
-    Raises:
-        TargetError: no function, or one that takes neither one argument nor two.
-
-    >>> labels = torch.tensor([2, 0])
-    >>> target = ScoreTarget(lambda output, images: output[torch.arange(len(images)), labels[images]])
-    >>> output = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
-    >>> target.pick(output, 2)[0], target.rows(torch.tensor([1, 1])).pick(output, 2)[0]
-    (tensor([3., 4.]), tensor([1., 4.]))
-    """
-
-    function: Callable[..., torch.Tensor]
-    images: tuple[int, ...] | None = None
-
-    def __post_init__(self) -> None:
-        if not callable(self.function):
-            raise TargetError(f"function must be callable, as output -> (N,), got {self.function!r}; use as_target")
-        _images_argument(self.function, self.name)
-
-    @property
-    def name(self) -> str:
-        return str(getattr(self.function, "__name__", type(self.function).__name__))
-
-    @property
-    def takes_images(self) -> bool:
-        """Whether the function takes the images that its rows belong to."""
-        return _images_argument(self.function, self.name) is not None
-
-    @property
-    def may_ignore_rows(self) -> bool:
-        return self.images is None and not self.takes_images  # a target of perturbed rows has proved it
-
-    def pick(self, output: Any, count: int) -> Picked:
-        keyword, rest = _images_argument(self.function, self.name), {}
-        if keyword is not None:
-            first = find(output)
-            device = None if first is None else first[1].device
-            rest[keyword] = torch.tensor(range(count) if self.images is None else self.images, device=device)
-        score = self.function(output, *rest.values()) if keyword == "" else self.function(output, **rest)
-        if isinstance(score, torch.Tensor) and score.ndim == 0 and count == 1:
-            score = score[None]
-        if not isinstance(score, torch.Tensor) or tuple(score.shape) != (count,):
-            got = f"{described(score)}; pick a class as in output[:, 0], and sum over no images"
-            raise TargetError(f"target {self.name} must return one score per image, a tensor ({count},), got {got}")
-        return score, None
-
-    def rows(self, images: torch.Tensor) -> "ScoreTarget":
-        return replace(self, images=images_of_rows(self.images, images))
-
-
-def _images_argument(function: Callable[..., Any], name: str) -> str | None:
-    """How a function takes the images of the rows: by this keyword, as its second argument (""), or not at all."""
-    try:
-        signature = inspect.signature(function.forward if isinstance(function, nn.Module) else function)
-    except (TypeError, ValueError):  # a function of another language may not say what it takes
-        return None
-    images = signature.parameters.get("images")
-    if images is not None and images.kind in (images.POSITIONAL_OR_KEYWORD, images.KEYWORD_ONLY):
-        return "images"
-    with suppress(TypeError):
-        signature.bind("output")
-        return None
-    with suppress(TypeError):
-        signature.bind("output", "images")
-        return ""
-    got = f"{signature}; bind other arguments with functools.partial"
-    raise TargetError(f"target {name} must be a function of the output, or of it and its rows' images, got {got}")
-
-
-Objective: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""Another number to differentiate than the score: from ``(N, K)`` scores and the target's classes ``(N,)`` to ``(N,)``.
-
-It is frozen, as all that a need holds.
-"""
-
-
-@dataclass(frozen=True)
-class ResidualSoftmax:
-    """The logit and its log-probability together: ``y_c + log softmax(y)_c`` (Cai, 2025, "ReST")."""
-
-    def __str__(self) -> str:
-        return "the score and its log-probability"
-
-    def __call__(self, logits: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
-        return (logits + logits.log_softmax(1)).gather(1, classes[:, None])[:, 0]
-
-
-@dataclass(frozen=True)
-class Contrast:
-    """The target's logit against those of the classes that score most like it (Zhang et al., CVPR 2025).
-
-    ``mean`` is ``y_c - alpha mean_d y_d``; ``weighted`` averages ``y_c - alpha y_d`` with the classes' probabilities.
-    """
-
-    kind: Literal["mean", "weighted"] = "mean"
-    alpha: float = 0.6
-    references: int = 3
-
-    def __str__(self) -> str:
-        return f"the score against the {self.references} classes that score most like it"
-
-    def __call__(self, logits: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
-        own = logits.gather(1, classes[:, None])
-        distance = (logits - own).detach().abs().scatter(1, classes[:, None], float("inf"))
-        count = min(self.references, logits.shape[1] - 1)
-        if count < 1:
-            raise TargetError("target must have another class to compare with, but the model has one; use gradcam")
-        similar = distance.topk(count, dim=1, largest=False).indices
-        others = logits.gather(1, similar)
-        gaps = own - self.alpha * others
-        # Probabilities that add up to one among these classes; next to the best class, all of them may be nothing.
-        return gaps.mean(1) if self.kind == "mean" else (others.softmax(1) * gaps).sum(1)
-
 
 One: TypeAlias = int | str | tuple[int, ...] | Callable[..., torch.Tensor] | Target | None
 TargetLike: TypeAlias = One | torch.Tensor | Sequence[One]

@@ -1,10 +1,7 @@
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict, namedtuple
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,14 +21,13 @@ from explain.targets import (
     ScoreTarget,
     Segmentation,
     Similarity,
-    Target,
     TopClass,
     as_target,
 )
 from explain.targets.base import Sum
+from explain.targets.functions import Contrast
 from explain.targets.labels import find_label
-from explain.targets.per_image import Element, Separate, must_follow_rows, take
-from explain.targets.resolve import Contrast
+from explain.targets.per_image import Element, Separate, take
 
 LOGITS = torch.tensor([[0.1, 3.0, 2.0], [5.0, 1.0, 4.0]])
 LABELS = ["tabby cat", "Egyptian cat", "red panda", "crane", "crane"]
@@ -179,140 +175,6 @@ def test_what_has_a_default_is_no_second_argument(function: Callable[..., Tensor
     assert torch.equal(ScoreTarget(function).pick(LOGITS, 2)[0], LOGITS[:, 2])
 
 
-# --- scores that must follow their rows
-
-
-@dataclass
-class Fields:
-    scores: Tensor
-    name: str = "it"
-
-
-class Own(Target):
-    """A target of somebody else's that counts on the rows of the images."""
-
-    name = "own"
-
-    def pick(self, output: Any, count: int) -> Any:
-        return output[torch.arange(2), torch.tensor([0, 2])], None
-
-
-class OwnWithRows(Own):
-    def rows(self, images: Tensor) -> OwnWithRows:
-        return self
-
-
-Both = namedtuple("Both", ["scores", "scale"])
-STARTS = torch.tensor([0, 2])
-IGNORANT: dict[str, Any] = {
-    "indices of the images": lambda output: output[torch.arange(2), STARTS],
-    "classes of the images": lambda output: output.gather(1, STARTS[:, None])[:, 0],
-    "weights of the images": lambda output: (output * torch.tensor([[1.0, 0, 0], [0, 0, 2]])).sum(1),
-    "classes in turn": lambda output: output[torch.arange(len(output)), STARTS[torch.arange(len(output)) % 2]],
-    "classes of the images in batches of their size": lambda output: (
-        output[torch.arange(2), STARTS]
-        if len(output) == 2
-        else torch.where(output[:, 0] < 1, output[:, 0], output[:, 2])
-    ),
-    "one row for all": lambda output: output[0, :2],
-    "a coupled batch": lambda output: output[:, 0] - output[:, 0].mean(),
-    "a ranked batch": lambda output: output[:, 0].sort().values,
-    "one of two in a sum": Difference(1, lambda output: output[torch.arange(2), STARTS]),
-    "a target of one's own": Own(),
-}
-FOLLOWING: dict[str, tuple[Any, Any]] = {
-    "a class": (LOGITS, lambda output: output[:, 1]),
-    "a softmax": (LOGITS, lambda output: output.softmax(1)[:, 1]),
-    "a class within a tuple": ((torch.zeros(5), LOGITS), lambda output: output[1][:, 1]),
-    "a class within a mapping": (OrderedDict(a={"b": [LOGITS]}), lambda output: output["a"]["b"][0][:, 1]),
-    "a class within a defaultdict": (defaultdict(list, a=LOGITS), lambda output: output["a"][:, 1]),
-    "a field": (Fields(LOGITS), lambda output: output.scores[:, 1]),
-    "an attribute": (SimpleNamespace(scores=LOGITS), lambda output: output.scores[:, 1]),
-    "a named tuple": (Both(LOGITS, torch.tensor(3.0)), lambda output: output.scores[:, 1] * output.scale),
-    "texts by images": ({"by_text": LOGITS.T}, lambda output: output["by_text"][1]),
-    "a list of mappings": (
-        [{"scores": torch.tensor([1.0, 2.0])}, {"scores": torch.tensor([5.0])}],
-        lambda output: torch.stack([each["scores"].max() for each in output]),
-    ),
-    "a list of as many stages": ([{"y": LOGITS}, {"y": LOGITS * 2}], lambda output: output[1]["y"][:, 1]),
-    "nothing but numbers": (torch.tensor([2.0, 3.0]), lambda output: output * 2),
-    "half precision": (LOGITS.bfloat16(), lambda output: output.softmax(1)[:, 1]),
-    "told the images": (LOGITS, lambda output, images: output[torch.arange(len(images)), STARTS[images]]),
-    "a target with rows": (LOGITS, OwnWithRows()),
-    "a target of the package": (LOGITS, ClassTarget((0, 2))),
-}
-
-
-@pytest.mark.parametrize("kind", IGNORANT)
-def test_scores_that_do_not_follow_their_rows_are_refused_with_the_remedy(kind: str) -> None:
-    target = as_target(IGNORANT[kind])
-    target.pick(LOGITS, 2)
-    with pytest.raises(TargetError, match="argument") as e:
-        must_follow_rows(target, LOGITS, 2)
-    assert "\n" not in str(e.value)
-
-
-@pytest.mark.parametrize("kind", FOLLOWING)
-def test_scores_that_follow_their_rows_are_taken(kind: str) -> None:
-    output, target = FOLLOWING[kind]
-    before = LOGITS.clone()
-    must_follow_rows(as_target(target), output, 2)
-    assert torch.equal(LOGITS, before)
-
-
-def test_a_proof_is_asked_for_once() -> None:
-    def score(output: Tensor) -> Tensor:
-        calls.append(len(output))
-        return output[:, 1]
-
-    calls: list[int] = []
-    for target in (as_target(score), as_target([0, score]), 2 * as_target(score)):
-        calls.clear()
-        must_follow_rows(target, LOGITS, 2)
-        assert calls == [2, 2, 3, 1]
-        must_follow_rows(target.rows(torch.tensor([1, 0])), LOGITS, 2)
-        assert len(calls) == 4
-
-
-def test_a_single_image_has_rows_too() -> None:
-    must_follow_rows(
-        as_target(lambda output: output["y"][:, 1] * output["scale"]), {"y": LOGITS[:1], "scale": torch.ones(1)}, 1
-    )
-    for function in (
-        lambda output: output[0, 1],
-        lambda output: output[torch.arange(1), [1]],
-        lambda output: output.sum(),
-    ):
-        with pytest.raises(TargetError, match="its own score"):
-            must_follow_rows(as_target(function), LOGITS[:1], 1)
-
-
-def test_what_a_callable_raises_of_its_own_accord_comes_through() -> None:
-    class Stubborn(Exception):
-        pass
-
-    def score(output: Tensor) -> Tensor:
-        if len(calls) == 1:
-            raise Stubborn
-        calls.append(1)
-        return output[:, 0]
-
-    calls: list[int] = []
-    with pytest.raises(Stubborn):
-        must_follow_rows(as_target(score), LOGITS, 2)
-
-
-@pytest.mark.parametrize("dim", [0, 1])
-def test_rows_are_taken_where_they_are(dim: int) -> None:
-    tensor = torch.arange(12.0).reshape(3, 4) if dim == 0 else torch.arange(12.0).reshape(4, 3)
-    kept, found = torch.zeros(7, 5), torch.rand(2, 7)
-    taken = take({"a": (tensor, kept), "b": [found, None, "text"]}, 3, [2, 0, 0, 1])
-    assert torch.equal(taken["a"][0], tensor.index_select(dim, torch.tensor([2, 0, 0, 1])))
-    assert taken["a"][1] is kept
-    assert taken["b"][0] is found
-    assert taken["b"][1:] == [None, "text"]
-
-
 # --- a target for each image
 
 
@@ -364,7 +226,6 @@ def test_a_tuple_is_a_class_for_each_image_where_there_are_class_scores() -> Non
         ([lambda output: output[:, 0]] * 3, LOGITS, "target"), ((0, 1, 2), LOGITS, "images"),
         ([Similarity(torch.eye(2, 3)), 1], LOGITS, "embedding must"),
         ([ClassTarget((0, 1)), of_images], LOGITS, "function"),
-        ([lambda output: output[1], lambda output: output[0]], torch.eye(2), "output"),
     ],
 )  # fmt: skip
 def test_targets_for_each_image_that_do_not_fit_are_refused(given: Any, output: Tensor, message: str) -> None:
