@@ -5,6 +5,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -44,43 +45,48 @@ def with_layout(model: nn.Module, x: InputsLike) -> Inputs:
         raise ImageError("layout must be NCTHW for a Stitched model, got NTCHW; let the model inside exchange them")
     if inputs.x.ndim != 5 or inputs.layout is not None or isinstance(model, Stitched):
         return inputs
-    lengths = inputs.x.shape[1], inputs.x.shape[2]
-    known = _layouts.setdefault(model, {})
-    if lengths not in known:
+    first, second = inputs.x.shape[1:3]
+    layouts = _layouts.setdefault(model, {})
+    if (first, second) not in layouts:
         seen = _by_convolution(model, inputs)
-        known[lengths] = seen or _by_lengths(model, *lengths)
-        _say(model, inputs, known[lengths], certain=seen is not None)
-    return replace(inputs, layout=known[lengths])
+        layouts[first, second] = seen or _by_lengths(model, first, second)
+        _say(model, inputs, layouts[first, second], certain=seen is not None)
+    return replace(inputs, layout=layouts[first, second])
 
 
 def _by_convolution(model: nn.Module, inputs: Inputs) -> InputLayout | None:
     """The layout in which the first convolution takes the channels of one input as its channels, if it shows it.
 
-    A change of one channel is one of its channels, and a change of one frame lies in all of them.
+    The gradient of one of its channels then lies in one channel of the input, and in all frames.
     """
     inputs = inputs.first().detached()
-    x = inputs.x
-    other = x - x.abs() - 1
-    of_first, of_second = x.clone(), x.clone()
-    of_first[:, 0] = other[:, 0]
-    of_second[:, :, 0] = other[:, :, 0]
+    first, second = inputs.x.shape[1:3]
+    source = inputs.x.clone().requires_grad_()
     try:
-        plain = _first_convolution(model, inputs)
-        changed = [_first_convolution(model, inputs.replaced(each)) for each in (of_first, of_second)]
+        with untouched(model, grad=True), _FirstConvolution() as tracer, suppress(_ReachedError):
+            inputs.replaced(source).call(model)
+        taken = tracer.taken
+        if taken is None:
+            return None
+        (gradient,) = torch.autograd.grad(taken[0].sum(), source)
     except Exception as error:  # what is wrong with the inputs is said where they are explained
         if came_by_signal(error):
             raise
         return None
-    others = [each for each in changed if each is not None and plain is not None and each.shape == plain.shape]
-    if plain is None or len(others) < 2:
-        return None
-    if len(plain) == 1:
-        first, second = (length == 1 for length in x.shape[1:3])
-    elif plain.ndim == 4 and len(plain) == x.shape[1] * x.shape[2] and x.shape[1] > 1:
+    if len(taken) == 1:
+        of_first = first == 1
+        of_second = second == 1
+    elif taken.ndim == 4 and len(taken) == first * second and first > 1:
         return None  # frames and channels are its channels together
     else:
-        first, second = (int(each.ne(plain).flatten(1).any(1).sum()) == 1 for each in others)
-    return None if first == second else "NCTHW" if first else "NTCHW"
+        reached = gradient[0].flatten(2).ne(0).any(2)
+        in_first = int(reached.any(1).sum())
+        in_second = int(reached.any(0).sum())
+        of_first = in_first == 1 and (in_second > 1 or second == 1)
+        of_second = in_second == 1 and (in_first > 1 or first == 1)
+    if of_first == of_second:
+        return None
+    return "NCTHW" if of_first else "NTCHW"
 
 
 class _ReachedError(BaseException):
@@ -88,23 +94,19 @@ class _ReachedError(BaseException):
 
 
 class _FirstConvolution(Tracer):
-    """Ends a forward pass at its first convolution, and keeps what this was ``given``, its channels first."""
+    """Ends a forward pass at its first convolution, and keeps what this has ``taken``, its channels first."""
 
-    given: Tensor | None = None
+    taken: Tensor | None = None
 
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        places = 2 if func is F.conv2d else 3 if func is F.conv3d else None
-        given = args[0] if args else kwargs.get("input")
-        if places is None or not isinstance(given, Tensor) or given.ndim > places + 2:
+        if func not in (F.conv2d, F.conv3d):
             return func(*args, **kwargs)
-        self.given = given.detach().movedim(-places - 1, 0).clone()
+        places = 2 if func is F.conv2d else 3
+        taken = args[0] if args else kwargs["input"]
+        if taken.ndim > places + 2:
+            return func(*args, **kwargs)
+        self.taken = taken.movedim(-places - 1, 0)
         raise _ReachedError
-
-
-def _first_convolution(model: nn.Module, inputs: Inputs) -> Tensor | None:
-    with untouched(model), _FirstConvolution() as tracer, suppress(_ReachedError):
-        inputs.call(model)
-    return tracer.given
 
 
 def _by_lengths(model: nn.Module, first: int, second: int) -> InputLayout:

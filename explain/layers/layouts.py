@@ -27,7 +27,7 @@ class Grid:
     Where its tokens do not follow each other row by row, ``places`` says which token lies at each position. ``tokens
     first`` is a sequence with the images in its second dimension, ``(tokens, N, C)``, and ``tokens last`` one
     with the channels before it, ``(N, C, tokens)``. Of a video, ``NCHW`` and ``NHWC`` have the frames right before the
-    height, ``NTCHW`` before the channels. A map that is ``swapped`` has its width before its height.
+    height, ``NTCHW`` before the channels.
 
     Where a network takes each frame as an image, frames are ``folded`` into the batch, all of one video or the first of
     all videos together, and the layout is that of a frame.
@@ -38,7 +38,6 @@ class Grid:
     width: int
     skip: int = 0
     frames: int | None = None
-    swapped: bool = False
     folded: Literal["", "by video", "by time"] = ""
     places: tuple[int, ...] = field(default=(), repr=False)
 
@@ -81,12 +80,7 @@ class Grid:
     @property
     def described(self) -> str:
         """The layout in words."""
-        turned = ", width before height" if self.swapped else ""
-        return f"{self} in the layout {self.layout}{turned}"
-
-    def exchanged(self) -> "Grid":
-        """Return the grid of the same tensor, if its height is its width."""
-        return replace(self, height=self.width, width=self.height, swapped=not self.swapped)
+        return f"{self} in the layout {self.layout}"
 
     @property
     def of_frame(self) -> "Grid":
@@ -111,19 +105,16 @@ class Grid:
     def spread(self, tensor: Tensor) -> Tensor:
         """Lay a tensor out as ``(N, C, h, w)``, or ``(N, C, t, h, w)`` of a video.
 
-        >>> Grid("NHWC", 3, 2, swapped=True).spread(torch.zeros(1, 2, 3, 8)).shape
+        >>> Grid("NHWC", 3, 2).spread(torch.zeros(1, 3, 2, 8)).shape
         torch.Size([1, 8, 3, 2])
         """
         if self.folded:
             return self.unfolded(self.of_frame.spread(tensor)).movedim(1, 2)
         if self.layout in MAPS:
-            tensor = tensor.movedim(MAPS[self.layout], 1)
-        else:
-            rows = self._rows(tensor)
-            end = self.skip + math.prod(self.size)
-            rows = rows[:, list(self.places)] if self.places else rows[:, self.skip : end]
-            tensor = rows.reshape(len(rows), *self._stored, -1).movedim(-1, 1)
-        return tensor.transpose(-1, -2) if self.swapped else tensor
+            return tensor.movedim(MAPS[self.layout], 1)
+        rows = self._rows(tensor)
+        rows = rows[:, list(self.places)] if self.places else rows[:, self.skip : self.skip + math.prod(self.size)]
+        return rows.reshape(len(rows), *self.size, -1).movedim(-1, 1)
 
     def fold(self, maps: Tensor, like: Tensor) -> Tensor:
         """Undo `spread`: lay ``maps`` out as ``like``, whose other tokens stay.
@@ -134,7 +125,6 @@ class Grid:
         """
         if self.folded:
             return self.of_frame.fold(self.refolded(maps.movedim(2, 1)), like)
-        maps = maps.transpose(-1, -2) if self.swapped else maps
         if self.layout in MAPS:
             return maps.movedim(1, MAPS[self.layout])
         index = torch.tensor(self.tokens, device=maps.device)
@@ -152,11 +142,6 @@ class Grid:
             return self.refolded(own.expand(count, *own.shape[1:]))
         own = tensor.index_select(self.of_images, image)
         return own.expand([count if dim == self.of_images else -1 for dim in range(own.ndim)])
-
-    @property
-    def _stored(self) -> Size:
-        """The size in the order of the tensor's own dimensions."""
-        return self.exchanged().size if self.swapped else self.size
 
 
 MAX_EXTRA_TOKENS = 8  # one class token, a distillation token, and the four to eight registers that are in use
@@ -205,7 +190,7 @@ def find_grid(shape: Size, size: Size, layout: Layout | None = None) -> Grid | N
     ``layout``, lie.
 
     >>> find_grid((1, 512, 7, 7), (224, 224))
-    Grid(layout='NCHW', height=7, width=7, skip=0, frames=None, swapped=False, folded='')
+    Grid(layout='NCHW', height=7, width=7, skip=0, frames=None, folded='')
     >>> find_grid((1, 7, 7, 768), (224, 224)).layout
     'NHWC'
     >>> find_grid((1, 197, 768), (224, 224)).skip
@@ -238,17 +223,17 @@ def read_map(shape: Size, size: Size, layout: Layout | None) -> LayoutReading:
     if layout is None and len(size) == 2 and is_plain(shape, size):
         layout = "NCHW"
     if likeliest is not None and layout is not None:
-        turned = has_aspect(likeliest.exchanged().size, size) and not has_aspect(likeliest.size, size)
-        if not turned:
+        height, width = likeliest.size[-2:]
+        looks_turned = has_aspect((width, height), size) and not has_aspect((height, width), size)
+        if not looks_turned:
             return LayoutReading((likeliest,))
     if len(shape) != len(size) + 2:
         return LayoutReading()
     sizes: dict[Layout, Size] = {"NCHW": shape[2:], "NHWC": shape[1:-1]}
     if len(size) == 3:
         sizes["NTCHW"] = (shape[1], *shape[3:])
-    upright = [_grid_of(each, of_map) for each, of_map in sizes.items() if layout in (None, each)]
-    grids = [grid for grid in (likeliest, *upright) if grid is not None]
-    grids += [grid.exchanged() for grid in grids]
+    readings = [_grid_of(each, of_map) for each, of_map in sizes.items() if layout in (None, each)]
+    grids = [grid for grid in (likeliest, *readings) if grid is not None]
     return LayoutReading(tuple(dict.fromkeys(grids)), open=bool(grids), believed=layout is not None)
 
 
@@ -267,13 +252,12 @@ def map_grid(positions: Positions, shape: Size, grids: Sequence[Grid]) -> Grid |
     """The grid, among those in which a map may lie, along which its positions change.
 
     >>> rows, columns = torch.rand(1, 3, 1, 1), torch.rand(1, 1, 2, 1)
-    >>> map_grid((rows, columns), (1, 3, 2, 8), [Grid("NCHW", 2, 8), Grid("NHWC", 3, 2)])
-    Grid(layout='NHWC', height=3, width=2, skip=0, frames=None, swapped=False, folded='')
+    >>> map_grid((rows, columns), (1, 3, 2, 8), [Grid("NCHW", 2, 8), Grid("NHWC", 3, 2)]).layout
+    'NHWC'
     """
     along = [[dim for dim, length in enumerate(position.shape) if length > 1] for position in positions]
     for grid in grids:
         dims = [dim for dim in range(1 - bool(grid.folded), len(shape)) if dim != grid.of_channels % len(shape)]
-        dims[-2:] = reversed(dims[-2:]) if grid.swapped else dims[-2:]
         if along == [[dim] if shape[dim] > 1 else [] for dim in dims]:
             return grid
     return None
