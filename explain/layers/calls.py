@@ -7,7 +7,7 @@ from torch import nn
 from explain.data.inputs import Inputs
 from explain.hooks.layer_names import Where, name_of, place_of, select_places
 from explain.layers import stitched
-from explain.layers.grids import _calls_in_window
+from explain.layers.grids import calls_in_window
 from explain.layers.recording import CallKey
 from explain.layers.summary import summary_of
 
@@ -17,7 +17,7 @@ def window_calls(model: nn.Module, inputs: Inputs, layer: str) -> list[str]:
     if not isinstance(model, stitched.Stitched):
         return [layer]
     place = place_of(layer, model)
-    count = _calls_in_window(model, inputs, model.inside(place).module)
+    count = calls_in_window(model, inputs, model.inside(place).module)
     number = count - 1 if place.call is None else place.call
     windows = model.count(tuple(inputs.x.shape[2:]))
     return [name_of(place._replace(call=window * count + number)) for window in range(windows)]

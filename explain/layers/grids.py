@@ -2,81 +2,154 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache, partial
+from functools import cached_property
+from typing import Any
 
 from torch import nn
 
 from explain.data.inputs import Inputs
 from explain.hooks.layer_names import LayerPlace, place_of
 from explain.hooks.unwrap import modules_of, submodule
-from explain.layers import layouts, stitched
-from explain.layers.layouts import Grid, Grids, Layout, Size
-from explain.layers.located import FOLDED, PLACES, _located, _Places, folded_by_time
-from explain.layers.recording import CallKey, input_producers
-from explain.layers.summary import summary_of
+from explain.layers.layouts import (
+    Grid,
+    Grids,
+    JointTokens,
+    Layout,
+    Size,
+    find_grid,
+    frames_in_batch,
+    layout_of,
+    read_map,
+)
+from explain.layers.located import FOLDED, PLACES, Places, folded_by_time, locate
+from explain.layers.recording import ModuleCall, input_producers
+from explain.layers.stitched import Stitched
+from explain.layers.summary import ForwardSummary, summary_of
 
 PRODUCERS = "which call gave what a module is given"
 
 
-def grids_of(model: nn.Module, inputs: Inputs) -> Grids:
+def grids_of(model: nn.Module, inputs: Inputs) -> "NetworkGrids":
     """The grids of the tensors of a network for these inputs; how tokens lie is found by running it, once.
 
     Of a `Stitched` model, they are those of a window: the maps of all windows lie in the same way.
     """
-    whole, of_whole = model, inputs
-    if isinstance(whole, stitched.Stitched):
-        model, inputs = whole.model, whole.first(of_whole)
-    summary = cache(partial(summary_of, model, inputs))
+    return NetworkGrids(model, inputs)
 
-    def in_window(layer: str) -> LayerPlace:
-        place = place_of(layer, whole)
-        if not isinstance(whole, stitched.Stitched):
+
+class NetworkGrids(Grids):
+    """The grids of a network's layers and tokens."""
+
+    def __init__(self, model: nn.Module, inputs: Inputs) -> None:
+        self._whole = model
+        self._whole_inputs = inputs
+        if isinstance(model, Stitched):
+            inputs = model.first(inputs)
+            model = model.model
+        super().__init__(tuple(inputs.x.shape[2:]), len(inputs))
+        self._model = model
+        self._inputs = inputs
+        self._seen: dict[str, tuple[Grid | None, str]] = {}
+
+    @cached_property
+    def _summary(self) -> ForwardSummary:
+        return summary_of(self._model, self._inputs)
+
+    def of_layer(self, layer: str) -> Grid | None:
+        return self._look(layer)[0]
+
+    def doubt_about(self, layer: str) -> str:
+        return self._look(layer)[1]
+
+    def of_tokens(self, length: int) -> Grid | None:
+        return self._once(PLACES, self._locate).of_tokens.get(length)
+
+    @cached_property
+    def joint(self) -> JointTokens | None:  # type: ignore[override]
+        of_text = getattr(self._model, "joint_tokens", None)
+        if of_text is None:
+            return None
+        length, photo, read, size = of_text
+        if size is None:  # they lie as the photo does, behind extra ones
+            grid = find_grid((1, len(photo), 1), self.size)
+            if grid is None:
+                return None
+            photo = photo[grid.skip :]
+            size = grid.size
+        return JointTokens(length, photo, read, size)
+
+    def grid(self, shape: Size, layer: str | None = None) -> Grid | None:
+        layout = None
+        if layer is not None:
+            module = submodule(self._model, self._in_window(layer).module)
+            layout = layout_of(module, shape, self.size)
+            if len(shape) != len(self.size) + 2 or read_map(shape, self.size, layout).open:
+                return self.of_layer(layer)
+        frames = frames_in_batch(shape, self.size, self.count)
+        if frames:
+            return self._of_frames(shape, frames)
+        if len(shape) != 3:
+            return find_grid(shape, self.size, layout) if shape[:1] == (self.count,) else None
+        if shape[0] == self.count:
+            return self.of_tokens(shape[1])
+        grid = self.of_tokens(shape[0]) if shape[1] == self.count else None
+        return None if grid is None else replace(grid, layout="tokens first")
+
+    def _of_frames(self, shape: Size, frames: int) -> Grid | None:
+        """The grid of frames that are folded into the batch."""
+        if len(shape) == 3:
+            tokens = self.of_tokens(shape[1])
+            return tokens if tokens is not None and tokens.folded else None
+        layouts: tuple[Layout, Layout] = ("NCHW", "NHWC")
+        for layout in layouts:
+            grid = find_grid((1, *shape[1:]), self.size[1:], layout)
+            if grid is not None and (frames, *grid.size) in self._summary.sizes:
+                return grid.folded_from(frames)
+        return None
+
+    def _once(self, key: str, compute: Callable[[Inputs], Any]) -> Any:
+        """What is computed once for the summary, on the inputs that it was made of."""
+        chosen = self._summary.chosen
+        if key not in chosen:
+            inputs = self._inputs.first() if self._summary.alone else self._inputs
+            chosen[key] = compute(inputs.detached())
+        return chosen[key]
+
+    def _locate(self, inputs: Inputs) -> Places:
+        return locate(self._model, inputs, self._summary.calls)
+
+    def _in_window(self, layer: str) -> LayerPlace:
+        """A layer's place in the segmenter of a `Stitched` model, with the number of its call there."""
+        place = place_of(layer, self._whole)
+        if not isinstance(self._whole, Stitched):
             return place
-        place, call = whole.inside(place), place.call
-        count = _calls_in_window(whole, of_whole, place.module)
-        return place if call is None else place._replace(call=call % count)
+        place = self._whole.inside(place)
+        if place.call is None:
+            return place
+        return place._replace(call=place.call % calls_in_window(self._whole, self._whole_inputs, place.module))
 
-    @cache
-    def layout(layer: str, shape: Size) -> Layout | None:
-        return layouts.layout_of(submodule(model, in_window(layer).module), shape, tuple(inputs.x.shape[2:]))
+    def _look(self, layer: str) -> tuple[Grid | None, str]:
+        if layer not in self._seen:
+            call = self._call_of(self._in_window(layer))
+            grid = None if call is None else call.grid
+            if call is not None and grid is not None and grid.folded and self.count > 1:
+                chosen = self._summary.chosen
+                if FOLDED not in chosen:
+                    chosen[FOLDED] = folded_by_time(self._model, self._inputs.detached(), self._summary.calls)
+                if call.key in chosen[FOLDED]:
+                    grid = replace(grid, folded="by time")
+            self._seen[layer] = grid, "" if call is None else call.doubt
+        return self._seen[layer]
 
-    @cache
-    def look(layer: str) -> tuple[Grid | None, str]:
-        place = in_window(layer)
-        name = modules_of(model)[submodule(model, place.module)]  # one that has several names was noted under its first
-        found, number = summary(), place.call
-        call = found.call_of(name, number)
-        if place.part == "input":  # the call that returned it
-            if PRODUCERS not in found.chosen:
-                given = inputs.first() if found.alone else inputs
-                found.chosen[PRODUCERS] = input_producers(model, given.detached())
-            producers: dict[CallKey, CallKey] = found.chosen[PRODUCERS]
-            numbers = [n for given, n in producers if given == name and number in (None, n)]
-            call = found.call_of(*producers[name, max(numbers)]) if numbers else None
-        if call is None:
-            return None, ""
-        grid = call.grid
-        if grid is not None and grid.folded and len(inputs) > 1 and by_time(call.key):
-            grid = replace(grid, folded="by time")
-        return grid, call.doubt
-
-    @cache
-    def by_time(key: CallKey) -> bool:
-        found = summary()
-        if FOLDED not in found.chosen:
-            found.chosen[FOLDED] = folded_by_time(model, inputs.detached(), found.calls)
-        return key in found.chosen[FOLDED]
-
-    def tokens(length: int) -> Grid | None:
-        found = summary()
-        if PLACES not in found.chosen:
-            one = inputs.first() if found.alone else inputs
-            found.chosen[PLACES] = _located(model, one.detached(), found.calls)
-        located: _Places = found.chosen[PLACES]
-        return located.of_tokens.get(length)
-
-    size, of_text = tuple(inputs.x.shape[2:]), getattr(model, "joint_tokens", None)
-    return Grids(size, len(inputs), look, layout, tokens, lambda: summary().sizes, of_text)
+    def _call_of(self, place: LayerPlace) -> ModuleCall | None:
+        """The call that returned what is meant: the layer's output, or its input."""
+        # A module that has several names was noted under its first.
+        name = modules_of(self._model)[submodule(self._model, place.module)]
+        if place.part != "input":
+            return self._summary.call_of(name, place.call)
+        producers = self._once(PRODUCERS, lambda inputs: input_producers(self._model, inputs))
+        numbers = [number for module, number in producers if module == name and place.call in (None, number)]
+        return self._summary.call_of(*producers[name, max(numbers)]) if numbers else None
 
 
 def grids_of_photo(model: nn.Module, inputs: Inputs) -> Callable[[str, int], Grid | None]:
@@ -84,16 +157,14 @@ def grids_of_photo(model: nn.Module, inputs: Inputs) -> Callable[[str, int], Gri
     grids = grids_of(model, inputs.detached())
 
     def find(layer: str, length: int) -> Grid | None:
-        assert grids.known is not None
-        assert grids.tokens is not None
         place = place_of(layer, model)
         is_output = not place.of_attention and place.module in dict(model.named_modules())
-        return grids.known(layer)[0] if is_output else grids.tokens(length)
+        return grids.of_layer(layer) if is_output else grids.of_tokens(length)
 
     return find
 
 
-def _calls_in_window(model: stitched.Stitched, inputs: Inputs, name: str) -> int:
+def calls_in_window(model: Stitched, inputs: Inputs, name: str) -> int:
     """How often a module of the segmenter is called for one window."""
     calls = summary_of(model.model, model.first(inputs)).calls
     return max(1, sum(call.name == name for call in calls))

@@ -1,7 +1,7 @@
 """How a tensor is read as a map: channels first or last, or tokens; by its shape, and where its values lie."""
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Literal
@@ -344,66 +344,42 @@ class JointTokens:
     size: Size
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Grids:
-    """What tensors of a network are laid out on: the input's size, and the number of images in a batch.
+    """What tensors are laid out on: the input's size, and the number of images in a batch.
 
-    Where shapes leave open how a map lies (tokens, and maps whose channels may be first as well as last), the network
-    is looked at: ``known`` gives the grid of a layer, or why it has none, ``tokens`` that of so many tokens. ``layout``
-    says what a layer's class tells without that.
+    Here, shapes alone say how maps lie. Those of a network, where it is looked at what shapes leave open (tokens, and
+    maps whose channels may be first as well as last), are `explain.layers.grids.NetworkGrids`.
     """
 
     size: Size
     count: int = 1
-    known: Callable[[str], tuple[Grid | None, str]] | None = None
-    layout: Callable[[str, Size], Layout | None] | None = None
-    tokens: Callable[[int], Grid | None] | None = None
-    sizes: Callable[[], Collection[Size]] = tuple
-    of_text: tuple[int, Sequence[int], Sequence[Sequence[int]], Size | None] | None = None
-    """`JointTokens` of a language model; without a size, they lie as the photo does, behind extra ones."""
+
+    def of_layer(self, layer: str) -> Grid | None:
+        """The grid of a layer's output in the network."""
+        return None
+
+    def doubt_about(self, layer: str) -> str:
+        """Why a layer has no grid, if neither shapes nor the network show which."""
+        return ""
+
+    def of_tokens(self, length: int) -> Grid | None:
+        """How so many tokens lie."""
+        return None
 
     @property
     def joint(self) -> JointTokens | None:
         """Where the tokens of the photo are that a language model reads, if one reads it."""
-        length, photo, read, size = self.of_text or (0, (), (), None)
-        grid = _token_grid(len(photo), self.size) if size is None and photo else None
-        if grid is not None:
-            photo, size = photo[grid.skip :], grid.size
-        return None if size is None else JointTokens(length, photo, read, size)
+        return None
 
     def folded_frames(self, layer: str | None) -> int | None:
         """How many frames a layer takes as images of their own; None where it does not."""
-        if len(self.size) != 3 or layer is None or self.known is None:
-            return None
-        grid = self.known(layer)[0]
+        grid = None if layer is None or len(self.size) != 3 else self.of_layer(layer)
         return grid.frames if grid is not None and grid.folded else None
 
     def grid(self, shape: Size, layer: str | None = None) -> Grid | None:
         """Tell how a tensor of this shape, from this layer, covers the input; None if it has no map for each image."""
-        layout = None if layer is None or self.layout is None else self.layout(layer, shape)
-        if layer is not None and self.known is not None:
-            is_map = len(shape) == len(self.size) + 2
-            if not is_map or read_map(shape, self.size, layout).open:
-                return self.known(layer)[0]
-        if frames := frames_in_batch(shape, self.size, self.count):
-            return self._of_frames(shape, frames)
-        if len(shape) != 3 or self.tokens is None:
-            return find_grid(shape, self.size, layout) if shape[:1] == (self.count,) else None
-        if shape[0] == self.count:
-            return self.tokens(shape[1])
-        grid = self.tokens(shape[0]) if shape[1] == self.count else None
-        return None if grid is None else replace(grid, layout="tokens first")
-
-    def _of_frames(self, shape: Size, frames: int) -> Grid | None:
-        """The grid of frames that are folded into the batch."""
-        if len(shape) == 3:
-            grid = None if self.tokens is None else self.tokens(shape[1])
-            return grid if grid is not None and grid.folded else None
-        layouts: tuple[Layout, Layout] = "NCHW", "NHWC"
-        readings = [find_grid((1, *shape[1:]), self.size[1:], layout) for layout in layouts]
-        seen = (grid for grid in readings if grid is not None and (frames, *grid.size) in self.sizes())
-        grid = next(seen, None)
-        return None if grid is None else grid.folded_from(frames)
+        return find_grid(shape, self.size) if shape[:1] == (self.count,) else None
 
 
 def to_spatial(tensor: Tensor, grids: Grids, layer: str) -> Tensor:
@@ -417,7 +393,8 @@ def to_spatial(tensor: Tensor, grids: Grids, layer: str) -> Tensor:
     if grid is not None:
         return grid.spread(tensor)
     must = f"a spatial map, got shape {shape}; choose a convolutional layer (explain.list_layers shows which have one)"
-    if grids.known is not None and (doubt := grids.known(layer)[1]):
+    doubt = grids.doubt_about(layer)
+    if doubt:
         must = f"a map whose layout is clear, got shape {shape}, which may be {doubt}; choose a convolution near it"
     elif len(shape) == len(grids.size) + 2 and math.prod(shape[2:]) == 1:
         must = f"a map of several positions, got one position, shape {shape}; choose an earlier layer or a larger input"

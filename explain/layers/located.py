@@ -13,14 +13,14 @@ from explain.data.inputs import Inputs
 from explain.hooks.unwrap import modules_of
 from explain.layers import layouts
 from explain.layers.layouts import Grid, LayoutReading, Size
-from explain.layers.recording import CallKey, ModuleCall, _read, run_noting_calls
+from explain.layers.recording import CallKey, ModuleCall, run_noting_calls
 from explain.relevance.positions import EVERYWHERE, UNKNOWN, Positions, PositionTracer, State
 
 PLACES = "where in the photo the values of tensors lie"
 
 
 @dataclass(frozen=True)
-class _Places:
+class Places:
     """Where in the photo the values of tensors lie: of what calls give, with its shape, and of sequences of tokens."""
 
     rows: int
@@ -50,19 +50,21 @@ class _Places:
         return None if grid is None else replace(grid, layout="tokens first")
 
 
-def _located(model: nn.Module, inputs: Inputs, calls: Sequence[ModuleCall]) -> _Places:
+def locate(model: nn.Module, inputs: Inputs, calls: Sequence[ModuleCall]) -> Places:
     """Run a network, and follow where the values of its tensors lie.
 
     Two images tell the tokens of one image from single tokens of its windows.
     """
-    several = len(inputs) == 1 and any(len(call.shape) == 3 and call.shape[0] != 1 for call in calls)
-    for given in ([inputs.rows(torch.zeros(2, dtype=torch.long))] if several else []) + [inputs]:
+    tries = [inputs]
+    if len(inputs) == 1 and any(len(call.shape) == 3 and call.shape[0] != 1 for call in calls):
+        tries = [inputs.rows(torch.zeros(2, dtype=torch.long)), inputs]
+    for images in tries:
         try:
-            return _located_once(model, given)
+            return _follow(model, images)
         except Exception as error:  # it may take one image alone
             if came_by_signal(error):
                 raise
-    return _Places(len(inputs), {}, {})
+    return Places(len(inputs), {}, {})
 
 
 FOLDED = "calls with the first frames of all videos after each other"
@@ -72,26 +74,33 @@ def folded_by_time(model: nn.Module, inputs: Inputs, calls: Iterable[ModuleCall]
     """The calls whose frames are folded into the batch by time: two videos are run, and the first of them alone."""
     folded = {call.key: call.shape[0] for call in calls if call.grid is not None and call.grid.folded}
 
-    def keep(key: CallKey, tensor: Tensor) -> Any:
-        return tensor.clone() if key in folded else None
+    def outputs_of(videos: Inputs) -> dict[CallKey, Tensor]:
+        outputs: dict[CallKey, Tensor] = {}
+
+        def note(key: CallKey, module: nn.Module, output: Any, tensor: Tensor) -> None:
+            if key in folded:
+                outputs[key] = tensor.detach().double()
+
+        run_noting_calls(model, videos, note)
+        return outputs
 
     try:
-        alone = _read(model, inputs.first(), keep)
-        among = _read(model, inputs.rows(torch.tensor([0, 1])), keep)
+        alone = outputs_of(inputs.first())
+        both = outputs_of(inputs.rows(torch.tensor([0, 1])))
     except Exception as error:  # it takes one video at a time, or as many as there are
         if came_by_signal(error):
             raise
         return frozenset()
+    by_time = set()
+    for key in folded.keys() & alone.keys() & both.keys():
+        off_by_video = (both[key][: folded[key]] - alone[key]).abs().sum()
+        off_by_time = (both[key][::2] - alone[key]).abs().sum()
+        if off_by_video > off_by_time:
+            by_time.add(key)
+    return frozenset(by_time)
 
-    def is_by_time(key: CallKey, frames: int) -> bool:
-        own, both = alone[key].double(), among[key].double()
-        return bool((both[:frames] - own).abs().sum() > (both[::2] - own).abs().sum())
 
-    ran = folded.keys() & alone.keys() & among.keys()
-    return frozenset(key for key in ran if is_by_time(key, folded[key]))
-
-
-def _located_once(model: nn.Module, inputs: Inputs) -> _Places:
+def _follow(model: nn.Module, inputs: Inputs) -> Places:
     values = [value for module in modules_of(model) for value in vars(module).values() if isinstance(value, Tensor)]
     constants = [*model.parameters(), *model.buffers(), *values, *inputs.others.values()]
     found: dict[CallKey, tuple[Size, State]] = {}
@@ -101,10 +110,10 @@ def _located_once(model: nn.Module, inputs: Inputs) -> _Places:
 
     with PositionTracer(inputs.x, constants) as tracer:
         run_noting_calls(model, inputs.replaced(inputs.x), note)
-    return _Places(len(inputs), found, tracer.sequences)
+    return Places(len(inputs), found, tracer.sequences)
 
 
-def _laid_out(call: ModuleCall, reading: LayoutReading | None, located: _Places) -> ModuleCall:
+def laid_out(call: ModuleCall, reading: LayoutReading | None, located: Places) -> ModuleCall:
     """Decide how to read a call that its shape and class leave open; an unclear one gets a doubt instead of a grid."""
     if reading is None:
         return call
@@ -112,9 +121,11 @@ def _laid_out(call: ModuleCall, reading: LayoutReading | None, located: _Places)
     if len(shape) == 3 and positions in (EVERYWHERE, UNKNOWN):
         grid = located.as_long(shape)
         return replace(call, grid=grid, doubt="" if grid else "tokens in any order")
-    known = positions if isinstance(positions, tuple) else ()
+    is_located = isinstance(positions, tuple)
     if len(shape) == 3:
-        return replace(call, grid=layouts.token_grid(known, shape, located.rows) if known else None)
-    grid = layouts.map_grid(known, shape, reading.grids) if known else None
-    grid = reading.likeliest if grid is None and reading.believed else grid
-    return replace(call, grid=grid, doubt="" if grid else " or ".join(each.described for each in reading.grids))
+        return replace(call, grid=layouts.token_grid(positions, shape, located.rows) if is_located else None)
+    grid = layouts.map_grid(positions, shape, reading.grids) if is_located else None
+    if grid is None and reading.believed:
+        grid = reading.likeliest
+    doubt = "" if grid else " or ".join(reading_grid.described for reading_grid in reading.grids)
+    return replace(call, grid=grid, doubt=doubt)

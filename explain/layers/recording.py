@@ -2,10 +2,10 @@
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -134,7 +134,8 @@ class ModuleCallRecorder:
         """The calls that no gradient leads from to ``source``, and what shows whether they change with it."""
         self.edges: dict[CallKey, GradientEdge] = {}
         """Where each call's tensor is in the graph."""
-        self._size, self._count = size, count
+        self._size = size
+        self._count = count
         self._previous: Tensor | None = None
         self._seen: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         self._layouts: dict[Size, Layout] = {}
@@ -142,8 +143,8 @@ class ModuleCallRecorder:
         self._reach = None if source is None else Reach([source])
 
     def take(self, key: CallKey, module: nn.Module, output: Any, tensor: Tensor) -> None:
-        known, version = self._seen.get(id(tensor), (None, 0))
-        returned = known is not None and known() is tensor and version == _version(tensor)
+        reference, version = self._seen.get(id(tensor), (None, 0))
+        returned = reference is not None and reference() is tensor and version == _version(tensor)
         passes_on = returned and tensor is self._previous
         again = returned and output is not tensor and not passes_on
         shape = tuple(tensor.shape)  # as one image would have it
@@ -161,8 +162,8 @@ class ModuleCallRecorder:
             self.unreached[key] = _figures(tensor.detach())
         if tensor.requires_grad:
             self.edges[key] = get_gradient_edge(tensor)
-        about = type(module).__name__, shape, grid, passes_on, again
-        self.calls.append(ModuleCall(key[0], *about, key[1], depends=depends))
+        kind = type(module).__name__
+        self.calls.append(ModuleCall(key[0], kind, shape, grid, passes_on, again, key[1], depends=depends))
         self._previous = tensor
         self._seen[id(tensor)] = (weakref.ref(tensor), _version(tensor))
 
@@ -172,32 +173,27 @@ class ModuleCallRecorder:
         if frames and len(shape) == 4 and layouts.layout_of(module, shape, self._size) == "NCHW":
             self._takes_frames = True
         if not frames or not self._takes_frames:
-            return self._read_image(module, shape, self._size, maps_of(self.calls))
-        of_frames = [call for call in self.calls if call.grid is not None and call.grid.folded]
-        maps = [(channels, size[1:]) for channels, size in maps_of(of_frames)]
-        reading = self._read_image(module, (1, *shape[1:]), self._size[1:], maps)
+            return self._read_image(module, shape, self._size)
+        reading = self._read_image(module, (1, *shape[1:]), self._size[1:])
         return replace(reading, grids=tuple(grid.folded_from(frames) for grid in reading.grids))
 
-    def _read_image(
-        self, module: nn.Module, shape: Size, size: Size, maps: Sequence[tuple[int, Size]]
-    ) -> LayoutReading:
+    def _read_image(self, module: nn.Module, shape: Size, size: Size) -> LayoutReading:
         """How an output may be read; most modules keep the layout of the last one that has a layout of its own."""
-        own = layouts.layout_of(module, shape, size)
-        if len(shape) > 3:
-            if own is not None:
-                self._layouts[shape] = own
-            if shape[0] != 1:
-                return LayoutReading()
-            known = self._layouts.get(shape)
-            may_be_turned = len(set(shape[1:])) == 1 or (len(shape) == 5 and shape[1] == shape[2])  # and keep its shape
-            if own is not None or known is None or not may_be_turned:
-                return layouts.read_map(shape, size, own or known)
-            reading = layouts.read_map(shape, size, None)
-            first = [grid for grid in reading.grids if grid.layout == known]
-            grids = tuple(dict.fromkeys([*first, *reading.grids]))
-            return replace(reading, grids=grids, believed=isinstance(module, _BY_ELEMENT))
-        may_be_tokens = len(shape) == 3 and own != "NCHW"  # and not channels, and positions in one dimension
-        return LayoutReading(open=may_be_tokens and len(size) > 1)
+        layout = layouts.layout_of(module, shape, size)
+        if len(shape) <= 3:
+            may_be_tokens = len(shape) == 3 and layout != "NCHW"  # and not channels, and positions in one dimension
+            return LayoutReading(open=may_be_tokens and len(size) > 1)
+        if layout is not None:
+            self._layouts[shape] = layout
+        if shape[0] != 1:
+            return LayoutReading()
+        latest = self._layouts.get(shape)
+        may_be_turned = len(set(shape[1:])) == 1 or (len(shape) == 5 and shape[1] == shape[2])  # and keep its shape
+        if layout is not None or latest is None or not may_be_turned:
+            return layouts.read_map(shape, size, latest)
+        reading = layouts.read_map(shape, size, None)
+        grids = sorted(reading.grids, key=lambda grid: grid.layout != latest)
+        return replace(reading, grids=tuple(grids), believed=isinstance(module, _BY_ELEMENT))
 
 
 def _version(tensor: Tensor) -> int:
@@ -218,23 +214,24 @@ def input_producers(model: nn.Module, inputs: Inputs) -> dict[CallKey, CallKey]:
     >>> input_producers(model, Inputs((torch.zeros(1, 3, 4, 4),)))
     {('1', 0): ('0', 0)}
     """
-    found: dict[CallKey, CallKey] = {}
-    last: dict[int, tuple[Tensor, CallKey]] = {}  # the tensors too: while they are there, nothing has their ids
-    called, returned = Counter[str](), Counter[str]()
+    producers: dict[CallKey, CallKey] = {}
+    outputs: dict[int, tuple[Tensor, CallKey]] = {}  # the tensors too: while they are there, nothing has their ids
+    called = Counter[str]()
+    returned = Counter[str]()
 
     def enter(name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
-        _, tensor = nested.find((args, kwargs)) or ((), None)
-        key = name, called[name]
+        tensor = nested.first_tensor((args, kwargs))
+        key = (name, called[name])
         called[name] += 1
-        if tensor is not None and id(tensor) in last:
-            found[key] = last[id(tensor)][1]
+        if tensor is not None and id(tensor) in outputs:
+            producers[key] = outputs[id(tensor)][1]
         elif isinstance(module, _KEEPING):
-            found[key] = key
+            producers[key] = key
 
     def leave(name: str, module: nn.Module, args: Any, output: Any) -> None:
-        _, tensor = nested.find(output) or ((), None)
+        tensor = nested.first_tensor(output)
         if tensor is not None:
-            last[id(tensor)] = tensor, (name, returned[name])
+            outputs[id(tensor)] = (tensor, (name, returned[name]))
             returned[name] += 1
 
     with untouched(model), HookGroup(model) as group:
@@ -242,13 +239,10 @@ def input_producers(model: nn.Module, inputs: Inputs) -> dict[CallKey, CallKey]:
             group.forward_pre(name, partial(enter, name), with_kwargs=True)
             group.forward(name, partial(leave, name))
         inputs.call(model)
-    return found
+    return producers
 
 
-T = TypeVar("T")
-
-
-def _recorded(model: nn.Module, inputs: Inputs, kept: int = 0) -> tuple[ModuleCallRecorder, Any, list[str]]:
+def record(model: nn.Module, inputs: Inputs, kept: int = 0) -> tuple[ModuleCallRecorder, Any, list[str]]:
     """Run a network; return its calls, its output, and what ran.
 
     The graph shows which calls depend on what is explained; of a network that cannot be recorded, all may. It keeps so
@@ -266,17 +260,6 @@ def _recorded(model: nn.Module, inputs: Inputs, kept: int = 0) -> tuple[ModuleCa
                 raise
     recorder = ModuleCallRecorder(size, None, count)
     return recorder, *run_noting_calls(model, inputs, recorder.take)
-
-
-def _read(model: nn.Module, inputs: Inputs, read: Callable[[CallKey, Tensor], T]) -> dict[CallKey, T]:
-    """What can be read off the tensor that each call gives."""
-    found: dict[CallKey, T] = {}
-
-    def note(key: CallKey, module: nn.Module, output: Any, tensor: Tensor) -> None:
-        found[key] = read(key, tensor.detach())
-
-    run_noting_calls(model, inputs, note)
-    return found
 
 
 def _figures(tensor: Tensor) -> tuple[float, float]:

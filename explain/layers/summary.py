@@ -15,8 +15,8 @@ from explain.data.inputs import Inputs, InputsLike
 from explain.hooks.unwrap import modules_of, unwrapped
 from explain.layers.frames import with_layout
 from explain.layers.layouts import Size
-from explain.layers.located import PLACES, _laid_out, _located
-from explain.layers.recording import ForwardGraph, ModuleCall, _recorded, maps_of, tensors_in
+from explain.layers.located import PLACES, laid_out, locate
+from explain.layers.recording import ForwardGraph, ModuleCall, maps_of, record, tensors_in
 from explain.targets.regions import read_class_maps
 
 
@@ -128,25 +128,26 @@ def summarize(model: nn.Module, inputs: Inputs, *, whole: bool = False, with_gra
 
 def _summarize_once(model: nn.Module, inputs: Inputs, with_graph: bool) -> ForwardSummary:
     inputs = inputs.detached()
-    recorder, output, ran = _recorded(model, inputs, KEPT if with_graph else 0)
+    recorder, output, ran = record(model, inputs, KEPT if with_graph else 0)
     calls = recorder.calls
     chosen = dict[Any, Any]()
     if with_graph:
         chosen[GRAPH] = ForwardGraph(output, recorder.edges)
     if recorder.open:
-        chosen[PLACES] = _located(model, inputs, calls)
-        calls = [_laid_out(call, recorder.open.get(call.key), chosen[PLACES]) for call in calls]
+        chosen[PLACES] = locate(model, inputs, calls)
+        calls = [laid_out(call, recorder.open.get(call.key), chosen[PLACES]) for call in calls]
     with_map = (call for call in calls if call.grid is not None or call.doubt)
     if inputs.others or len({call.depends for call in with_map}) > 1:  # see what changes though no gradient leads there
-        altered, _, _ = _recorded(model, inputs.replaced(0.5 * inputs.x.flip(-1) + 0.1))
+        altered, _, _ = record(model, inputs.replaced(0.5 * inputs.x.flip(-1) + 0.1))
         same = {key for key, figures in recorder.unreached.items() if altered.unreached.get(key) == figures}
         calls = [replace(call, depends=call.key not in same) for call in calls]
     numbers = {call.name: call.number for call in calls}
     calls = [replace(call, last=call.number == numbers[call.name]) for call in calls]
-    found, count = tensors_in(output), len(inputs)
-    maps = [t for t in found if t.ndim > 3 and tuple(t.shape[2:]) == tuple(inputs.x.shape[2:])]
-    if (read := read_class_maps(output, count)) is not None:  # also smaller than the input
-        maps.append(read.maps)
-    answers = frozenset(each.shape[1] for each in maps)
-    rows = [t for t in found if t.numel() and (t.ndim <= 2 or t.numel() == len(t)) and t.shape[:1] in ((), (count,))]
-    return ForwardSummary(tuple(calls), bool(rows), answers, len(found), tuple(ran), chosen=chosen)
+    tensors = tensors_in(output)
+    answers = {t.shape[1] for t in tensors if t.ndim > 3 and tuple(t.shape[2:]) == tuple(inputs.x.shape[2:])}
+    class_maps = read_class_maps(output, len(inputs))
+    if class_maps is not None:  # also smaller than the input
+        answers.add(class_maps.maps.shape[1])
+    rows = [t for t in tensors if t.ndim == 0 or len(t) == len(inputs)]
+    gives_scores = any(t.numel() and (t.ndim <= 2 or t.numel() == len(t)) for t in rows)
+    return ForwardSummary(tuple(calls), gives_scores, frozenset(answers), len(tensors), tuple(ran), chosen=chosen)
