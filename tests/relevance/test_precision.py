@@ -70,7 +70,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
         for attend in ("module", "function", "steps")
     },
 }
-METHODS: dict[str, Any] = {name: LRP(COMPOSITES[name]) for name in ("Epsilon", "EpsilonPlusFlat", "EpsilonGammaBox")}
+METHODS: dict[str, Any] = {name: LRP(COMPOSITES[name]) for name in ("Epsilon", "EpsilonGammaBox")}
 METHODS |= {"AttnLRP": LRP("AttnLRP"), "deeplift": DeepLIFT(0.3)}
 
 

@@ -68,9 +68,15 @@ RULES: dict[str, tuple[Any, Callable[..., torch.Tensor]]] = {
 }
 
 
+LAYERS_AND_RULES = [
+    *(("stride and padding", rule) for rule in RULES),
+    *((kind, "alpha 2 beta 1") for kind in CONVOLUTIONS if kind != "stride and padding"),
+]
+"""All rules on one layer, and one rule on all layers."""
+
+
 @pytest.mark.parametrize(("positive", "absolute"), [(True, False), (False, False), (False, True)])
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("kind", CONVOLUTIONS)
+@pytest.mark.parametrize(("kind", "rule"), LAYERS_AND_RULES)
 @pytest.mark.filterwarnings("ignore:.*epsilon")  # one of 0.01 takes more than a hundredth of some scores
 def test_each_rule_is_its_formula(
     kind: str, rule: str, positive: bool, absolute: bool, monkeypatch: pytest.MonkeyPatch

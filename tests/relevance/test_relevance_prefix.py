@@ -19,7 +19,7 @@ from tests.methods import plain_relevance as plain
 from tests.relevance.test_relevance import Then, random
 
 Function = Callable[[torch.Tensor], torch.Tensor]
-COMPOSITES = ["automatic", "EpsilonPlusBox", "EpsilonGammaBox", "Epsilon"]
+COMPOSITES = ["automatic", "EpsilonPlusBox", "Epsilon"]
 
 
 class Behind(nn.Module):
