@@ -1,4 +1,4 @@
-"""`Request`: a call, read once; it finds the layers, has the evidence gathered, and runs each method on its part."""
+"""`Request`: a call, read once; it finds the layers, has the evidence gathered, and applies each method to its part."""
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,21 +6,22 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import chain
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import nn
 
-from explain._utils.errors import LayerError, MethodError, ModelError, either, muted
+from explain._utils.errors import LayerError, MethodError, either, muted
 from explain._utils.options import by_name
-from explain.attribution.diagnostics import warn_of_coverage, warn_of_half_precision, warn_of_result
+from explain.attribution.applying import EvidenceOfCalls, apply_method, first_of
+from explain.attribution.diagnostics import warn_of_half_precision, warn_of_result
 from explain.attribution.options import Settings
-from explain.attribution.result import Attribution, Channels, fused
-from explain.data.inputs import InputLayout, Inputs, InputsLike, Path, dotted
+from explain.attribution.result import Attribution
+from explain.data.inputs import Inputs, InputsLike, Path, dotted
 from explain.engine import Evidence
 from explain.engine.ends import reading
 from explain.engine.execution import gather
-from explain.engine.needs import FollowsGradient, NeedAtLayer, applied, needs_at
+from explain.engine.needs import EvidenceLookup, FollowsGradient, NeedAtLayer, needs_at
 from explain.engine.perturbations import PerturbationRuns
 from explain.engine.plan import Plan
 from explain.engine.settings import MEMORY, Footprint, RuntimeSettings
@@ -31,15 +32,11 @@ from explain.layers import default_layer
 from explain.layers.calls import channels_of, find_layers, window_calls
 from explain.layers.costs import cost_after
 from explain.layers.default_layer import stage_layers
-from explain.layers.stitched import Stitched
 from explain.layers.summary import forget_summary, summary_is_current
 from explain.methods import Method
-from explain.methods.base import Fusion, MethodLike, can_be_stitched, get_method, options, uses_layer
+from explain.methods.base import MethodLike, can_be_stitched, get_method, options, uses_layer
 from explain.targets import Target, answer, packed, text
 from explain.targets.classes import BinaryLogit, ClassTarget, TopClass, activation_for
-
-EvidenceOfCalls: TypeAlias = Mapping[str | None, Sequence[Evidence]]
-"""The evidence by layer, with that of each of its calls that are meant."""
 
 
 class _OtherPathError(Exception):
@@ -62,32 +59,35 @@ class Request:
 
     @classmethod
     def of(
-        cls, model: nn.Module, x: InputsLike, methods: MethodLike | Iterable[MethodLike], targets: Sequence[Target],
+        cls,
+        model: nn.Module,
+        x: InputsLike,
+        methods: MethodLike | Iterable[MethodLike],
+        targets: Sequence[Target],
         settings: Settings,
-    ) -> "Request":  # fmt: skip
+    ) -> "Request":
         model, x = packed.with_photos(unwrap.unwrapped(model), x)
-        model, inputs, tokens = text.with_texts(model, check_inputs(model, x, settings.layout), targets)
-        model, inputs, of_answer = answer.with_answers(model, inputs, targets)
-        named = settings.layer  # a wrong name is reported even if no method uses a layer
-        layers = None if named is None else find_layers(model, inputs, named)
-        turns = f"run them in {either('two calls', 'two commands, the second with another --output')}"
-        chosen = _within(by_name(methods, get_method, MethodError, "method", turns, _are_equal), settings.budget)
-        if layers is not None:
-            chosen = {name: m.in_layer() for name, m in chosen.items()}
-        if inputs.x.ndim == 5:
-            first = inputs.layout == "NTCHW"
-            chosen = {name: m.with_frames(inputs.x, frames_first=first) for name, m in chosen.items()}
-        for name, method in chosen.items():
-            if settings.create_graph and not method.differentiable:
-                raise MethodError(f"method {name} must be left out with create_graph, it has no graph; take saliency")
-            if method.one_input and len(inputs.paths) > 1:
-                got, remedy = ", ".join(map(dotted, inputs.paths)), "name one in explain.Inputs(..., explained=...)"
-                raise MethodError(f"method {name} must explain one input, got {got}; {remedy}")
+        inputs = check_inputs(model, x, settings.layout)
+        model, inputs, tokens = text.with_texts(model, inputs, targets)
+        model, inputs, answer_tokens = answer.with_answers(model, inputs, targets)
+        layers = None
+        if settings.layer is not None:  # a wrong name is reported even if no method uses a layer
+            layers = find_layers(model, inputs, settings.layer)
+        remedy = f"run them in {either('two calls', 'two commands, the second with another --output')}"
+        by_names = by_name(methods, get_method, MethodError, "method", remedy, _are_equal)
+        by_names = _within(by_names, settings.budget)
+        for name, method in by_names.items():
+            if layers is not None:
+                method = method.in_layer()
+            if inputs.x.ndim == 5:
+                method = method.with_frames(inputs.x, frames_first=inputs.layout == "NTCHW")
+            by_names[name] = method
+            _check_method(method, name, inputs, settings)
         sized = [target.sized(tuple(inputs.x.shape[2:])) for target in targets]
-        said = activation_for(targets, settings.activation)
-        if said != settings.activation:
-            settings = replace(settings, activation=said)
-        return cls(model, inputs, chosen, sized, settings, layers, tokens | of_answer)
+        activation = activation_for(targets, settings.activation)
+        if activation != settings.activation:
+            settings = replace(settings, activation=activation)
+        return cls(model, inputs, by_names, sized, settings, layers, {**tokens, **answer_tokens})
 
     def attributions(self) -> list[dict[str, Attribution]]:
         """Run it: the attributions by method, for each target."""
@@ -104,61 +104,72 @@ class Request:
             forget_summary(self.model)
             return self._run(self._layers_by_method(refresh=True))
 
-    def _reading(self) -> AbstractContextManager[Any]:
-        """Within this block, outputs are read by what is known of the model."""
-        return reading(self.model, self.inputs, self.settings.activation, self.settings.categories)
-
     def plan(self) -> Plan:
         """The passes that it takes."""
         with self._reading():
             layers = self._layers_by_method()
         calls = {call for names in layers.values() for layer in names for call in self._calls(layer)}
-        channels = channels_of(self.model, self.inputs, calls)
-        size, precision = tuple(self.inputs.x.shape[2:]), self.settings.precision
-        return Plan(self._needs(layers), len(self.targets), len(self.inputs), channels, precision, size)
+        return Plan(
+            self._needs(layers),
+            targets=len(self.targets),
+            images=len(self.inputs),
+            channels=channels_of(self.model, self.inputs, calls),
+            precision=self.settings.precision,
+            size=tuple(self.inputs.x.shape[2:]),
+        )
 
     def measured(self) -> Plan:
         """The same with about how long they take, and how much memory besides the weights.
 
         A pass of the first image is timed, and a backward pass counted as two.
         """
-        plan, one, footprint = self.plan(), self.inputs.first(), Footprint()
-        layers = {layer for needs in plan.wanted.values() for need in needs if (layer := need.layer) is not None}
+        plan = self.plan()
+        first = self.inputs.first()
+        footprint = Footprint()
         with preserve.untouched(self.model), torch.no_grad(), HookGroup(self.model) as group:
-            one.call(self.model)  # which prepares kernels and memory
+            first.call(self.model)  # which prepares kernels and memory
             footprint.watch(group, self.model, 1)
             begun = time.perf_counter()
-            one.call(self.model)
+            first.call(self.model)
             seconds = time.perf_counter() - begun
-        backwards = plan.images * plan.passes_back + plan.rows_back
         sizes = [size for _, size in footprint.outputs] or [0]
-        at_once = plan.images * (sum(sizes) if plan.passes_back else 2 * max(sizes))
-        rows = min(MEMORY, plan.rows * (sum(sizes) if plan.rows_back else 4 * max(sizes)))
-        shares = cost_after(self.model, self.inputs, layers)
-        return replace(plan, seconds=seconds * (plan.cost(shares) + backwards), memory=max(at_once, rows))
+        passes = self.cost(plan) + plan.images * plan.passes_back + plan.rows_back
+        of_images = plan.images * (sum(sizes) if plan.passes_back else 2 * max(sizes))
+        of_rows = plan.rows * (sum(sizes) if plan.rows_back else 4 * max(sizes))
+        return replace(plan, seconds=seconds * passes, memory=max(of_images, min(MEMORY, of_rows)))
+
+    def cost(self, plan: Plan) -> float:
+        """How many passes of one image a plan takes, where those that begin at a layer count for their share."""
+        layers = {need.layer for needs in plan.wanted.values() for need in needs if need.layer is not None}
+        return plan.cost(cost_after(self.model, self.inputs, layers))
+
+    def _reading(self) -> AbstractContextManager[Any]:
+        """Within this block, outputs are read by what is known of the model."""
+        return reading(self.model, self.inputs, self.settings.activation, self.settings.categories)
 
     def _layers_by_method(self, *, refresh: bool = False) -> dict[str, list[str]]:
         """The layers that each method uses: those that were named, or its own choice."""
-
-        def score(output: Any) -> torch.Tensor:
-            count = len(self.inputs)
-            return self.targets[0].settled(output, count).pick(output, count)[0]
-
         of_class = isinstance(self.targets[0], (ClassTarget, TopClass, BinaryLogit))
 
+        def score(output: Any) -> torch.Tensor:
+            target = self.targets[0].settled(output, len(self.inputs))
+            return target.pick(output, len(self.inputs))[0]
+
         @cache
-        def chosen(stages: bool) -> list[str]:
+        def default(stages: bool) -> list[str]:
             if stages:
                 return stage_layers(self.model, self.inputs, score, of_class=of_class, refresh=refresh)
             return [default_layer(self.model, self.inputs, score, of_class=of_class, refresh=refresh)]
 
-        def of(method: Method) -> list[str]:
+        layers: dict[str, list[str]] = {}
+        for name, method in self.methods.items():
             if not can_be_stitched(method, self.model):
                 remedy = "take one that gives a map of a layer, such as gradcam, or of the input, such as saliency"
                 raise MethodError(f"method {method.name} must be left out for a Stitched model; {remedy}")
-            return (self.layers or chosen(bool(method.fusion))) if uses_layer(method) else []
-
-        return {name: of(method) for name, method in self.methods.items()}
+            layers[name] = []
+            if uses_layer(method):
+                layers[name] = self.layers or default(bool(method.fusion))
+        return layers
 
     def _run(self, layers: Mapping[str, list[str]], *, follow: bool = True) -> list[dict[str, Attribution]]:
         """Gather the evidence, and run each method on that of its layers.
@@ -166,72 +177,40 @@ class Request:
         With ``follow``, layers that were chosen by default are dropped if these inputs take another path through the
         network than the inputs that they were chosen by.
         """
-
-        def must_follow(ran: Sequence[str]) -> None:
-            if not summary_is_current(self.model, self.inputs, ran):
-                raise _OtherPathError
-
-        found, altered = [], active_interventions(self.model)
-        check = must_follow if follow and self.layers is None and any(layers.values()) else None
+        interventions = active_interventions(self.model)
         plan = Plan(self._needs(layers))
-        gathered = gather(self.model, self.inputs, plan, self.targets, self.settings, check_modules=check)
-        for target, evidence_of in zip(self.targets, gathered, strict=False):  # there may be fewer detections
-            follows = partial(self._follows_gradient, target)
+        chosen_by_default = self.layers is None and any(layers.values())
+        check_modules = self._check_path if follow and chosen_by_default else None
+        lookups = gather(self.model, self.inputs, plan, self.targets, self.settings, check_modules=check_modules)
+        results = []
+        for target, lookup in zip(self.targets, lookups, strict=False):  # there may be fewer detections
             attributions = {}
             for name, method in self.methods.items():
-                calls: dict[str | None, Sequence[str | None]] = {layer: self._calls(layer) for layer in layers[name]}
-                own = calls or {None: [None]}
-                used = [
-                    {layer: [evidence_of(call, path) for call in calls] for layer, calls in own.items()}
-                    for path in self._paths
-                ]
-                keep = self.settings.keep_partial
-                every = [each for row in used for calls in row.values() for each in calls]
-                if keep and not all(method.needs <= set(each.found) for each in every):
-                    continue  # interrupted before all that it needs was found
-                try:
-                    with preserve.calculating(self.inputs.x.device.type, create_graph=self.settings.create_graph):
-                        attributions[name] = self._applied(method, used)
-                except KeyboardInterrupt:
-                    if not keep:
-                        raise
+                evidence = self._evidence(lookup, layers[name])
+                attribution = self._attribution(name, evidence, plan)
+                if attribution is None:  # interrupted
                     continue
-                rounding = plan.rounding(name, every[0].rounding)
-                runs_again = any(isinstance(need, PerturbationRuns) for need in method.needs)
-                if rounding is not None and not runs_again and all(each.inexact for each in every):
-                    rounding = max(rounding, self._off_by_rounding(method, used, attributions[name]))
-                attributions[name] = replace(attributions[name], interventions=altered, rounding=rounding)
+                attributions[name] = replace(attribution, interventions=interventions)
                 if not self.settings.create_graph:  # early in training, maps of zeros are nothing unusual
-                    warn_of_result(method, attributions[name], list(chain(*used[0].values())), follows)
-            found.append(attributions)
-        if not all(found):
+                    of_first = list(chain(*evidence[0].values()))
+                    follows = partial(self._follows_gradient, target)
+                    warn_of_result(method, attributions[name], of_first, follows)
+            results.append(attributions)
+        if not all(results):
             raise KeyboardInterrupt("interrupted before any method had something to show")
-        return found
+        return results
 
-    def _follows_gradient(self, target: Target) -> bool:
-        """Whether the scores change along their gradient in the inputs as it says."""
-        need = FollowsGradient()
-        if len(self.inputs.paths) > 1:
-            return True
-        (evidence_of,) = gather(self.model, self.inputs, Plan({"": needs_at({need}, [])}), [target], RuntimeSettings())
-        return evidence_of(None)[need]
-
-    def _off_by_rounding(self, method: Method, used: Sequence[EvidenceOfCalls], exact: Attribution) -> float:
-        """By how much values are off with other rounding errors of the same size, as a share of the largest value."""
-
-        def inexact(evidence: Evidence) -> Evidence:
-            return replace(evidence, found={**evidence.found, **evidence.inexact})
-
-        of_inputs = [{layer: list(map(inexact, calls)) for layer, calls in of_input.items()} for of_input in used]
-        with preserve.calculating(self.inputs.x.device.type), muted():
-            values = self._applied(method, of_inputs).values
-        largest = exact.values.abs().max()
-        return float((values - exact.values).abs().max() / largest) if largest else 0.0
+    def _check_path(self, ran: Sequence[str]) -> None:
+        if not summary_is_current(self.model, self.inputs, ran):
+            raise _OtherPathError
 
     def _needs(self, layers: Mapping[str, list[str]]) -> dict[str, frozenset[NeedAtLayer]]:
         """What each method needs, at its layers."""
-        calls = {name: [call for layer in own for call in self._calls(layer)] for name, own in layers.items()}
-        return {name: needs_at(method.needs, calls[name], self._paths) for name, method in self.methods.items()}
+        needs = {}
+        for name, method in self.methods.items():
+            calls = [call for layer in layers[name] for call in self._calls(layer)]
+            needs[name] = needs_at(method.needs, calls, self._paths)
+        return needs
 
     def _calls(self, layer: str) -> list[str]:
         return window_calls(self.model, self.inputs, layer)
@@ -241,21 +220,84 @@ class Request:
         """The explained inputs; one alone goes without a name."""
         return self.inputs.paths if len(self.inputs.paths) > 1 else (None,)
 
+    def _evidence(self, lookup: EvidenceLookup, layers: Sequence[str]) -> list[EvidenceOfCalls]:
+        """The evidence of a method for each explained input."""
+        calls: dict[str | None, Sequence[str | None]] = {layer: self._calls(layer) for layer in layers}
+        evidence = []
+        for path in self._paths:
+            of_calls = calls or {None: [None]}
+            evidence.append({layer: [lookup(call, path) for call in of_calls[layer]] for layer in of_calls})
+        return evidence
+
+    def _attribution(self, name: str, evidence: Sequence[EvidenceOfCalls], plan: Plan) -> Attribution | None:
+        """What a method makes of its evidence; None where an interrupt left too little of that."""
+        method = self.methods[name]
+        every = [item for of_input in evidence for calls in of_input.values() for item in calls]
+        keep_partial = self.settings.keep_partial
+        if keep_partial and not all(method.needs <= set(item.found) for item in every):
+            return None
+        try:
+            with preserve.calculating(self.inputs.x.device.type, create_graph=self.settings.create_graph):
+                attribution = self._applied(method, evidence)
+        except KeyboardInterrupt:
+            if keep_partial:
+                return None
+            raise
+        rounding = plan.rounding(name, every[0].rounding)
+        runs_again = any(isinstance(need, PerturbationRuns) for need in method.needs)
+        if rounding is not None and not runs_again and all(item.inexact for item in every):
+            rounding = max(rounding, self._off_by_rounding(method, evidence, attribution))
+        return replace(attribution, rounding=rounding)
+
     def _applied(self, method: Method, evidence: Sequence[EvidenceOfCalls]) -> Attribution:
-        """Run a method on the evidence of each explained input, layer, and call of the layer."""
-        apply = partial(_apply, method, self.model, how=self.settings.fuse, layout=self.inputs.layout)
+        """Apply a method to the evidence of each explained input."""
+        fuse = self.settings.fuse
+        layout = self.inputs.layout
         if len(evidence) == 1 or not any(need.of_input for need in method.needs):  # maps of a layer are of no input
-            return apply(evidence[0], explained=self.inputs.name)
-        names = [dotted(path) for path in self.inputs.paths]
-        parts = {name: apply(each, explained=name) for name, each in zip(names, evidence, strict=True)}
+            return apply_method(method, self.model, evidence[0], fuse, layout, self.inputs.name)
+        parts = {}
+        for path, of_input in zip(self.inputs.paths, evidence, strict=True):
+            name = dotted(path)
+            part = apply_method(method, self.model, of_input, fuse, layout, name)
+            parts[name] = replace(part, tokens=self.tokens.get(name, ()))
         deltas = [part.delta for part in parts.values() if part.delta is not None]
-        expected = method.expected_sum(_first(evidence[0]))
+        expected = method.expected_sum(first_of(evidence[0]))
         if len(deltas) == len(parts) and expected is not None:
             # Each has been compared with the whole sum, which all of them make up together.
             delta = torch.stack(deltas).sum(0) + (len(parts) - 1) * expected
             parts = {name: replace(part, delta=delta) for name, part in parts.items()}
-        parts = {name: replace(part, tokens=self.tokens.get(name, ())) for name, part in parts.items()}
-        return replace(next(iter(parts.values())), parts=parts)
+        first = next(iter(parts.values()))
+        return replace(first, parts=parts)
+
+    def _off_by_rounding(self, method: Method, evidence: Sequence[EvidenceOfCalls], exact: Attribution) -> float:
+        """By how much values are off with other rounding errors of the same size, as a share of the largest value."""
+
+        def rounded(item: Evidence) -> Evidence:
+            return replace(item, found={**item.found, **item.inexact})
+
+        inexact = [{layer: list(map(rounded, calls)) for layer, calls in of_input.items()} for of_input in evidence]
+        with preserve.calculating(self.inputs.x.device.type), muted():
+            values = self._applied(method, inexact).values
+        largest = exact.values.abs().max()
+        return float((values - exact.values).abs().max() / largest) if largest else 0.0
+
+    def _follows_gradient(self, target: Target) -> bool:
+        """Whether the scores change along their gradient in the inputs as it says."""
+        if len(self.inputs.paths) > 1:
+            return True
+        need = FollowsGradient()
+        plan = Plan({"": needs_at({need}, [])})
+        (lookup,) = gather(self.model, self.inputs, plan, [target], RuntimeSettings())
+        return lookup(None)[need]
+
+
+def _check_method(method: Method, name: str, inputs: Inputs, settings: Settings) -> None:
+    if settings.create_graph and not method.differentiable:
+        raise MethodError(f"method {name} must be left out with create_graph, it has no graph; take saliency")
+    if method.one_input and len(inputs.paths) > 1:
+        names = ", ".join(map(dotted, inputs.paths))
+        remedy = "name one in explain.Inputs(..., explained=...)"
+        raise MethodError(f"method {name} must explain one input, got {names}; {remedy}")
 
 
 def _within(methods: dict[str, Method], budget: Mapping[str, float]) -> dict[str, Method]:
@@ -268,57 +310,9 @@ def _within(methods: dict[str, Method], budget: Mapping[str, float]) -> dict[str
     return methods
 
 
-def _are_equal(one: object, other: object) -> bool:
-    """Whether two options, or methods, are equal; ``==`` of tensors among them gives no single answer."""
-    if one is other or type(one) is not type(other):
-        return one is other
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        return one.device == other.device and one.dtype == other.dtype and torch.equal(one, other)
-    if isinstance(one, tuple) and isinstance(other, tuple):
-        return len(one) == len(other) and all(map(_are_equal, one, other))
-    if isinstance(one, Method) and isinstance(other, Method):
-        return _are_equal(tuple(options(one).values()), tuple(options(other).values()))
-    return one == other
-
-
-def _first(evidence: EvidenceOfCalls) -> Evidence:
-    return next(iter(evidence.values()))[0]
-
-
-def _apply(
-    method: Method, model: nn.Module, evidence: EvidenceOfCalls, *, how: Fusion | None, layout: InputLayout | None,
-    explained: str | None,
-) -> Attribution:  # fmt: skip
-    """Run a method on the evidence of each layer, in each window of a stitched model; fuse where there are several."""
-    first, maps = _first(evidence), {}
-    stitched = model if isinstance(model, Stitched) and uses_layer(method) else None
-    coverage = warn_of_coverage(method, first)
-    for layer, calls in evidence.items():
-        of_calls = [applied(method, call) for call in calls]
-        maps[str(layer)] = of_calls[0] if stitched is None else stitched.stitch_maps(of_calls, first.size)
-    for name, values in maps.items():
-        if not torch.isfinite(values).all():
-            where = f" at layer {name}" if uses_layer(method) else ""
-            got = f"but {method.name} found NaN or infinity{where}; look for a root, logarithm or division at zero"
-            raise ModelError(f"model must have finite activations and gradients, {got}, or overflow in half precision")
-    names, values = tuple(maps), next(iter(maps.values()))
-    how = how or method.fusion or "mean"
-    if len(maps) > 1 or method.fusion:
-        values = fused(list(maps.values()), how)
-    if len(maps) > 1:
-        found: dict[str, Any] = {"maps": maps, "fuse": how}
-    elif stitched is not None:
-        found = {}
-    else:
-        ranked, found = method.channels(first), dict(vars(method.outcome(first)))
-        found["channels"] = None if ranked is None else Channels(*ranked.sort(dim=1, descending=True, stable=True))
-        found["delta"] = None if (delta := method.delta(first, values)) is None else delta.detach()
-    frames_first = layout == "NTCHW" and values.ndim == 5
-    if frames_first:
-        values = values.transpose(1, 2)
-    target = first.target if first.classes is None else first.classes
-    used = None if not uses_layer(method) else names[0] if len(names) == 1 else names
-    return Attribution(
-        method.name, values, target, first.score.detach(), used, first.size, method.style, options(method),
-        logits=first.logits, input=explained, coverage=coverage, frames_first=frames_first, **found,
-    )  # fmt: skip
+def _are_equal(one: Method, other: Method) -> bool:
+    """Whether two methods are equal; those with different tensors among their options are not."""
+    try:
+        return one == other
+    except RuntimeError:  # ``==`` of tensors gives no single answer
+        return False

@@ -12,7 +12,6 @@ from explain.attribution.request import Request
 from explain.data.inputs import InputsLike
 from explain.hooks import layer_names, unwrap
 from explain.layers import default_layer
-from explain.layers.costs import cost_after
 from explain.methods import Method, list_methods
 from explain.methods.base import MethodLike, can_be_stitched, get_method, uses_layer
 from explain.targets import as_target
@@ -63,11 +62,11 @@ def select(
 
 
 def _selected(request: Request, group: str) -> Selection:
-    fit, costs = _fit(request), {}
+    fit = _fit(request)
+    costs = {}
     for name in fit:
-        plan = replace(_alone(request, get_method(name)).plan(), images=1)
-        layers = {layer for needs in plan.wanted.values() for need in needs if (layer := need.layer) is not None}
-        costs[name] = plan.cost(cost_after(request.model, request.inputs, layers))
+        alone = _alone(request, get_method(name))
+        costs[name] = alone.cost(replace(alone.plan(), images=1))
     chosen = tuple(name for name in fit if group == "everything" or costs[name] < MANY)
     return Selection(chosen, costs, tuple(name for name in list_methods() if name not in fit))
 

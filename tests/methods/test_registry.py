@@ -110,7 +110,8 @@ def test_baselines_that_print_alike_are_told_apart(net: TinyNet, x: Tensor) -> N
     assert repr(plain) == repr(other)
     with pytest.raises(MethodError, match="two of 'integratedgradients'"):
         explain.attribute(net, x, [IntegratedGradients(baseline=each) for each in (plain, other)])
-    same = [Smooth(IntegratedGradients(2, baseline=torch.zeros(x.shape[1:])), samples=1) for _ in range(2)]
+    black = torch.zeros(x.shape[1:])
+    same = [Smooth(IntegratedGradients(2, baseline=black), samples=1) for _ in range(2)]
     assert list(explain.attribute(net, x, same, target=1)) == ["smooth(integratedgradients)"]
 
 

@@ -1,0 +1,89 @@
+"""A method applied to its evidence: from the maps of each layer and call to one `Attribution`."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+
+from explain._utils.errors import ModelError
+from explain.attribution.diagnostics import warn_of_coverage
+from explain.attribution.result import Attribution, Channels, fused
+from explain.data.inputs import InputLayout
+from explain.engine import Evidence
+from explain.engine.needs import applied
+from explain.layers.stitched import Stitched
+from explain.methods import Method
+from explain.methods.base import Fusion, options, uses_layer
+
+EvidenceOfCalls: TypeAlias = Mapping[str | None, Sequence[Evidence]]
+"""The evidence by layer, with that of each of its calls that are meant."""
+
+
+def apply_method(
+    method: Method, model: nn.Module, evidence: EvidenceOfCalls, fuse: Fusion | None, layout: InputLayout | None,
+    explained: str | None,
+) -> Attribution:  # fmt: skip
+    """Apply a method to the evidence of each layer, in each window of a stitched model; fuse where there are several.
+
+    ``explained`` is the name of the input that the evidence is about.
+    """
+    first = first_of(evidence)
+    stitched = model if isinstance(model, Stitched) and uses_layer(method) else None
+    coverage = warn_of_coverage(method, first)
+    maps = {}
+    for layer, calls in evidence.items():
+        of_calls = [applied(method, call) for call in calls]
+        maps[str(layer)] = of_calls[0] if stitched is None else stitched.stitch_maps(of_calls, first.size)
+        _check_finite(maps[str(layer)], method, str(layer))
+    layers = tuple(maps)
+    values = maps[layers[0]]
+    how = fuse or method.fusion or "mean"
+    if len(layers) > 1 or method.fusion:
+        values = fused(list(maps.values()), how)
+    fields: dict[str, Any] = {}
+    if len(layers) > 1:
+        fields = {"maps": maps, "fuse": how}
+    elif stitched is None:
+        ranked = method.channels(first)
+        delta = method.delta(first, values)
+        fields = dict(vars(method.outcome(first)))
+        if ranked is not None:
+            fields["channels"] = Channels(*ranked.sort(dim=1, descending=True, stable=True))
+        if delta is not None:
+            fields["delta"] = delta.detach()
+    frames_first = layout == "NTCHW" and values.ndim == 5
+    return Attribution(
+        method=method.name,
+        values=values.transpose(1, 2) if frames_first else values,
+        target=first.target if first.classes is None else first.classes,
+        score=first.score.detach(),
+        layer=_layer_of(method, layers),
+        size=first.size,
+        style=method.style,
+        options=options(method),
+        logits=first.logits,
+        input=explained,
+        coverage=coverage,
+        frames_first=frames_first,
+        **fields,
+    )
+
+
+def first_of(evidence: EvidenceOfCalls) -> Evidence:
+    """The evidence of the first layer's first call."""
+    return next(iter(evidence.values()))[0]
+
+
+def _check_finite(values: torch.Tensor, method: Method, layer: str) -> None:
+    if torch.isfinite(values).all():
+        return
+    where = f" at layer {layer}" if uses_layer(method) else ""
+    got = f"but {method.name} found NaN or infinity{where}; look for a root, logarithm or division at zero"
+    raise ModelError(f"model must have finite activations and gradients, {got}, or overflow in half precision")
+
+
+def _layer_of(method: Method, layers: tuple[str, ...]) -> str | tuple[str, ...] | None:
+    if not uses_layer(method):
+        return None
+    return layers[0] if len(layers) == 1 else layers
