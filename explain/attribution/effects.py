@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 At = Literal["layers", "channels", "heads", "tokens", "positions", "regions"]
 
 
+COLORMAP = "RdBu_r"
+UNIT = "effect on the score"
+SHOWN = 15  # rows of the table, but of layers all
+
+
 @dataclass(frozen=True, eq=False)
 class Effects:
     """What patching from a clean photo into a corrupted one does to a score; it prints itself as a table.
@@ -42,85 +47,118 @@ class Effects:
     def rows(self) -> list[dict[str, Any]]:
         """A dictionary for each patch: layer, unit, effect, estimate, and the share of the difference of the scores."""
         whole = self.clean - self.corrupted
-        found = []
+        rows = []
         for layer, effects in self.by_layer.items():
-            pairs = zip(effects.tolist(), self.estimates[layer].tolist(), strict=True)
-            for unit, (effect, estimate) in enumerate(pairs):
-                row = {"layer": layer, "unit": None if self.at == "layers" else unit, "effect": effect}
-                found.append({**row, "estimate": estimate, "share": effect / whole if whole else None})
-        return found
+            estimates = self.estimates[layer].tolist()
+            for unit, effect in enumerate(effects.tolist()):
+                rows.append({
+                    "layer": layer,
+                    "unit": None if self.at == "layers" else unit,
+                    "effect": effect,
+                    "estimate": estimates[unit],
+                    "share": effect / whole if whole else None,
+                })  # fmt: skip
+        return rows
 
     @cached_property
     def correlation(self) -> float:
         """The correlation of the effects with their estimates; NaN where one of them is the same everywhere."""
-        both = torch.stack([torch.cat([*each.values()]).double() for each in (self.by_layer, self.estimates)])
-        return float(torch.corrcoef(both)[0, 1]) if both.shape[1] > 1 else float("nan")
+        effects = torch.cat(list(self.by_layer.values())).double()
+        estimates = torch.cat(list(self.estimates.values())).double()
+        if len(effects) < 2:
+            return float("nan")
+        return float(torch.corrcoef(torch.stack([effects, estimates]))[0, 1])
 
     def to_dict(self) -> dict[str, Any]:
         """All of it in plain values."""
-        about = {"at": self.at, "target": self.target, "clean": self.clean, "corrupted": self.corrupted}
-        correlation = None if math.isnan(self.correlation) else self.correlation
-        return {**about, "correlation": correlation, "effects": self.rows()}
+        return {
+            "at": self.at,
+            "target": self.target,
+            "clean": self.clean,
+            "corrupted": self.corrupted,
+            "correlation": None if math.isnan(self.correlation) else self.correlation,
+            "effects": self.rows(),
+        }
 
     def __str__(self) -> str:
-        rows = self.rows() if self.at == "layers" else sorted(self.rows(), key=lambda row: -abs(row["effect"]))[:15]
+        rows = self.rows()
+        if self.at != "layers":
+            rows = sorted(rows, key=lambda row: -abs(row["effect"]))[:SHOWN]
         width = max(len(row["layer"]) for row in rows)
-        lines = [f"score of {self.target}: clean {self.clean:.4g}, corrupted {self.corrupted:.4g}"]
         unit = self.at.removesuffix("s")
+        lines = [f"score of {self.target}: clean {self.clean:.4g}, corrupted {self.corrupted:.4g}"]
         lines.append(f"{'layer':<{width}}  {unit:>8}  {'effect':>8}  {'share':>6}  {'estimate':>8}")
         for row in rows:
+            number = "all" if row["unit"] is None else row["unit"]
             share = "" if row["share"] is None else f"{row['share']:.0%}"
-            unit = "all" if row["unit"] is None else row["unit"]
-            effects = f"{row['effect']:>8.3g}  {share:>6}  {row['estimate']:>8.3g}"
-            lines.append(f"{row['layer']:<{width}}  {unit:>8}  {effects}")
-        return "\n".join([*lines, f"correlation of effects and estimates: {self.correlation:.2f}"])
+            numbers = f"{number:>8}  {row['effect']:>8.3g}  {share:>6}  {row['estimate']:>8.3g}"
+            lines.append(f"{row['layer']:<{width}}  {numbers}")
+        lines.append(f"correlation of effects and estimates: {self.correlation:.2f}")
+        return "\n".join(lines)
 
     def figure(self) -> "Figure":
         """Return a matplotlib figure: bars for layers, a grid of layers by units, or maps on the photo."""
+        if self.at == "layers":
+            return self._bars()
+        return self._maps() if self.grid else self._table()
+
+    def _bars(self) -> "Figure":
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(6.4, 0.8 + 0.28 * len(self.by_layer)), layout="constrained")
+        axes = figure.subplots()
+        axes.barh(list(self.by_layer), [float(effects[0]) for effects in self.by_layer.values()], color="#4477aa")
+        axes.margins(y=0.01)
+        axes.invert_yaxis()
+        axes.axvline(0, color="#444444", linewidth=0.8)
+        axes.set_xlabel(f"{UNIT} of {self.target}")
+        return figure
+
+    def _maps(self) -> "Figure":
         from matplotlib.cm import ScalarMappable
         from matplotlib.colors import Normalize
         from matplotlib.figure import Figure
+
+        columns = min(4, len(self.by_layer))
+        rows = -(-len(self.by_layer) // columns)
+        figure = Figure(figsize=(2.4 * columns + 0.8, 2.5 * rows), layout="constrained")
+        figure.subplots(rows, columns, squeeze=False, subplot_kw={"frame_on": False, "xticks": [], "yticks": []})
+        for axes, (layer, of_units) in zip(figure.axes, self.by_layer.items(), strict=False):
+            effects = of_units.reshape(self.grid[layer]).numpy()
+            height, width = effects.shape if self.photo is None else self.photo.shape
+            extent = (0, width, height, 0)
+            opacity = None
+            if self.photo is not None:  # it shows through where a patch does little
+                axes.imshow(self.photo.numpy(), cmap="gray", vmin=-0.3, vmax=1.3, extent=extent)
+                opacity = (0.15 + abs(effects) / self._largest).clip(max=0.85)
+            axes.imshow(effects, **self._colors, extent=extent, alpha=opacity)
+            axes.set_title(layer, fontsize=9)
+        colors = ScalarMappable(Normalize(-self._largest, self._largest), COLORMAP)  # without transparency
+        figure.colorbar(colors, ax=figure.axes, label=UNIT, shrink=0.7)
+        return figure
+
+    def _table(self) -> "Figure":
+        from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator
 
-        largest = max(float(each.abs().max()) for each in self.by_layer.values()) or 1.0
-        scale: dict[str, Any] = {"cmap": "RdBu_r", "vmin": -largest, "vmax": largest}
-        unit = "effect on the score"
-        if self.at == "layers":
-            figure = Figure(figsize=(6.4, 0.8 + 0.28 * len(self.by_layer)), layout="constrained")
-            axes = figure.subplots()
-            axes.barh([*self.by_layer], [float(each[0]) for each in self.by_layer.values()], color="#4477aa")
-            axes.margins(y=0.01)
-            axes.invert_yaxis()
-            axes.axvline(0, color="#444444", linewidth=0.8)
-            axes.set_xlabel(f"{unit} of {self.target}")
-            return figure
-        if self.grid:
-            columns = min(4, len(self.by_layer))
-            count = -(-len(self.by_layer) // columns)
-            figure = Figure(figsize=(2.4 * columns + 0.8, 2.5 * count), layout="constrained")
-            figure.subplots(count, columns, squeeze=False, subplot_kw={"frame_on": False, "xticks": [], "yticks": []})
-            for axes, (layer, effects) in zip(figure.axes, self.by_layer.items(), strict=False):
-                found = effects.reshape(self.grid[layer]).numpy()
-                height, width = found.shape if self.photo is None else self.photo.shape
-                place: dict[str, Any] = {"extent": (0, width, height, 0)}
-                if self.photo is not None:  # it shows through where a patch does little
-                    axes.imshow(self.photo.numpy(), cmap="gray", vmin=-0.3, vmax=1.3, **place)
-                    place["alpha"] = (0.15 + abs(found) / largest).clip(max=0.85)
-                axes.imshow(found, **scale, **place)
-                axes.set_title(layer, fontsize=9)
-            colors = ScalarMappable(Normalize(-largest, largest), scale["cmap"])  # without the maps' transparency
-            figure.colorbar(colors, ax=figure.axes, label=unit, shrink=0.7)
-            return figure
-        table = pad_sequence([*self.by_layer.values()], batch_first=True, padding_value=math.nan)
+        table = pad_sequence(list(self.by_layer.values()), batch_first=True, padding_value=math.nan)
         size = (min(12.0, 2.4 + 0.3 * table.shape[1]), 1.2 + 0.32 * len(table))
         figure = Figure(figsize=size, layout="constrained")
         axes = figure.subplots()
-        picture = axes.imshow(table.numpy(), aspect="auto", **scale)
-        axes.set_yticks(range(len(self.by_layer)), [*self.by_layer])
+        picture = axes.imshow(table.numpy(), aspect="auto", **self._colors)
+        axes.set_yticks(range(len(self.by_layer)), list(self.by_layer))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlabel(self.at.removesuffix("s"))
-        figure.colorbar(picture, ax=axes, label=unit)
+        figure.colorbar(picture, ax=axes, label=UNIT)
         return figure
+
+    @property
+    def _largest(self) -> float:
+        return max(float(effects.abs().max()) for effects in self.by_layer.values()) or 1.0
+
+    @property
+    def _colors(self) -> dict[str, Any]:
+        return {"cmap": COLORMAP, "vmin": -self._largest, "vmax": self._largest}
 
     def picture(self) -> Image.Image:
         """The figure as a picture."""

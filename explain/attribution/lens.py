@@ -10,7 +10,7 @@ from torch import nn
 from explain._utils.errors import LayerError, keywords
 from explain._utils.nested import replace_first
 from explain.attribution.trace import blocks
-from explain.data.inputs import InputsLike
+from explain.data.inputs import Inputs, InputsLike
 from explain.engine.ends import reading
 from explain.hooks import HookGroup, capture, preserve
 from explain.hooks.layer_names import Where, select_places
@@ -36,12 +36,13 @@ class Lens:
 
     def rows(self) -> list[dict[str, Any]]:
         """A dictionary for each block and image: layer, image, the top class and its score."""
-        best = self.scores.max(-1)
-        return [
-            {"layer": layer, "image": image, "target": labels.class_label(self.categories, index), "score": score}
-            for layer, indices, values in zip(self.layers, best.indices.tolist(), best.values.tolist(), strict=True)
-            for image, (index, score) in enumerate(zip(indices, values, strict=True))
-        ]
+        rows = []
+        for layer, scores in zip(self.layers, self.scores, strict=True):
+            for image, of_image in enumerate(scores):
+                best = int(of_image.argmax())
+                label = labels.class_label(self.categories, best)
+                rows.append({"layer": layer, "image": image, "target": label, "score": float(of_image[best])})
+        return rows
 
     def __str__(self) -> str:
         width = max(map(len, self.layers))
@@ -77,38 +78,46 @@ def lens(
     """
     model = unwrapped(model)
     inputs = with_layout(model, x).detached()
-    own = blocks(model, inputs, include_top_level=False)
-    names = own if layers is None else select_places(model, layers)
+    every = blocks(model, inputs, include_top_level=False)
+    names = every if layers is None else select_places(model, layers)
     with preserve.untouched(model), torch.no_grad(), reading(model, inputs, None, categories):
-        with capture(model, list(dict.fromkeys([*names, *own])), gradients=False) as seen:
+        with capture(model, list(dict.fromkeys([*names, *every])), gradients=False) as records:
             output = inputs.call(model)
-        ran = list(dict.fromkeys(record.layer for record in seen.records))  # in the order of the pass
-        given = {name: record.activation for name in ran if (record := seen.of(name)) is not None}
-        if not given.keys() & set(names):
-            raise LayerError("model must have blocks to be read by its last layers, got none; name the layers")
-        shape = given[[name for name in ran if name in names][-1]].shape
-        last = [name for name in ran if given[name].shape == shape][-1]  # what follows it reads all of them
-        wrong = next((name for name in names if name in given and given[name].shape != shape), None)
-        if wrong is not None and layers is not None:
-            raise LayerError(f"layers must give tensors of one shape, got {(*given[wrong].shape,)} and {(*shape,)}")
-        found = {name: given[name] for name in ran if name in names and given[name].shape == shape}
         find_logits(output, len(inputs))  # refuses a model without class scores
-        scores = torch.stack([_read(model, inputs, last, values) for values in found.values()])
-        of_tokens = None
-        if tokens and given[last].ndim == 3:
-            images = [inputs.rows(torch.tensor([i])) for i in range(len(inputs))]
+        outputs = {}
+        for record in records.records:  # in the order of the pass, of the last call of each
+            outputs[record.layer] = records.of(record.layer).activation
+        wanted = {name: values for name, values in outputs.items() if name in names}
+        if not wanted:
+            raise LayerError("model must have blocks to be read by its last layers, got none; name the layers")
+        shape = list(wanted.values())[-1].shape
+        other = next((values.shape for values in wanted.values() if values.shape != shape), None)
+        if other is not None and layers is not None:
+            raise LayerError(f"layers must give tensors of one shape, got {tuple(other)} and {tuple(shape)}")
+        wanted = {name: values for name, values in wanted.items() if values.shape == shape}
+        last = [name for name, values in outputs.items() if values.shape == shape][-1]  # what follows it reads all
+        scores = torch.stack([_read(model, inputs, last, values) for values in wanted.values()])
+        token_scores = None
+        if tokens and len(shape) == 3:
+            token_scores = torch.stack([_read_tokens(model, inputs, last, values) for values in wanted.values()])
+    return Lens(tuple(wanted), scores, token_scores, categories)
 
-            def read(values: torch.Tensor) -> torch.Tensor:  # only what follows the last block runs for each token
-                rows = [row[:, None].expand(-1, len(row), -1) for row in values]  # each token in all places
-                return torch.stack([_read(model, one, last, row) for one, row in zip(images, rows, strict=True)])
 
-            of_tokens = torch.stack([read(values) for values in found.values()])
-    return Lens(tuple(found), scores, of_tokens, categories)
-
-
-def _read(model: nn.Module, inputs: Any, last: str, values: torch.Tensor) -> torch.Tensor:
+def _read(model: nn.Module, inputs: Inputs, last: str, values: torch.Tensor) -> torch.Tensor:
     """The class scores where the last block gives these values ``(b, ...)``, of as many images or of more."""
-
     with HookGroup(model) as group:
         group.forward(last, lambda module, args, output: replace_first(output, values.clone()))
         return find_logits(inputs.call(model), len(values)).cpu()
+
+
+def _read_tokens(model: nn.Module, inputs: Inputs, last: str, values: torch.Tensor) -> torch.Tensor:
+    """The class scores ``(N, T, K)`` of each token alone, which is put in all places.
+
+    Only what follows the last block runs for each token.
+    """
+    scores = []
+    for number, tokens in enumerate(values):
+        image = inputs.rows(torch.tensor([number]))
+        everywhere = tokens[:, None].expand(-1, len(tokens), -1)
+        scores.append(_read(model, image, last, everywhere))
+    return torch.stack(scores)

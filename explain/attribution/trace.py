@@ -1,6 +1,6 @@
 """`trace`: the effect of patching each part of a network from one photo into another, and its fast estimate."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any, get_args
@@ -11,7 +11,7 @@ from torch import nn
 from explain._utils.errors import HookError, LayerError, keywords
 from explain._utils.nested import first_tensor, replace_first
 from explain.attribution.effects import At, Effects
-from explain.data.inputs import as_inputs
+from explain.data.inputs import Inputs, as_inputs
 from explain.engine.ends import OutputReader
 from explain.engine.execution import gather
 from explain.engine.needs import Evidence, NeedAtLayer
@@ -19,6 +19,7 @@ from explain.engine.perturbations import Perturbation, PerturbedRows, Scores
 from explain.engine.plan import Plan
 from explain.engine.settings import Progress, RuntimeSettings
 from explain.hooks import HookGroup, Intervention, attention_parts, capture, preserve
+from explain.hooks.capturing import Capture
 from explain.hooks.layer_names import Where, find_places, select_places
 from explain.hooks.units import Axes
 from explain.hooks.unwrap import modules_of, submodule, unwrapped
@@ -63,6 +64,15 @@ class _Site:
     """The number of its first patch."""
     of_images: int
     """The dimension that images are in; in the clean values and masks it is the first."""
+    estimates: torch.Tensor
+    """What attribution patching says of each unit."""
+    grid: tuple[int, int] | None
+    """The rows and columns of the units, where they are places of the photo."""
+
+    @property
+    def end(self) -> int:
+        """The number after that of its last patch."""
+        return self.first + len(self.masks)
 
     def hook(self, patches: _Patches) -> Callable[[nn.Module, Any, Any], Any]:
         """A forward hook that patches the rows ``(b, ...)`` whose numbers ``(<= b,)`` are of this place."""
@@ -74,9 +84,11 @@ class _Site:
             values = tensor.movedim(self.of_images, 0)
             units = patches.numbers[0].cpu()[: len(values)] - self.first
             rows = ((units >= 0) & (units < len(self.masks))).nonzero()[:, 0]
-            found = values.clone()
-            found[rows] = torch.where(self.masks[units[rows]], self.clean, values[rows])
-            return replace_first(output, found.movedim(0, self.of_images)) if len(rows) else None
+            if not len(rows):
+                return None
+            patched = values.clone()
+            patched[rows] = torch.where(self.masks[units[rows]], self.clean, values[rows])
+            return replace_first(output, patched.movedim(0, self.of_images))
 
         return patch
 
@@ -122,127 +134,165 @@ def trace(
         shapes = f"{tuple(first.x.shape)} and {tuple(second.x.shape)}"
         raise HookError(f"clean and corrupted must be one photo each, of the same shape, got {shapes}")
     names = select_places(model, layers) if layers is not None else _default(model, first, at)
-    missing = LayerError(f"model must have {at} to be traced, got none; name the layers")
+    nothing = LayerError(f"model must have {at} to be traced, got none; name the layers")
     if not names:
-        raise missing
+        raise nothing
     if at == "heads":
         names = [name if find_places(model, name)[name].part else f"{name}:heads" for name in names]
     reader = OutputReader(model, first, None, None if categories is None else len(categories))
     with preserve.untouched(model), reader.in_use():
-        with torch.no_grad(), capture(model, names, gradients=False) as of_clean:
+        with torch.no_grad(), capture(model, names, gradients=False) as clean_pass:
             output = first.call(model)
-        chosen = resolve.as_target(target, categories).sized(tuple(first.x.shape[2:])).settled(output, 1)
-        score, classes = chosen.pick(output, 1)[:2]
+        settled = resolve.as_target(target, categories).sized(tuple(first.x.shape[2:])).settled(output, 1)
+        clean_score, classes = settled.pick(output, 1)[:2]
         x = second.x.clone().requires_grad_()
-        with torch.enable_grad(), capture(model, names) as of_corrupted:
-            before = chosen.pick(second.replaced(x).call(model), 1)[0][0]
-        of_corrupted.backward(before, (x,), roughly=True)
-    sites, total, find_grid = list[_Site](), 0, grids_of_photo(model, first)
-    estimates, grids = dict[str, torch.Tensor](), dict[str, tuple[int, int]]()
-    for name in names:
-        record, other = of_clean.of(name), of_corrupted.of(name)
-        if record is None or other is None:
-            continue  # an attention that this network does not compute
-        shape = tuple(record.activation.shape)
-        if (frames := frames_in_batch(shape, tuple(first.x.shape[2:]))) and frames > 1:
-            if layers is not None:
-                raise LayerError(
-                    f"layer {name!r} must give one row for a photo, got {frames}, its frames; name another"
-                )
-            continue
-        of_tokens = find_grid(name, shape[-2]) if len(shape) == 3 else None
-        of_images = 0 if of_tokens is None else of_tokens.of_images
-        clean_values = record.activation.movedim(of_images, 0)
-        try:
-            masks, grid = _masks(at, name, clean_values, model, tuple(first.x.shape[2:]), find_grid)
-        except HookError:
-            if layers is not None:
-                raise
-            continue  # a layer without such units
-        calls = len([each for each in of_clean.records if each.layer == record.layer])
-        where = name if calls == 1 or "@" in name else f"{name}@{calls - 1}"  # the last of several
-        sites.append(_Site(where, clean_values, masks, total, of_images))
-        total += len(masks)
-        gradient = torch.zeros_like(other.activation) if other.gradient is None else other.gradient
-        change = ((record.activation - other.activation) * gradient).movedim(of_images, 0)[0]
-        estimates[where] = torch.stack([(change * mask).sum() for mask in masks]).cpu()
-        if grid is not None:
-            grids[where] = grid
+        with torch.enable_grad(), capture(model, names) as corrupted_pass:
+            corrupted_score = settled.pick(second.replaced(x).call(model), 1)[0][0]
+        corrupted_pass.backward(corrupted_score, (x,), roughly=True)
+    find_sites = _SiteFinder(model, first, at, clean_pass, corrupted_pass, named=layers is not None)
+    sites = find_sites(names)
     if not sites:
-        raise missing
-    patches = _Patches(total)
+        raise nothing
+    patches = _Patches(sites[-1].end)
     with HookGroup(model) as group, reader.in_use():
         for site in sites:
             group.forward(site.name, site.hook(patches))
         plan = Plan({"trace": frozenset({NeedAtLayer(Scores(patches), None)})})
-        (evidence_of,) = gather(model, second, plan, [chosen], RuntimeSettings(batch_size, progress=progress))
-    scores = evidence_of(None)[Scores(patches)].cpu()
-    effects = {site.name: scores[site.first : site.first + len(site.masks)] - before.detach().cpu() for site in sites}
-    label = chosen.name if classes is None else labels.class_label(categories, int(classes[0]))
-    photo = None
-    if first.x.ndim == 4:
-        grey = first.x[0].detach().float().mean(0).cpu()
-        photo = (grey - grey.amin()) / (grey.amax() - grey.amin()).clamp(min=1e-12)
-    return Effects(at, effects, estimates, float(score), float(before.detach()), label, grids, photo)
+        settings = RuntimeSettings(batch_size, progress=progress)
+        (lookup,) = gather(model, second, plan, [settled], settings)
+    effects = lookup(None)[Scores(patches)].cpu() - corrupted_score.detach().cpu()
+    return Effects(
+        at,
+        {site.name: effects[site.first : site.end] for site in sites},
+        {site.name: site.estimates for site in sites},
+        float(clean_score),
+        float(corrupted_score.detach()),
+        settled.name if classes is None else labels.class_label(categories, int(classes[0])),
+        {site.name: site.grid for site in sites if site.grid is not None},
+        _in_grey(first.x) if first.x.ndim == 4 else None,
+    )
 
 
-def _default(model: nn.Module, inputs: Any, at: At) -> list[str]:
+def _in_grey(x: torch.Tensor) -> torch.Tensor:
+    """The photo ``(H, W)`` from 0 to 1."""
+    grey = x[0].detach().float().mean(0).cpu()
+    return (grey - grey.amin()) / (grey.amax() - grey.amin()).clamp(min=1e-12)
+
+
+@dataclass(frozen=True, eq=False)
+class _SiteFinder:
+    """Makes the sites of layers that were captured in both passes; those that were ``named`` must have units."""
+
+    model: nn.Module
+    inputs: Inputs
+    at: At
+    clean: Capture
+    corrupted: Capture
+    named: bool
+
+    def __call__(self, names: Sequence[str]) -> list[_Site]:
+        """The sites of these layers, whose patches are numbered one after the other."""
+        sites: list[_Site] = []
+        for name in names:
+            try:
+                site = self._site(name, sites[-1].end if sites else 0)
+            except HookError:
+                if self.named:
+                    raise
+                continue  # a layer without such units
+            if site is not None:
+                sites.append(site)
+        return sites
+
+    def _site(self, name: str, first: int) -> _Site | None:
+        """The site of a layer, if the network computes it; frames beside each other are none."""
+        record = self.clean.of(name)
+        corrupted = self.corrupted.of(name)
+        if record is None or corrupted is None:
+            return None
+        shape = tuple(record.activation.shape)
+        frames = frames_in_batch(shape, tuple(self.inputs.x.shape[2:]))
+        if frames and frames > 1:
+            must = f"layer {name!r} must give one row for a photo, got {frames}, its frames; name another"
+            if self.named:
+                raise LayerError(must)
+            return None
+        grid = grids_of_photo(self.model, self.inputs)(name, shape[-2]) if len(shape) == 3 else None
+        of_images = 0 if grid is None else grid.of_images
+        clean = record.activation.movedim(of_images, 0)
+        masks, cells = self._masks(name, clean)
+        change = record.activation - corrupted.activation
+        gradient = torch.zeros_like(change) if corrupted.gradient is None else corrupted.gradient
+        parts = (change * gradient).movedim(of_images, 0)[0]
+        estimates = torch.stack([(parts * mask).sum() for mask in masks]).cpu()
+        calls = sum(other.layer == record.layer for other in self.clean.records)
+        of_last = name if calls == 1 or "@" in name else f"{name}@{calls - 1}"
+        return _Site(of_last, clean, masks, first, of_images, estimates, cells)
+
+    def _masks(self, name: str, values: torch.Tensor) -> tuple[torch.Tensor, tuple[int, int] | None]:
+        """The masks ``(units, ...)`` of all units of a place, and the rows and columns that they are laid out in."""
+        if self.at == "layers":
+            return torch.ones([1] * values.ndim, dtype=torch.bool, device=values.device), None
+        size = tuple(self.inputs.x.shape[2:])
+        place = find_places(self.model, name)[name]
+
+        def find_grid() -> Grid | None:
+            grid = grids_of_photo(self.model, self.inputs)(name, values.shape[-2])
+            return None if grid is None else replace(grid, layout="tokens")  # images are in the first dimension here
+
+        module = submodule(self.model, place.module)
+        axes = Axes(values, place, module, self.model, size, name, find_grid=find_grid)
+
+        def masks_of(field_name: str, units: Iterable[Any]) -> torch.Tensor:
+            masks = [axes.mask(Intervention(name, **{field_name: unit})) for unit in units]
+            return torch.cat([mask for mask in masks if mask is not None])
+
+        if self.at in ("channels", "heads", "tokens"):
+            dim = {"channels": axes.channel_dim, "heads": 1, "tokens": values.ndim - 2}[self.at]
+            return masks_of(self.at, ([unit] for unit in range(values.shape[dim]))), None
+        rows, columns = axes.grid()
+        if self.at == "positions":
+            cells = product(range(rows), range(columns))
+            return masks_of("positions", ([cell] for cell in cells)), (rows, columns)
+        rows = min(REGIONS, rows)
+        columns = min(REGIONS, columns)
+        high = size[-2] / rows
+        wide = size[-1] / columns
+        corners = product(range(rows), range(columns))
+        boxes = ((j * wide, i * high, (j + 1) * wide, (i + 1) * high) for i, j in corners)
+        return masks_of("region", boxes), (rows, columns)
+
+
+def _default(model: nn.Module, inputs: Inputs, at: At) -> list[str]:
     """The layers that are traced by default."""
     if at == "channels":
         return [default_layer(model, inputs)]
     if at == "heads":
-        with_heads = {m: [each for each in m.modules() if attention_parts.head_count(each)] for m in modules_of(model)}
-        return [name for module, name in modules_of(model).items() if with_heads[module][-1:] == [module]]
-    found = blocks(model, inputs)
+        return [name for module, name in modules_of(model).items() if _is_innermost_attention(module)]
+    names = blocks(model, inputs)
     if at != "layers":
-        return found
+        return names
     # the output of a block is all that later ones see, unlike that of a branch inside it
     calls = [call for call in summary_of(model, inputs).calls if call.grid is not None]
-    inside = {name: [call for call in calls if call.name.rpartition(".")[0] == name] for name in found}
     several = {call.name for call in calls if call.number}
-    chosen = [call for name in found for call in inside[name] or [call for call in calls if call.name == name]]
-    return [f"{call.name}@{call.number}" if call.name in several else call.name for call in chosen]
+    layers = []
+    for name in names:
+        inside = [call for call in calls if call.name.rpartition(".")[0] == name]
+        layers += inside or [call for call in calls if call.name == name]
+    return [f"{call.name}@{call.number}" if call.name in several else call.name for call in layers]
 
 
-def blocks(model: nn.Module, inputs: Any, *, include_top_level: bool = True) -> list[str]:
+def _is_innermost_attention(module: nn.Module) -> bool:
+    with_heads = [part for part in module.modules() if attention_parts.head_count(part)]
+    return with_heads[-1:] == [module]
+
+
+def blocks(model: nn.Module, inputs: Inputs, *, include_top_level: bool = True) -> list[str]:
     """The blocks of a network: the outermost modules in sequences and lists, and the top-level modules around them."""
-    summary, modules = summary_of(model, inputs), dict(model.named_modules())
-    called = [call.name for call in summary.calls if call.grid is not None and call.name]
-    lists = (nn.Sequential, nn.ModuleList)
-    parents = {name: modules[name.rpartition(".")[0]] for name in called}
-    inside = [name for name in called if isinstance(parents[name], lists)]
-    inside = [name for name in inside if not any(name.startswith(f"{other}.") for other in inside if other != name)]
-    top = [name for name in called if "." not in name and not any(each.startswith(f"{name}.") for each in inside)]
-    return list(dict.fromkeys(name for name in called if name in {*inside, *(top if include_top_level else ())}))
-
-
-def _masks(
-    at: At, name: str, values: torch.Tensor, model: nn.Module, size: tuple[int, ...],
-    grid_of: Callable[[str, int], Grid | None],
-) -> tuple[torch.Tensor, tuple[int, int] | None]:  # fmt: skip
-    """The masks ``(units, ...)`` of all units of a place, and the rows and columns that they are laid out in."""
-    place = find_places(model, name)[name]
-
-    def find_grid() -> Grid | None:
-        grid = grid_of(name, values.shape[-2])
-        return None if grid is None else replace(grid, layout="tokens")  # the images are in the first dimension here
-
-    axes = Axes(values, place, submodule(model, place.module), model, size, name, find_grid=find_grid)
-    if at == "layers":
-        return torch.ones([1] * values.ndim, dtype=torch.bool, device=values.device), None
-
-    def mask(**chosen: Any) -> torch.Tensor:
-        found = axes.mask(Intervention(name, **chosen))
-        assert found is not None
-        return found
-
-    if at in ("channels", "heads", "tokens"):
-        dim = {"channels": axes.channel_dim, "heads": 1}.get(at, values.ndim - 2)
-        return torch.cat([mask(**{at: [unit]}) for unit in range(values.shape[dim])]), None
-    rows, columns = axes.grid()
-    if at == "positions":
-        return torch.cat([mask(positions=[each]) for each in product(range(rows), range(columns))]), (rows, columns)
-    rows, columns = min(REGIONS, rows), min(REGIONS, columns)
-    high, wide = size[-2] / rows, size[-1] / columns
-    boxes = [(j * wide, i * high, (j + 1) * wide, (i + 1) * high) for i in range(rows) for j in range(columns)]
-    return torch.cat([mask(region=box) for box in boxes]), (rows, columns)
+    modules = dict(model.named_modules())
+    called = [call.name for call in summary_of(model, inputs).calls if call.grid is not None and call.name]
+    listed = [name for name in called if isinstance(modules[name.rpartition(".")[0]], (nn.Sequential, nn.ModuleList))]
+    names = {name for name in listed if not any(name.startswith(f"{other}.") for other in listed)}
+    if include_top_level:
+        names |= {name for name in called if "." not in name and not any(n.startswith(f"{name}.") for n in names)}
+    return list(dict.fromkeys(name for name in called if name in names))
