@@ -45,7 +45,8 @@ class _Level:
     """
 
     def __init__(self, unknown: torch.Tensor, held: torch.Tensor) -> None:
-        self.unknown, self.held = unknown, held
+        self.unknown = unknown
+        self.held = held
         self.beside = unknown * _around(unknown) + held
         self.inverse = torch.where(self.beside > 0, 1 / self.beside, 0)
         """1 by the matrix's diagonal; 0 where nothing is unknown."""
@@ -83,8 +84,10 @@ def _inverse(level: _Level) -> torch.Tensor:
 
 def _solved(right: torch.Tensor, levels: list[_Level]) -> torch.Tensor:
     """Conjugate gradients for each image and channel at once."""
-    finest, coarsest = levels[0], _inverse(levels[-1])
-    found, residue = torch.zeros_like(right), right
+    finest = levels[0]
+    coarsest = _inverse(levels[-1])
+    found = torch.zeros_like(right)
+    residue = right
     direction = scaled = _cycle(residue, levels, coarsest)
     now = _dot(residue, scaled)
     enough = 16 * torch.finfo(right.dtype).eps * scaled.abs().amax((2, 3), keepdim=True)
@@ -105,7 +108,8 @@ def _solved(right: torch.Tensor, levels: list[_Level]) -> torch.Tensor:
 
 def _cycle(right: torch.Tensor, levels: list[_Level], coarsest: torch.Tensor) -> torch.Tensor:
     """Solve roughly: smooth, correct from the coarser grid, smooth once more. It is symmetric, as it has to be."""
-    level, coarser = levels[0], levels[1:]
+    level = levels[0]
+    coarser = levels[1:]
     if not coarser:
         return (right.flatten(2) @ coarsest.mT).reshape(right.shape)
     u = level.inverse * right
@@ -185,7 +189,8 @@ class Neighbours(Baseline):
 
     def __call__(self, images: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
         check_mask(images, keep)
-        frames, masks = _frames(in_single_or_double(images)), _frames(keep.expand(len(images), *keep.shape[1:]))
+        frames = _frames(in_single_or_double(images))
+        masks = _frames(keep.expand(len(images), *keep.shape[1:]))
         found = interpolated(frames, masks < 1)
         found = found.reshape(len(images), -1, *found.shape[1:]).movedim(1, 2).reshape(images.shape)
         filled = found + self.noise * drawn(self.seed, images).to(found) if self.noise else found

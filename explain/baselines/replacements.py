@@ -249,7 +249,8 @@ class OtherPhoto(Baseline):
     def replacement(self, images: torch.Tensor) -> torch.Tensor:
         other = self.other[0] if self.other.ndim == images.ndim and len(self.other) == 1 else self.other
         if other.shape != images.shape[1:]:
-            own, got = tuple(images.shape[1:]), tuple(self.other.shape)
+            own = tuple(images.shape[1:])
+            got = tuple(self.other.shape)
             raise BaselineError(f"other of photo must have the shape {own} of the images, got {got}; preprocess both")
         return other.to(images).expand_as(images)
 

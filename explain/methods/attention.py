@@ -79,7 +79,8 @@ def _of_rows(matrix: torch.Tensor, last: AttentionMap, evidence: Evidence, token
     These are the class token, where others than the photo's ``tokens`` come before all of these, and all tokens, where
     there are no others. Elsewhere, the gradient tells.
     """
-    joint, others = evidence.grids.joint, matrix.shape[1] - len(tokens)
+    joint = evidence.grids.joint
+    others = matrix.shape[1] - len(tokens)
     if joint is None and (matrix.shape[1] == 1 or min(tokens) == others):
         return matrix.mean(1) if others == 0 else matrix[:, 0]
     if joint is not None and last.gradient is None:
@@ -205,8 +206,10 @@ class GradECLIP(AttentionMethod):
     needs = frozenset({_OF_INPUT})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        maps, of_words = evidence[_OF_INPUT], evidence.inputs.ndim == 3
-        weights, joint = [each.weights for each in maps], evidence.grids.joint
+        maps = evidence[_OF_INPUT]
+        of_words = evidence.inputs.ndim == 3
+        weights = [each.weights for each in maps]
+        joint = evidence.grids.joint
         every = list(range(weights[-1].shape[-1] if weights else 0))
         tokens, size = (every, (-1, 1)) if of_words and every else photo_tokens(self.name, weights, evidence)
         among = tokens if joint is None else every
@@ -217,7 +220,9 @@ class GradECLIP(AttentionMethod):
 
     def _of(self, attention: AttentionMap, read: torch.Tensor, tokens: list[int]) -> torch.Tensor:
         """What one attention takes from some tokens ``(N, tokens)``."""
-        query, key, gradient = attention.query, attention.key, attention.gradient
+        query = attention.query
+        key = attention.key
+        gradient = attention.gradient
         if query is None or key is None or gradient is None:
             raise MethodError(f"{self.name} must see queries and keys multiplied as matrices, got others; take legrad")
         query, key = (nn.functional.normalize(each.transpose(1, 2).flatten(2), dim=-1) for each in (query, key))
@@ -291,7 +296,8 @@ class CheferAttribution(RolloutMethod):
     needs = frozenset({_GRADIENTS, _RELEVANCE})
 
     def matrices(self, evidence: Evidence) -> Iterator[torch.Tensor]:
-        maps, relevance = evidence[_GRADIENTS], evidence[_RELEVANCE]
+        maps = evidence[_GRADIENTS]
+        relevance = evidence[_RELEVANCE]
         score = torch.where(evidence.score == 0, 1, evidence.score)
         for plain, changed in zip(maps, relevance, strict=True):
             if changed.gradient is not None:
@@ -377,7 +383,8 @@ def _followed(maps: Sequence[AttentionMap], *sizes: int) -> dict[tuple[int, int]
     while steps:
         size = steps[0].shape[1:]
         both = size[0] != size[1] and len(steps) > 1 and steps[1].shape[1:] == size[::-1]
-        now, steps = steps[: 1 + both], steps[1 + both :]
+        now = steps[: 1 + both]
+        steps = steps[1 + both :]
         changes = dict[tuple[int, int], torch.Tensor]()
         for step in now:
             s, q = step.shape[1:]

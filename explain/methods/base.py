@@ -81,7 +81,9 @@ def _bibliography() -> dict[str, Source]:
     found: dict[str, Source] = {}
     for kind, key, body in re.findall(r"@(\w+)\{([^,]+),\n(.*?)\n\}", text, re.DOTALL):
         entry = dict(re.findall(r"^  (\w+) = \{(.*)\},$", body, re.MULTILINE))
-        title, year, venue = entry["title"].strip("{}"), int(entry["year"]), entry[_VENUE[kind]]
+        title = entry["title"].strip("{}")
+        year = int(entry["year"])
+        venue = entry[_VENUE[kind]]
         numbers = entry.get("doi", ""), entry.get("eprint", "")
         source = Source(key, entry["author"], title, year, venue, kind, *numbers, entry["shorthand"])
         found |= dict.fromkeys([key, *entry.get("methods", key).split(", ")], source)
@@ -105,8 +107,13 @@ Fusion = Literal["mean", "max", "product"]
 """How the maps of several layers become one, each divided by its largest magnitude."""
 
 
-MAPS, PATTERNS, PERTURBATION = "class activation maps", "patterns of the feature maps", "perturbation"
-GRADIENTS, RELEVANCE, ATTENTION, OTHERS = "gradients", "relevance", "attention", "other methods"
+MAPS = "class activation maps"
+PATTERNS = "patterns of the feature maps"
+PERTURBATION = "perturbation"
+GRADIENTS = "gradients"
+RELEVANCE = "relevance"
+ATTENTION = "attention"
+OTHERS = "other methods"
 FAMILIES = (MAPS, PATTERNS, PERTURBATION, GRADIENTS, RELEVANCE, ATTENTION, OTHERS)
 """In the order in which they are shown."""
 
@@ -254,7 +261,8 @@ def can_be_stitched(method: Method, model: torch.nn.Module) -> bool:
     """Whether a method explains the input of a `Stitched` model, or gives a map of a layer in each window."""
     if not isinstance(model, Stitched):
         return True
-    family, biases = innermost(method).family, any(isinstance(need, BiasTerms) for need in method.needs)
+    family = innermost(method).family
+    biases = any(isinstance(need, BiasTerms) for need in method.needs)
     return family in (MAPS, PATTERNS) if uses_layer(method) else family != ATTENTION and not biases
 
 
@@ -271,7 +279,8 @@ def relative_error(values: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
     >>> relative_error(torch.tensor([[1.0, -4.0]]), torch.tensor([[0.2, 0.1]]))
     tensor([0.0500])
     """
-    largest, peak = error.flatten(1).amax(1), values.abs().flatten(1).amax(1)
+    largest = error.flatten(1).amax(1)
+    peak = values.abs().flatten(1).amax(1)
     return torch.where(largest == 0, largest, largest / peak)
 
 
@@ -407,7 +416,8 @@ def _known_as(name: str, text: str) -> Method:
         guess, _, inside = text.lower().partition("(")
         forms = []
         if inside and "=" not in inside:  # a method within another, it seems
-            guess, forms = text.lower(), [f"{wrapper}({inside}" for wrapper in _wrappers]
+            guess = text.lower()
+            forms = [f"{wrapper}({inside}" for wrapper in _wrappers]
         raise MethodError(f"method {shown(text)} is unknown; {did_you_mean(guess, [*list_methods(), *forms])}")
     return _known[name]
 

@@ -154,7 +154,8 @@ class GradCAMPlusPlus(ClassActivationMap):
     name = "gradcam++"
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        g, total = evidence.gradients, evidence.activations.sum(spatial_dims(evidence.activations), keepdim=True)
+        g = evidence.gradients
+        total = evidence.activations.sum(spatial_dims(evidence.activations), keepdim=True)
         weights = ratio(g.clamp(min=0), 2 + g * total).sum(spatial_dims(g))
         return weighted(weights, evidence, relu=self.relu)
 

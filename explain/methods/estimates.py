@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -161,6 +162,12 @@ NEW = 8  # a map is worked out again when the scores have become more by one in 
 NORMAL = 1.959963984540  # standard errors to each side within which a normal mean lies in 95 of 100 cases
 STUDENT = (12.706204736175, 4.302652729749, 3.182446305284, 2.776445105198)
 # the same where the error is known with 1 to 4 degrees of freedom
+SERIES = (
+    np.array([1, 1]) / 4,
+    np.array([5, 16, 3]) / 96,
+    np.array([3, 19, 17, -15]) / 384,
+    np.array([79, 776, 1482, -1920, -945]) / 92160,
+)  # of Student's quantile, in powers of one over the freedom: Abramowitz and Stegun 26.7.5
 
 
 def widened(freedom: int) -> float:
@@ -174,13 +181,7 @@ def widened(freedom: int) -> float:
     """
     if freedom <= len(STUDENT):
         return STUDENT[freedom - 1] / NORMAL
-    z, n = NORMAL, freedom  # Abramowitz and Stegun 26.7.5
-    terms = (
-        (z**2 + 1) / 4 / n,
-        (5 * z**4 + 16 * z**2 + 3) / 96 / n**2,
-        (3 * z**6 + 19 * z**4 + 17 * z**2 - 15) / 384 / n**3,
-        (79 * z**8 + 776 * z**6 + 1482 * z**4 - 1920 * z**2 - 945) / 92160 / n**4,
-    )
+    terms = (float(np.polyval(c, NORMAL**2)) / freedom**power for power, c in enumerate(SERIES, 1))
     return 1 + sum(terms)
 
 
@@ -310,11 +311,11 @@ class _StopEarly(Accumulator):
         self._device = x.device
 
     def add(self, images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) -> None:
-        for image in images.unique().tolist():
+        for image in dict.fromkeys(images.tolist()):
             self._images[image].add(values[images == image])
 
     def done(self) -> torch.Tensor:
-        return self._of_images([image.done for image in self._images])
+        return torch.tensor([image.done for image in self._images], device=self._device)
 
     def enough(self) -> bool:
         if all(image.done for image in self._images):
@@ -574,7 +575,7 @@ class RegionMethod(EstimateMethod):
         raise NotImplementedError
 
     @property
-    def perturbation(self) -> Coalitions:
+    def perturbation(self) -> Perturbation:
         return Coalitions(self.baseline, self.regions, self.design)
 
     @property

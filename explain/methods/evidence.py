@@ -109,7 +109,8 @@ class Strength:
     needs: ClassVar[frozenset[Need[Any]]] = frozenset()
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        logits, classes = evidence.logits, evidence.classes
+        logits = evidence.logits
+        classes = evidence.classes
         if self.kind == "score" or logits is None or classes is None:
             return evidence.score
         if self.category is not None:
@@ -504,7 +505,7 @@ class RegionSearch(Search):
             shown = visible[:, self._cells][:, None]
             perturbed = GivenMaps(PerturbedRows(owners, lambda rows: torch.where(shown[rows], own, absent)))
         else:
-            perturbed = ShownParts(baseline, self._image, visible, lambda regions: regions[self._cells])
+            perturbed = ShownParts(baseline, self._image, list(visible), lambda regions: regions[self._cells])
         scores: torch.Tensor = self._runner.read(perturbed, read)
         return scores.double()
 

@@ -155,7 +155,8 @@ class Occlusion(EstimateMethod):
             return self
         frames, *sides = x.shape[2:]
         lasts = 1 if frames_first else max(1, round(frames / 7))
-        window, stride = self.window, self.stride
+        window = self.window
+        stride = self.stride
         if window is None and frames_first:
             window = (1, *(max(1, round(side / 7)) for side in sides))
         elif isinstance(window, int):

@@ -2,7 +2,7 @@
 random points."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
@@ -47,41 +47,37 @@ BASELINES = ("mean", "blur", "least", "most")
 
 @dataclass(frozen=True)
 class PathStart(OneForEach):
-    """The photo's baseline: a number for all values or for each channel, one of `BASELINES`, or a tensor that holds it.
-
-    ``method`` is what errors call the method; equal baselines of two methods are one.
-    """
+    """The baseline of each photo: a number for all values or for each channel, one of `BASELINES`, or a tensor."""
 
     full_precision = True
 
     baseline: PathBaseline = 0.0
-    method: str = field(default="integratedgradients", compare=False)
 
     words = "the baseline"
 
     def perturbed(self, evidence: Evidence) -> torch.Tensor:
         """The baseline of each image: ``(N, C, H, W)``."""
         x = evidence.inputs
-        if isinstance(self.baseline, torch.Tensor):
-            own = self.baseline.detach().to(x)
-            own = own[None] if own.ndim == x.ndim - 1 else own
-            if own.shape[1:] != x.shape[1:] or len(own) not in (1, evidence.images):
-                raise MethodError(f"baseline of {self.method} must be {tuple(x.shape[1:])}, got {tuple(own.shape)}")
+        baseline = self.baseline
+        if isinstance(baseline, torch.Tensor):
+            own = several(baseline, x[0])
+            if len(own) not in (1, evidence.images):
+                raise MethodError(f"baseline must be one, or one for each photo, got {len(own)} of them; give one")
             return evidence.of_images(own)
-        if isinstance(self.baseline, tuple):
-            if len(self.baseline) not in (1, x.shape[1]):
-                raise MethodError(f"baseline of {self.method} must have {x.shape[1]} values, got {len(self.baseline)}")
-            return torch.tensor(self.baseline).to(x).reshape(1, -1, *[1] * (x.ndim - 2)).expand_as(x)
-        if isinstance(self.baseline, (str, Baseline)) and x.ndim < 4:  # an input beside the photo that is no picture
-            raise MethodError(f"baseline of {self.method} must be a number for {x.ndim} sides, got {self.baseline!r}")
-        if self.baseline == "blur":
+        if isinstance(baseline, tuple):
+            if len(baseline) not in (1, x.shape[1]):
+                raise MethodError(f"baseline must have {x.shape[1]} values, got {len(baseline)}; give one a channel")
+            return torch.tensor(baseline).to(x).reshape(1, -1, *[1] * (x.ndim - 2)).expand_as(x)
+        if isinstance(baseline, (int, float)):
+            return torch.full_like(x, float(baseline))
+        if x.ndim < 4:  # an input beside the photo that is no picture
+            raise MethodError(f"baseline must be a number for an input with {x.ndim} sides, got {baseline!r}; give 0")
+        if isinstance(baseline, Baseline):
+            return baseline(x, x.new_zeros(1, 1, *x.shape[2:]))
+        if baseline == "blur":
             return _blurred(x)
-        if isinstance(self.baseline, str):
-            statistic: Any = {"mean": x.mean, "least": x.amin, "most": x.amax}[self.baseline]
-            return statistic(spatial_dims(x), keepdim=True).expand_as(x)  # type: ignore[no-any-return]
-        if isinstance(self.baseline, Baseline):
-            return self.baseline(x, x.new_zeros(1, 1, *x.shape[2:]))
-        return torch.full_like(x, float(self.baseline))
+        statistic: Any = {"mean": x.mean, "least": x.amin, "most": x.amax}[baseline]
+        return statistic(spatial_dims(x), keepdim=True).expand_as(x)  # type: ignore[no-any-return]
 
     def of(self, inputs: torch.Tensor) -> torch.Tensor:
         """The baseline of each input ``(N, C, H, W)``, outside of a plan."""
@@ -125,7 +121,8 @@ class WeightedSum(Reducer):
     path: Path
 
     def begin(self, evidence: Evidence) -> Accumulator:
-        weight, steps = self.path.weights(evidence), self.path.steps
+        weight = self.path.weights(evidence)
+        steps = self.path.steps
 
         def weigh(images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
             rows = zip(images.tolist(), (numbers % steps).tolist(), values, strict=True)
@@ -145,7 +142,8 @@ class StraightPath(Path):
     words = "points on the way from the baseline to the photo"
 
     def points(self, evidence: Evidence) -> Of:
-        x, start = evidence.inputs, self.start.perturbed(evidence)
+        x = evidence.inputs
+        start = self.start.perturbed(evidence)
         points = torch.from_numpy(quadrature(self.rule, self.steps)[0]).to(x)
         return lambda image, step: torch.lerp(start[image], x[image], points[step])
 
@@ -187,7 +185,7 @@ class CompleteMethod(Method):
     @property
     def start(self) -> PathStart:
         """The baseline of each image."""
-        return PathStart(self.baseline, self.name)
+        return PathStart(self.baseline)
 
     @property
     def along(self) -> Path:
@@ -367,8 +365,6 @@ class RandomPoints(Path):
     baseline: PathBaseline
     sigma: float
     seed: int
-    method: str = field(default="gradientshap", compare=False)
-    """What errors call the method."""
 
     words = "random points between the photo and baselines"
 
@@ -390,35 +386,32 @@ class RandomPoints(Path):
 
         Each photo has the same draws, whichever stand beside it.
         """
-        if isinstance(self.baseline, torch.Tensor):
-            known = several(self.baseline, x[0], self.method, alone=self.method == "gradientshap")
-        else:
-            starts = PathStart(self.baseline, self.method).of(x)
+        one_each = not isinstance(self.baseline, torch.Tensor)
+        starts = PathStart(self.baseline).of(x) if one_each else several(self.baseline, x[0])
 
         def drawn(image: int, sample: int) -> tuple[torch.Tensor, torch.Tensor, float]:
             g = seeded(self.seed, sample)
             which, share = uniform((2,), g).tolist()
             photo = x[image]
             end = photo + self.sigma * (photo.max() - photo.min()) * normal(photo.shape, g).to(photo)
-            if not isinstance(self.baseline, torch.Tensor):
-                return starts[image], end, share
-            return known[min(int(which * len(known)), len(known) - 1)], end, share
+            number = image if one_each else min(int(which * len(starts)), len(starts) - 1)
+            return starts[number], end, share
 
         return drawn
 
 
-def several(baselines: torch.Tensor, x: torch.Tensor, method: str, *, alone: bool = False) -> torch.Tensor:
-    """Baselines ``(B, C, H, W)`` for a photo ``(C, H, W)``; one ``alone`` may come without its first dimension.
+def several(baselines: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Baselines ``(B, C, H, W)`` for a photo ``(C, H, W)``; a single one may come without its first dimension.
 
     Raises:
         MethodError: they are of another shape.
     """
-    known = baselines.detach().to(x)
-    known = known[None] if alone and known.ndim == x.ndim else known
-    if known.shape[1:] != x.shape or not len(known):
-        wanted, got = (None, *x.shape), tuple(baselines.shape)
-        raise MethodError(f"baseline of {method} must be {wanted}, got {got}; reshape it")
-    return known
+    of_photos = baselines.detach().to(x)
+    of_photos = of_photos[None] if of_photos.ndim == x.ndim else of_photos
+    if of_photos.shape[1:] != x.shape or not len(of_photos):
+        wanted = (None, *x.shape)
+        raise MethodError(f"baseline must be {wanted}, got {tuple(baselines.shape)}; reshape it")
+    return of_photos
 
 
 @dataclass(frozen=True)
@@ -428,7 +421,6 @@ class Baselines(Perturbation):
     full_precision = True
 
     baselines: torch.Tensor
-    method: str = field(compare=False)
 
     words = "the baselines"
 
@@ -437,8 +429,8 @@ class Baselines(Perturbation):
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
         x = evidence.inputs
-        known = several(self.baselines, x[0], self.method)
-        return copies(x, len(known), lambda image, number: known[number])
+        starts = several(self.baselines, x[0])
+        return copies(x, len(starts), lambda image, number: starts[number])
 
 
 class SeveralBaselines(CompleteMethod):
@@ -446,8 +438,7 @@ class SeveralBaselines(CompleteMethod):
 
     @property
     def baseline_score(self) -> Scores:
-        tensor = isinstance(self.baseline, torch.Tensor)
-        return Scores(Baselines(self.baseline, self.name)) if tensor else super().baseline_score
+        return Scores(Baselines(self.baseline)) if isinstance(self.baseline, torch.Tensor) else super().baseline_score
 
 
 class RandomPathMethod(SeveralBaselines):
@@ -460,7 +451,7 @@ class RandomPathMethod(SeveralBaselines):
 
     @property
     def along(self) -> Path:
-        return RandomPoints(self.samples, self.baseline, self.sigma, self.seed, self.name)
+        return RandomPoints(self.samples, self.baseline, self.sigma, self.seed)
 
 
 @register

@@ -22,7 +22,8 @@ TINY = 1e-12  # of the whole way: what rounding leaves
 
 def _ranked(gradient: torch.Tensor) -> torch.Tensor:
     """Magnitudes in steps so coarse that rounding does not decide which of two equal ones is smaller."""
-    size, limits = gradient.abs(), torch.finfo(gradient.dtype)
+    size = gradient.abs()
+    limits = torch.finfo(gradient.dtype)
     return torch.round(size / (size.max().clamp(min=limits.tiny) * limits.eps ** (2 / 3))).double()
 
 
@@ -78,7 +79,8 @@ class GuidedIntegratedGradients(CompleteMethod):
 
     def walked(self, evidence: Evidence) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
         """For each step of the path, the scores and the gradients where it begins, and how far it goes."""
-        x, runner = evidence.inputs, evidence[PerturbationRuns()]
+        x = evidence.inputs
+        runner = evidence[PerturbationRuns()]
         start = self.start.perturbed(evidence)
         way = x - start
         images = torch.arange(len(x), device=x.device)
@@ -96,11 +98,14 @@ class GuidedIntegratedGradients(CompleteMethod):
     def _further(self, share: torch.Tensor, gradient: torch.Tensor, way: torch.Tensor, step: int) -> torch.Tensor:
         """How far each value of an image is after a step, from how far it was before; all are ``(D,)``."""
         done = (step + 1) / self.steps
-        lowest, highest = max(done - self.distance, 0.0), min(done + self.distance, 1.0)
+        lowest = max(done - self.distance, 0.0)
+        highest = min(done + self.distance, 1.0)
         if step == self.steps - 1:
             return torch.ones_like(share)
-        length, size = way.abs().double(), _ranked(gradient)
-        whole, share = length.sum(), share.clamp(min=lowest)
+        length = way.abs().double()
+        size = _ranked(gradient)
+        whole = length.sum()
+        share = share.clamp(min=lowest)
         rank = int((len(share) - 1) * self.fraction) + 1
         while True:
             left = (length * (1 - share)).sum() - whole * (1 - done)
@@ -125,7 +130,8 @@ class ByDirection(Reducer):
 
 class _Changes(Accumulator):
     def __init__(self, evidence: Evidence) -> None:
-        self._x, self._last = evidence.inputs, evidence.score
+        self._x = evidence.inputs
+        self._last = evidence.score
         self._before: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._total = torch.zeros_like(evidence.inputs)
 
@@ -210,7 +216,8 @@ class IDGI(CompleteMethod):
     def _walked(self, evidence: Evidence) -> torch.Tensor:
         """The values along a path that is found on the way."""
         assert isinstance(self.path, GuidedIntegratedGradients)
-        changes, images = _Changes(evidence), torch.arange(len(evidence.inputs))
+        changes = _Changes(evidence)
+        images = torch.arange(len(evidence.inputs))
         for score, gradient, _ in self.path.walked(evidence):
             changes.add(images, images, torch.cat([score[:, None], gradient.flatten(1)], 1))
         return changes.result()
@@ -218,7 +225,8 @@ class IDGI(CompleteMethod):
 
 SCALES = (50, 100, 150, 250, 500, 1200)
 """The sizes of regions that Kapishnikov et al. take together."""
-DILATION, LEAST = 5, 50
+DILATION = 5
+LEAST = 50
 """By how many pixels regions grow, and how many new ones a region must bring, at 224 x 224 pixels."""
 
 
@@ -269,7 +277,7 @@ class XRAI(Method):
     @property
     def _gradients(self) -> dict[PathStart, Attributions]:
         """The need for the mean gradient from each of the two baselines."""
-        starts = [PathStart(end, self.name) for end in (self.low or "least", self.high or "most")]
+        starts = [PathStart(end) for end in (self.low or "least", self.high or "most")]
         return {start: StraightPath(self.steps, start, "gausslegendre").gradients for start in starts}
 
     @property
@@ -315,9 +323,12 @@ def ranked(pixels: torch.Tensor, masks: torch.Tensor, least: int) -> torch.Tenso
     >>> ranked(torch.tensor([[1.0, 5.0, 3.0]]), torch.tensor([[[1, 1, 0]], [[0, 1, 1]]]) > 0, 1).tolist()
     [[1.0, 4.0, 4.0]]
     """
-    flat, of = pixels.reshape(-1), masks.flatten(1)
-    sums, counts = torch.stack([flat[each].sum() for each in of]), of.sum(1)
-    found, left = torch.zeros_like(flat), torch.ones_like(flat, dtype=torch.bool)
+    flat = pixels.reshape(-1)
+    of = masks.flatten(1)
+    sums = torch.stack([flat[each].sum() for each in of])
+    counts = of.sum(1)
+    found = torch.zeros_like(flat)
+    left = torch.ones_like(flat, dtype=torch.bool)
     while bool((counts >= least).any()):
         means = torch.where(counts >= least, sums / counts.clamp(min=1), -torch.inf)
         new = of[int(means.argmax())] & left

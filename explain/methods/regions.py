@@ -57,11 +57,12 @@ class Squares(Regions):
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
         size = tuple(images.shape[2:])
-        found = torch.zeros(size, dtype=torch.long, device=images.device)
-        for dim, (cells, side) in enumerate(zip(self.cells(size), size, strict=True)):
-            along = torch.arange(side, device=images.device) * cells // side
-            found = found * cells + along.reshape([-1 if d == dim else 1 for d in range(len(size))])
-        return found.expand(len(images), *size)
+        cells = self.cells(size)
+        labels = torch.zeros((), dtype=torch.long, device=images.device)
+        for count, side in zip(cells, size, strict=True):
+            along = torch.arange(side, device=images.device) * count // side
+            labels = labels[..., None] * count + along
+        return labels.expand(len(images), *size)
 
 
 def _check_photos(kind: str, image: torch.Tensor) -> None:
@@ -96,18 +97,19 @@ class Quadtree(Regions):
         return self.count
 
     def of_image(self, image: torch.Tensor) -> torch.Tensor:
-        cells = [tuple((0, side) for side in image.shape[1:])]
+        cell = tuple((0, side) for side in image.shape[1:])
+        spreads = {cell: _spread(image, cell)}
         while True:
-            spread = [_spread(image, cell) for cell in cells]
-            best = max(range(len(cells)), key=spread.__getitem__)
-            parts = halves(cells[best])
-            if spread[best] < 0 or len(cells) - 1 + len(parts) > self.count:
+            widest = max(spreads, key=spreads.__getitem__)
+            parts = halves(widest)
+            if spreads[widest] < 0 or len(spreads) - 1 + len(parts) > self.count:
                 break
-            cells = [*cells[:best], *cells[best + 1 :], *parts]
-        found = torch.zeros(image.shape[1:], dtype=torch.long)
-        for number, cell in enumerate(cells):
-            found[tuple(slice(*ends) for ends in cell)] = number
-        return found
+            del spreads[widest]
+            spreads |= {part: _spread(image, part) for part in parts}
+        labels = torch.zeros(image.shape[1:], dtype=torch.long)
+        for number, cell in enumerate(spreads):
+            labels[tuple(slice(*ends) for ends in cell)] = number
+        return labels
 
 
 Cell = tuple[tuple[int, int], ...]
@@ -182,11 +184,14 @@ class GivenRegions(Regions):
         return f"Given({'×'.join(map(str, self.labels.shape))})"
 
     def most(self, size: tuple[int, ...]) -> int:
-        return max(len(each.unique()) for each in (self.labels[None] if self.labels.ndim == len(size) else self.labels))
+        return max(len(each.unique()) for each in self._of_images(size))
+
+    def _of_images(self, size: tuple[int, ...]) -> torch.Tensor:
+        return self.labels[None] if self.labels.ndim == len(size) else self.labels
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
         size = tuple(images.shape[2:])
-        labels = self.labels[None] if self.labels.ndim == len(size) else self.labels
+        labels = self._of_images(size)
         if tuple(labels.shape[1:]) != size or len(labels) not in (1, len(images)):
             raise MethodError(f"regions must have the shape {size} of the photo, got {tuple(self.labels.shape)}")
         return torch.stack([in_a_row(each) for each in labels]).expand(len(images), *size).to(images.device)
@@ -207,11 +212,11 @@ def region_values(values: torch.Tensor, labels: torch.Tensor) -> list[torch.Tens
     >>> region_values(torch.tensor([[[3.0, 3.0], [3.0, 1.0]]]), torch.tensor([[0, 0], [0, 1]]))[0].sum()
     tensor(4.)
     """
-    found = []
-    for each, of in zip(values, labels.to(values.device).expand_as(values), strict=True):
-        sums = each.new_zeros(int(of.max()) + 1).index_add_(0, of.flatten(), each.flatten())
-        found.append(sums / of.flatten().bincount().clamp(min=1))
-    return found
+    means = []
+    for of_image, own in zip(values.flatten(1), labels.to(values.device).expand_as(values).flatten(1), strict=True):
+        sums = of_image.new_zeros(int(own.max()) + 1).index_add_(0, own, of_image)
+        means.append(sums / own.bincount().clamp(min=1))
+    return means
 
 
 def regions_of(value: Any) -> Any:
@@ -274,10 +279,22 @@ class Felzenszwalb(Regions):
 
 def joined(image: torch.Tensor, scale: float, least: int) -> torch.Tensor:
     """Join the pixels of ``image`` ``(C, H, W)`` to regions of at least so many: their numbers ``(H, W)``."""
-    weights, ends = _edges(image)
+    numbers = torch.arange(image[0].numel()).reshape(image.shape[1:])
+    neighbours = [
+        (numbers[:, :-1], numbers[:, 1:]),
+        (numbers[:-1], numbers[1:]),
+        (numbers[:-1, :-1], numbers[1:, 1:]),
+        (numbers[:-1, 1:], numbers[1:, :-1]),
+    ]
+    first = torch.cat([one.flatten() for one, _ in neighbours])
+    second = torch.cat([other.flatten() for _, other in neighbours])
+    flat = image.flatten(1)
+    weights = (flat[:, first] - flat[:, second]).square().sum(0).sqrt()
     order = weights.argsort(stable=True)
-    pairs = list(zip(weights[order].tolist(), *(end[order].tolist() for end in ends), strict=True))
-    roots, sizes, inner = list(range(image[0].numel())), [1] * image[0].numel(), [0.0] * image[0].numel()
+    edges = list(zip(weights[order].tolist(), first[order].tolist(), second[order].tolist(), strict=True))
+    roots = numbers.flatten().tolist()
+    sizes = [1] * len(roots)
+    inner = [0.0] * len(roots)
 
     def root(i: int) -> int:
         while roots[i] != i:
@@ -286,8 +303,9 @@ def joined(image: torch.Tensor, scale: float, least: int) -> torch.Tensor:
         return i
 
     for by_size in (False, True):
-        for weight, a, b in pairs:
-            a, b = root(a), root(b)
+        for weight, one, other in edges:
+            a = root(one)
+            b = root(other)
             if a == b:
                 continue
             alike = weight < min(inner[a] + scale / sizes[a], inner[b] + scale / sizes[b])
@@ -296,13 +314,3 @@ def joined(image: torch.Tensor, scale: float, least: int) -> torch.Tensor:
                 sizes[a] += sizes[b]
                 inner[a] = weight
     return in_a_row(torch.tensor([root(i) for i in range(len(roots))])).reshape(image.shape[1:])
-
-
-def _edges(image: torch.Tensor) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
-    """The differences of all neighbours, also across corners, and where each begins and ends."""
-    numbers = torch.arange(image[0].numel()).reshape(image.shape[1:])
-    pairs = [(numbers[:, :-1], numbers[:, 1:]), (numbers[:-1], numbers[1:]), (numbers[:-1, :-1], numbers[1:, 1:]),
-             (numbers[:-1, 1:], numbers[1:, :-1])]  # fmt: skip
-    begin, end = (torch.cat([pair[i].reshape(-1) for pair in pairs]) for i in (0, 1))
-    flat = image.flatten(1)
-    return (flat[:, begin] - flat[:, end]).square().sum(0).sqrt(), (begin, end)

@@ -129,7 +129,8 @@ class LRP(Method):
     @property
     def _both(self) -> tuple[Need[torch.Tensor], RelevanceCoverage]:
         """The needs for the relevance, and for what the rules covered."""
-        rules, through = self._rules, None if self.concept is None else engine_needs.Concept(*self.concept)
+        rules = self._rules
+        through = None if self.concept is None else engine_needs.Concept(*self.concept)
         relevance = LayerRelevance(rules) if self.of_layer else Relevance(rules, through)
         return relevance, RelevanceCoverage(rules, through)
 
@@ -167,7 +168,7 @@ class OneOf:
 
     def of(self, inputs: torch.Tensor) -> torch.Tensor:
         """The baseline, for each input."""
-        return path.several(self.baselines, inputs[0], "deepliftshap")[self.index].expand_as(inputs)
+        return path.several(self.baselines, inputs[0])[self.index].expand_as(inputs)
 
 
 @register
@@ -255,7 +256,8 @@ class DeepLIFTSHAP(path.SeveralBaselines):
         return frozenset({self.baseline_score, *map(Multipliers, self._references)})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        x, references = evidence.inputs, self._references
+        x = evidence.inputs
+        references = self._references
         total = sum((evidence[Multipliers(r)] * (x - r.of(x)) for r in references), torch.zeros_like(x))
         return total / len(references)
 

@@ -118,7 +118,8 @@ class ScoreWeightedMethod(PerturbationMethod):
 
         A score is the mean over the samples of a map; maps that mask everything have that of a blank photo.
         """
-        found, seen = evidence[Scores(self.masked)], self.masked.seen(evidence)
+        found = evidence[Scores(self.masked)]
+        seen = self.masked.seen(evidence)
         scores = evidence[Scores(ZeroInput())][:, None].repeat(1, seen.shape[1])
         scores[seen] = found.reshape(-1, self.masked.samples).mean(1)
         return weighted(scores.softmax(1), evidence, relu=True)
@@ -321,7 +322,7 @@ def clustered(maps: torch.Tensor, size: tuple[int, ...], distance: float) -> tor
     Two masks lie apart by one minus their cosine. Enlarging is linear, so the cosines are those of the small maps with
     the products of the enlarging; what is subtracted from each map is a constant, which no mask shows.
     """
-    ends = [enlarge(some[:, None], size).flatten(1).aminmax(dim=1) for some in maps.split(TOGETHER)]
+    ends = [enlarge(some[:, None], size).flatten(1).aminmax(dim=1) for some in torch.split(maps, TOGETHER)]
     least = torch.cat([low for low, _ in ends]).double()
     spans = torch.cat([high for _, high in ends]).double() - least
     varies = spans > 0
@@ -410,7 +411,8 @@ class ViTCX(TokenMethod):
         clusters = self.masked.clusters(evidence)
         seen, of_noise = evidence[self.scores].reshape(-1, 2).unbind(1)
         whole = evidence[whole_score(self.score)]
-        weights = (seen - of_noise + whole[owner_of_each(clusters)]).split([len(of_image) for of_image in clusters])
+        together = seen - of_noise + whole[owner_of_each(clusters)]
+        weights = torch.split(together, [len(of_image) for of_image in clusters])
         pairs = zip(clusters, weights, strict=True)
         return torch.stack([weighted_mean(maps.to(whole), own, evidence.size) for maps, own in pairs])
 
@@ -423,7 +425,7 @@ def weighted_mean(maps: torch.Tensor, weights: torch.Tensor, size: tuple[int, ..
     """The mean of weights ``(K,)`` at each place, weighted by the masks that maps ``(K, h, w)`` make; 0 without any."""
     total = maps.new_zeros(size)
     seen = maps.new_zeros(size)
-    for some, of_some in zip(maps.split(TOGETHER), weights.to(maps).split(TOGETHER), strict=True):
+    for some, of_some in zip(torch.split(maps, TOGETHER), torch.split(weights.to(maps), TOGETHER), strict=True):
         keep = masks(some, size)[:, 0]
         total += torch.einsum("k,khw->hw", of_some, keep)
         seen += keep.sum(0)
@@ -515,7 +517,7 @@ class TIS(TokenMethod):
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         tokens = self.masked.tokens(evidence)
-        scores = evidence[self.scores].split([len(of_image) for of_image in tokens])
+        scores = torch.split(evidence[self.scores], [len(of_image) for of_image in tokens])
         values = []
         for of_image, own in zip(tokens, scores, strict=True):
             keep = of_image.to(own)
@@ -547,8 +549,10 @@ def complete_linkage(distances: torch.Tensor, most: float) -> torch.Tensor:
         labels[labels == other] = first
         joined = apart[[first, other]].max(0)
         joined[first] = torch.inf
-        apart[first], apart[:, first] = joined, joined
-        apart[other], apart[:, other] = torch.inf, torch.inf
+        apart[first] = joined
+        apart[:, first] = joined
+        apart[other] = torch.inf
+        apart[:, other] = torch.inf
     return torch.unique(labels, return_inverse=True)[1]  # type: ignore[no-any-return]
 
 

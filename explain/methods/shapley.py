@@ -48,7 +48,8 @@ def regress_pairs(seen: torch.Tensor, scores: torch.Tensor, whole: float, blank:
 
     KernelSHAP's own regression has single regions only, and takes all that they do together for noise.
     """
-    regions, gain = seen.shape[1], whole - blank
+    regions = seen.shape[1]
+    gain = whole - blank
     even = torch.full((regions,), gain / regions, dtype=torch.float64, device=seen.device)
     if regions == 1:
         return Estimate(even, torch.zeros_like(even))
@@ -65,7 +66,8 @@ def regress_pairs(seen: torch.Tensor, scores: torch.Tensor, whole: float, blank:
     plausible = sorted((fit for fit in compared if most - fit.likelihood < PLAUSIBLE), key=lambda fit: -fit.likelihood)
     if len(half) > ENOUGH:
         plausible = [next(_compared(signs, half, (fit.threes,), fit.rest)) for fit in plausible]
-    best, freedom = plausible[0], len(half) - regions
+    best = plausible[0]
+    freedom = len(half) - regions
     values = best.across(signs).T @ torch.cholesky_solve(half[:, None], best.factor)[:, 0]
     error = None
     if freedom > max(regions, TESTED):
@@ -99,7 +101,8 @@ class _Fit:
         known = torch.linalg.solve_triangular(self.factor, self.across(signs), upper=False).square().sum(0)
         inverse = torch.cholesky_inverse(self.factor)
         weighted = inverse @ half
-        observed, left_out = (half * weighted).mean(), (weighted.square() / inverse.diagonal()).mean()
+        observed = (half * weighted).mean()
+        left_out = (weighted.square() / inverse.diagonal()).mean()
         regions = signs.shape[1]
         of_rest = 4 / regions**2 * sum(1 / math.comb(regions - 1, size) for size in range(regions))
         before = (4 + (4 / 3 * self.threes if regions > 2 else 0)) / regions + self.rest * of_rest
@@ -109,7 +112,8 @@ class _Fit:
 def _compared(signs: torch.Tensor, half: torch.Tensor, of_threes: Sequence[float], least: float = 0) -> Iterator[_Fit]:
     """What each pair of variances leads to; rests are those from the ``least`` on."""
     alike = signs @ signs.T
-    regions, eye = signs.shape[1], torch.eye(len(signs), dtype=signs.dtype, device=signs.device)
+    regions = signs.shape[1]
+    eye = torch.eye(len(signs), dtype=signs.dtype, device=signs.device)
     single = alike / regions
     triples = (alike**3 - (3 * regions - 2) * alike) / 6 / max(1, math.comb(regions, 3))
     rests = [rest for rest in REST if rest >= least]
@@ -165,7 +169,8 @@ def drawn_pairs(regions: int, pairs: int, seed: int) -> torch.Tensor:
         numbers = torch.arange(1, 2 ** (regions - 1), device="cpu")
         found = (numbers[:, None] >> torch.arange(regions, device="cpu")) & 1 == 1
         return found[torch.randperm(len(found), generator=generator, device="cpu")]
-    seen, kept = set[bytes](), list[torch.Tensor]()
+    seen = set[bytes]()
+    kept = list[torch.Tensor]()
     for coalition in _coalitions(regions, generator):
         key = (coalition ^ coalition[0]).numpy().tobytes()  # the same for a coalition and its opposite
         if key not in seen:

@@ -48,7 +48,8 @@ class NoisyCopies(Perturbation):
         spread = self.sigma * span(x)
 
         def make(rows: torch.Tensor) -> torch.Tensor:
-            image, sample = rows % len(x), rows // len(x)
+            image = rows % len(x)
+            sample = rows // len(x)
             drawn = {index: noise(self.seed, index, x[0]) for index in set(sample.tolist())}
             return x[image] + spread[image] * torch.stack([drawn[index] for index in sample.tolist()])
 
@@ -270,7 +271,8 @@ class MappedBack(Reducer):
     views: Views
 
     def begin(self, evidence: Evidence) -> Accumulator:
-        count, ndim = len(evidence.inputs), evidence.inputs.ndim
+        count = len(evidence.inputs)
+        ndim = evidence.inputs.ndim
 
         def weigh(images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
             return torch.stack([back(*each) for each in zip(numbers.tolist(), values, strict=True)])

@@ -118,7 +118,10 @@ class Shifted(nn.Module):
 
     def __init__(self, inner: nn.Module, shift: float, path: Path = (0,)) -> None:
         super().__init__()
-        self.inner, self.shift, self.path, self.training = inner, shift, path, inner.training
+        self.inner = inner
+        self.shift = shift
+        self.path = path
+        self.training = inner.training
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         inputs = Inputs(args, kwargs, explained=self.path)

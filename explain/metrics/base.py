@@ -35,7 +35,8 @@ ROUNDING = 128
 PAPER = re.compile(r"""((?:[A-Z][\w-]+)(?: et al\.| and [A-Z][\w-]+)?), "[^"]+", ([^;.(,"]*?\d{4})""")
 """Authors, title, venue and year in a docstring."""
 
-ZERO, CONSTANT = "its map is zero everywhere", "its map is constant"
+ZERO = "its map is zero everywhere"
+CONSTANT = "its map is constant"
 
 
 @dataclass(frozen=True, eq=False)

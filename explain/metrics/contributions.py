@@ -5,11 +5,13 @@ from typing import ClassVar
 
 import torch
 
-from explain._utils.random_numbers import normal, seeded
+from explain._utils.random_numbers import normal, permutation, seeded
 from explain.baselines import Noise, Zero
 from explain.baselines.base import Baseline
-from explain.metrics import base, faithfulness
+from explain.methods.cam import ratio
+from explain.metrics import base
 from explain.metrics.base import Covers, Metric, MetricInput, MetricResult, Score, ScoreMetric, ScoreRequest, register
+from explain.metrics.faithfulness import least, share_counts
 from explain.metrics.maps import Sign, by_region, correlation, grid_regions, mid_ranks, steps_of
 
 CORRELATION = "correlation"
@@ -33,14 +35,11 @@ class _SubsetCorrelation(ScoreMetric):
     @property
     def sizes(self) -> tuple[float, ...]:
         """The sizes of subsets, in per cent of the pixels."""
-        given = getattr(self, next(iter(self.below)))
-        return given if isinstance(given, tuple) else (given,)
+        raise NotImplementedError
 
     def _subset(self, data: MetricInput, count: int, sample: int) -> torch.Tensor:
         """Which pixels ``(H, W)`` a subset of so many holds."""
-        chosen = torch.zeros(data.pixels, dtype=torch.bool)
-        chosen[torch.randperm(data.pixels, generator=seeded(self.seed, sample), device="cpu")[:count]] = True
-        return chosen.reshape(data.size)
+        return permutation(data.pixels, self.seed * 1_000_003 + sample).argsort().reshape(data.size) < count
 
     def requests(self, data: MetricInput) -> Sequence[ScoreRequest]:
         def request(count: int) -> ScoreRequest:
@@ -50,15 +49,16 @@ class _SubsetCorrelation(ScoreMetric):
             keys = [(self.baseline, "subset", self.seed, count, sample) for sample in range(self.samples)]
             return base.cover([keys] * len(data), keep, self.baseline, self.score)
 
-        return [request(count) for count in faithfulness.share_counts(data, self.sizes)]
+        return [request(count) for count in share_counts(data, self.sizes)]
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
-        maps, found = data.maps.contributions, []
-        for count, of_size in zip(faithfulness.share_counts(data, self.sizes), scores, strict=True):
+        maps = data.maps.contributions
+        correlations = []
+        for count, of_size in zip(share_counts(data, self.sizes), scores, strict=True):
             subsets = (self._subset(data, count, sample).to(maps.device) for sample in range(self.samples))
             sums = torch.stack([maps[:, subset].sum(1) for subset in subsets], 1)
-            found.append(correlation(sums, data.loss(self.score, of_size)))
-        curve = torch.stack(found, 1)
+            correlations.append(correlation(sums, data.loss(self.score, of_size)))
+        curve = torch.stack(correlations, 1)
         return MetricResult(_defined(self, data, curve.mean(1)), curve, torch.tensor(self.sizes) / 100)
 
 
@@ -94,6 +94,10 @@ class FaithfulnessCorrelation(_SubsetCorrelation):
 
     below = {"share": 100}
 
+    @property
+    def sizes(self) -> tuple[float, ...]:
+        return (self.share,)
+
 
 @register
 class SensitivityN(_SubsetCorrelation):
@@ -121,6 +125,10 @@ class SensitivityN(_SubsetCorrelation):
     seed: int = 0
 
     below = {"shares": 100}
+
+    @property
+    def sizes(self) -> tuple[float, ...]:
+        return self.shares
 
 
 @register
@@ -187,9 +195,10 @@ class MonotonicityCorrelation(ScoreMetric):
     minimums: ClassVar = {"groups": 2, "samples": 1}
 
     def requests(self, data: MetricInput) -> Sequence[ScoreRequest]:
-        ranks, ends = data.ranks("absolute", self.seed), steps_of(data.pixels, self.groups)
-        baselines = [Noise(self.seed + sample) for sample in range(self.samples)]
-        return [base.cover_ranks(ranks, ends[:-1], ends[1:], baseline, self.score) for baseline in baselines]
+        ranks = data.ranks("absolute", self.seed)
+        ends = steps_of(data.pixels, self.groups)
+        seeds = range(self.seed, self.seed + self.samples)
+        return [base.cover_ranks(ranks, ends[:-1], ends[1:], Noise(seed), self.score) for seed in seeds]
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
         change = torch.stack([data.loss(self.score, sample) ** 2 for sample in scores]).mean(0)
@@ -234,8 +243,11 @@ class NonSensitivity(ScoreMetric):
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
         change = data.loss(self.score, scores[0]).abs()
         sums = by_region(data.maps.contributions.abs(), grid_regions(data.size, self.side, data.images))
-        nothing = [each <= self.threshold * each.amax(1, keepdim=True) for each in (sums, change)]
-        return MetricResult((nothing[0] != nothing[1]).to(scores[0]).mean(1))
+        differs = self._is_nothing(sums) != self._is_nothing(change)
+        return MetricResult(differs.to(scores[0]).mean(1))
+
+    def _is_nothing(self, sizes: torch.Tensor) -> torch.Tensor:
+        return sizes <= self.threshold * sizes.amax(1, keepdim=True)
 
 
 def _group_sums(data: MetricInput, sign: Sign, seed: int, groups: int) -> torch.Tensor:
@@ -300,11 +312,10 @@ class Infidelity(ScoreMetric):
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
         maps = data.maps.contributions.flatten(1)
-        drawn = (self._noise(data.size, sample).flatten().to(maps) for sample in range(self.samples))
-        predicted = torch.stack([maps @ noise for noise in drawn], 1)
+        noise = torch.stack([self._noise(data.size, sample).flatten() for sample in range(self.samples)]).to(maps)
+        predicted = maps @ noise.T
         loss = data.original(self.score)[:, None] - scores[0]
-        squares = predicted.square().mean(1)
-        factor = torch.where(squares > 0, (predicted * loss).mean(1) / torch.where(squares > 0, squares, 1), 0)
+        factor = ratio((predicted * loss).mean(1), predicted.square().mean(1))
         plain = (predicted - loss).square().mean(1)
         best = (factor[:, None] * predicted - loss).square().mean(1)
         value = (best if self.scaled else plain).to(data.target_score.dtype)
@@ -341,6 +352,6 @@ class Completeness(ScoreMetric):
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
         difference = data.original(self.score) - scores[0][:, 0]
         off = (data.maps.values.flatten(1).sum(1) - difference).abs()
-        nothing = difference.abs() <= faithfulness.least(self.score, data.original(self.score), scores[0])
+        nothing = difference.abs() <= least(self.score, data.original(self.score), scores[0])
         relative = torch.where(nothing, torch.nan, off / difference.abs())
         return MetricResult(off, parts={"relative": relative, "difference": difference})

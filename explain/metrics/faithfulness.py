@@ -21,7 +21,8 @@ SMALL = 1e-6
 def intervals(counts: Sequence[int], total: int) -> dict[str, tuple[list[int], list[int]]]:
     """The first and last ranks of the "largest" values, so many of ``total`` at each step, of the "smallest", and of
     the "rest", which is all but the largest."""
-    none, everything = [0] * len(counts), [total] * len(counts)
+    none = [0] * len(counts)
+    everything = [total] * len(counts)
     smallest = [total - count for count in counts]
     return {"largest": (none, list(counts)), "smallest": (smallest, everything), "rest": (list(counts), everything)}
 
@@ -198,7 +199,8 @@ class ROAD(_ShareCurve):
     baseline: Baseline = Neighbours()
 
     def requests(self, data: MetricInput) -> Sequence[ScoreRequest]:
-        ranks, known = self.ranks(data), intervals(self.counts(data), data.pixels)
+        ranks = self.ranks(data)
+        known = intervals(self.counts(data), data.pixels)
         both = (known["largest"], known["smallest"])
         kinds: list[ScoreKind] = [self.score] if data.probability is None else [self.score, "margin"]
         return [base.cover_ranks(ranks, *each, self.baseline, kind) for kind in kinds for each in both]
@@ -284,7 +286,8 @@ class AverageDrop(ScoreMetric):
         return [base.cover_softly(data.maps.heatmap, self.baseline, self.score)]
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
-        original, seen = data.original(self.score), scores[0][:, 0]
+        original = data.original(self.score)
+        seen = scores[0][:, 0]
         drop = (original - seen).clamp(min=0) / torch.where(original == 0, 1, original)
         return MetricResult(by_original(self, self.score, data, drop, original, seen), parts={"seen": seen})
 
@@ -383,7 +386,8 @@ class RegionPerturbation(_GridCurve):
         return list(range(min(self.steps, self.total(data)) + 1))
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
-        curve, at = scores[0][:, :1] - scores[0], torch.tensor(self.counts(data)) / self.total(data)
+        curve = scores[0][:, :1] - scores[0]
+        at = torch.tensor(self.counts(data)) / self.total(data)
         return MetricResult(curve.mean(1), scores[0], at)
 
 
@@ -474,9 +478,11 @@ def superpixels(images: torch.Tensor, count: int, compactness: float = 1.0, roun
 def _of_photo(photo: torch.Tensor, count: int, compactness: float, rounds: int) -> torch.Tensor:
     height, width = photo.shape[1:]
     side = max(1.0, (height * width / count) ** 0.5)
-    down, across = max(1, round(height / side)), max(1, round(width / side))
+    down = max(1, round(height / side))
+    across = max(1, round(width / side))
     rows, columns = (torch.arange(length, device=photo.device) for length in (height, width))
-    row, column = (rows * down // height)[:, None], (columns * across // width)[None]
+    row = (rows * down // height)[:, None]
+    column = (columns * across // width)[None]
     around = [
         ((row + below).clamp(0, down - 1) * across + (column + right).clamp(0, across - 1)).flatten()
         for below in (-1, 0, 1)

@@ -217,7 +217,8 @@ class RelevanceRank(LocalisationMetric):
     units = SHARE
 
     def __call__(self, data: MetricInput) -> MetricResult:
-        region, ranks = self.region(data), ranks_of(_pooled(data), self.seed)
+        region = self.region(data)
+        ranks = ranks_of(_pooled(data), self.seed)
         size = region.flatten(1).sum(1)
         hits = (region & (ranks < size.reshape(-1, 1, 1))).flatten(1).sum(1)
         return MetricResult((hits / size).to(data.maps.values.dtype))
@@ -374,7 +375,8 @@ def as_boxes(given: Boxes, count: int, size: tuple[int, int]) -> list[torch.Tens
     must = f"boxes must be numbers x0 y0 x1 y1 within the photo of {size[1]} x {size[0]} pixels"
     if not isinstance(given, (Sequence, torch.Tensor, np.ndarray)) or isinstance(given, str) or len(given) != count:
         raise MetricError(f"{must}, some for each of the {count} images, got {shown(given)}; see evaluate")
-    found, ends = [], torch.tensor([size[1], size[0]] * 2)
+    found = []
+    ends = torch.tensor([size[1], size[0]] * 2)
     for image, own in enumerate(given):
         boxes = torch.empty(0, 4)
         with suppress(TypeError, ValueError, RuntimeError):

@@ -58,7 +58,8 @@ class Maps:
         values = as_tensor(given.values if isinstance(given, Attribution) else given)
         if values is None:
             raise MetricError(f"map {name!r} must be a method, Attribution or array of numbers, got {shown(given)}")
-        count, size = len(images), (int(images.shape[-2]), int(images.shape[-1]))
+        count = len(images)
+        size = (int(images.shape[-2]), int(images.shape[-1]))
         fits = values.ndim == 3 or (values.ndim == 4 and tuple(values.shape[2:]) == size)
         if not fits or len(values) != count or 0 in values.shape:
             shapes = f"({count}, h, w), or ({count}, C, {size[0]}, {size[1]}) for each pixel"
@@ -102,8 +103,7 @@ class Maps:
     @property
     def constant(self) -> torch.Tensor:
         """Which maps ``(N,)`` have the same value everywhere."""
-        least, most = self.per_pixel("own").flatten(1).aminmax(dim=1)
-        return least == most
+        return is_constant(self.per_pixel("own"))
 
 
 Similarity = Literal["spearman", "pearson", "ssim", "hog"]
@@ -201,13 +201,11 @@ def mid_ranks(rows: torch.Tensor) -> torch.Tensor:
     >>> mid_ranks(torch.tensor([[3.0, 1.0, 3.0]]))
     tensor([[1.5000, 0.0000, 1.5000]], dtype=torch.float64)
     """
-    ordered, order = rows.sort(dim=1)
-    ranks = torch.arange(rows.shape[1], device=rows.device).expand_as(order)
-    changes = ordered[:, 1:] != ordered[:, :-1]
-    edge = changes.new_ones(len(rows), 1)
-    first = torch.where(torch.cat([edge, changes], 1), ranks, 0).cummax(1).values
-    last = torch.where(torch.cat([changes, edge], 1), ranks, rows.shape[1]).flip(1).cummin(1).values.flip(1)
-    return torch.empty_like(ordered, dtype=torch.float64).scatter_(1, order, (first + last).double() / 2)
+    ordered = rows.sort(dim=1).values
+    rows = rows.contiguous()
+    first = torch.searchsorted(ordered, rows)
+    behind = torch.searchsorted(ordered, rows, right=True)
+    return (first + behind - 1).double() / 2
 
 
 def spearman(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
@@ -234,13 +232,15 @@ def ssim(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     >>> ssim(torch.rand(1, 16, 16), torch.rand(1, 16, 16)).shape
     torch.Size([1])
     """
-    x, y = (to_unit(maps.double()) for maps in (one, other))
+    x = to_unit(one.double())
+    y = to_unit(other.double())
     windowed = blurred(torch.stack([x, y, x * x, y * y, x * y], 1), 1.5, reach=5)
     mean_x, mean_y, square_x, square_y, product = windowed.unbind(1)
-    var_x, var_y, both = square_x - mean_x**2, square_y - mean_y**2, product - mean_x * mean_y
-    c1, c2 = 0.01**2, 0.03**2
-    found = (2 * mean_x * mean_y + c1) * (2 * both + c2) / ((mean_x**2 + mean_y**2 + c1) * (var_x + var_y + c2))
-    return found.mean((1, 2))
+    means = mean_x * mean_y
+    squares = mean_x**2 + mean_y**2
+    structure = (2 * (product - means) + 0.03**2) / (square_x + square_y - squares + 0.03**2)
+    light = (2 * means + 0.01**2) / (squares + 0.01**2)
+    return (light * structure).mean((1, 2))
 
 
 def hog(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
@@ -261,7 +261,8 @@ def gradient_histograms(maps: torch.Tensor, cell: int = 16) -> torch.Tensor:
     largest = maps.abs().amax((1, 2), keepdim=True)
     maps = maps / torch.where(largest == 0, 1, largest)  # so that what blocks are divided by fits any unit
     cell = max(1, min(cell, min(maps.shape[1:]) // 4))
-    down, across = torch.zeros_like(maps), torch.zeros_like(maps)
+    down = torch.zeros_like(maps)
+    across = torch.zeros_like(maps)
     down[:, 1:-1] = maps[:, 2:] - maps[:, :-2]
     across[:, :, 1:-1] = maps[:, :, 2:] - maps[:, :, :-2]
     strength = torch.hypot(down, across)
@@ -279,6 +280,12 @@ def _to_length_one(blocks: torch.Tensor) -> torch.Tensor:
 
 def similarity(how: Similarity, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """How similar maps ``(N, H, W)`` are: ``(N,)``; 0 where one of them is constant."""
-    found = {"spearman": spearman, "pearson": pearson, "ssim": ssim, "hog": hog}[how](one, other)
-    first, second = (maps.flatten(1).amax(1) == maps.flatten(1).amin(1) for maps in (one, other))
-    return torch.where(first | second | found.isnan(), 0, found)
+    value = {"spearman": spearman, "pearson": pearson, "ssim": ssim, "hog": hog}[how](one, other)
+    constant = is_constant(one) | is_constant(other)
+    return torch.where(constant | value.isnan(), 0, value)
+
+
+def is_constant(maps: torch.Tensor) -> torch.Tensor:
+    """Which maps ``(N,)`` have the same value everywhere."""
+    least, most = maps.flatten(1).aminmax(dim=1)
+    return least == most

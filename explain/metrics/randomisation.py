@@ -49,7 +49,8 @@ def zero_everywhere(found: VariantResult) -> torch.Tensor:
 
 def warn_of_zeros(metric: str, data: MetricInput, zeros: torch.Tensor) -> None:
     """Warn of maps that became zero everywhere, which counts as a change."""
-    images, where = image_names(zeros & ~data.maps.constant), f"in a variant of {metric}"
+    images = image_names(zeros & ~data.maps.constant)
+    where = f"in a variant of {metric}"
     if images:
         warn(f"{data.maps.name} is zero everywhere {where} for image {images}: that counts as a map that has changed")
 
@@ -118,7 +119,8 @@ class MPRT(_MapSimilarity):
         return torch.cat([found.maps.per_pixel(self.sign).flatten(1).double(), zero], 1)
 
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
-        curve, zeros = numbers[..., 0], numbers[..., -1]
+        curve = numbers[..., 0]
+        zeros = numbers[..., -1]
         if self.samples:
             maps = numbers[..., :-1].reshape(*numbers.shape[:2], *data.size)
             curve = torch.stack([similarity(self.similarity, maps[:, 0], each) for each in maps[:, 1:].unbind(1)], 1)
@@ -165,7 +167,8 @@ class EfficientMPRT(ReattributionMetric):
 
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
         warn_of_zeros(self.name, data, numbers[:, 0] == 0)
-        own, other = entropy(data.maps.per_pixel(self.sign), self.bins), numbers[:, 0]
+        own = entropy(data.maps.per_pixel(self.sign), self.bins)
+        other = numbers[:, 0]
         value = data.undefined(self, (other - own) / torch.where(own > 0, own, 1), own == 0, CONSTANT)
         return MetricResult(value.to(data.maps.values.dtype), parts={"before": own, "after": other})
 

@@ -143,7 +143,8 @@ class RelativeStability(_NoisyCopies):
         return torch.cat([*(norm(self._relative(*pair))[:, None] for pair in pairs), found.logits], 1)
 
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
-        logits, noisy = numbers[:, 0, 2:], numbers[:, 1:]
+        logits = numbers[:, 0, 2:]
+        noisy = numbers[:, 1:]
         same = noisy[..., 2:].argmax(2) == logits.argmax(1, keepdim=True)
         below = noisy[..., 1] if self.by == "input" else (noisy[..., 2:] - logits[:, None]).norm(dim=2)
         unit = 1 if self.by == "input" else logits.norm(dim=1, keepdim=True)  # changes of the input are relative
@@ -198,7 +199,8 @@ class Continuity(ReattributionMetric):
 
     def compare(self, data: MetricInput, found: VariantResult) -> torch.Tensor:
         # The variant is one of the shifts: all correlations are computed, and `__call__` takes the right one.
-        own, other = data.maps.per_pixel(self.sign), found.maps.per_pixel(self.sign)
+        own = data.maps.per_pixel(self.sign)
+        other = found.maps.per_pixel(self.sign)
         return torch.stack([correlation(within(own, d, a), within(other, -d, -a)) for d, a in self._shifts], 1)
 
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:

@@ -432,13 +432,15 @@ class Stable(Check, ReattributionMetric):
         return torch.stack([alike.double(), moved.double()], 1)
 
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
-        alike, still = numbers[..., 0], numbers[..., 1] <= self.slack
+        alike = numbers[..., 0]
+        still = numbers[..., 1] <= self.slack
         value = torch.where(still, alike, 0).sum(1) / still.sum(1)  # NaN where no change counts
         least = torch.where(still, alike, torch.inf).amin(1)
         return MetricResult(value, parts={"alike": alike, "counted": still.sum(1), "least": least})
 
     def decide(self, result: MetricResult) -> CheckResult:
-        figure, counted = float(result.value[0]), int(result.parts["counted"][0])
+        figure = float(result.value[0])
+        counted = int(result.parts["counted"][0])
         of = result.parts["alike"].shape[1]
         if not counted:
             return self.result(figure, None, "every small change of the photo moved the scores")

@@ -2,7 +2,7 @@
 reinitialised layers."""
 
 import sys
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import InitVar, dataclass, field
 from functools import cached_property
@@ -75,27 +75,21 @@ def layers_with_weights(model: nn.Module, inputs: Inputs) -> list[Layer]:
     uses = _Uses()
     with untouched(model), uses:
         inputs.detached().call(model)
-    found: dict[tuple[int, ...], Layer] = {}
-
-    def add(name: str, module: nn.Module) -> None:
-        """Add a layer by the numbers of the tensors that it uses, unless another one uses the same."""
-        tensors = {uses.order[key]: each for each in _trained(module) if (key := _memory(each)) in uses.order}
-        numbers = tuple(sorted(tensors))
-        if numbers:
-            found.setdefault(numbers, Layer(name, module, tuple(tensors[number] for number in numbers)))
-
     names = modules_of(model)
     parts = dict.fromkeys(part for module in uses.modules for part in module.modules() if part not in names)
     names |= {part: f"unregistered {type(part).__name__} {number}" for number, part in enumerate(parts)}
-    inside = {part for module in names for part in _own_parts(module)[1:]}
+    parametrizing = {part for module in names for part in _own_parts(module)[1:]}
+    layers: dict[tuple[int, ...], Layer] = {}  # by the numbers of the tensors that they use
     for module, name in names.items():
-        if module not in inside:
-            add(name, module)
-    known = {number for numbers in found for number in numbers}
-    loose = [each for each in uses.parameters.values() if uses.order[_memory(each)] not in known]
+        tensors = uses.in_order(_trained(module))
+        if tensors and module not in parametrizing:
+            layers.setdefault(tuple(tensors), Layer(name, module, tuple(tensors.values())))
+    known = {number for numbers in layers for number in numbers}
+    loose = [each for each in uses.parameters.values() if known.isdisjoint(uses.in_order([each]))]
     for number, parameter in enumerate(loose):
-        add(f"parameter {number} of no module", nn.ParameterList([parameter]))
-    return [found[numbers] for numbers in sorted(found)]
+        numbers = tuple(uses.in_order([parameter]))
+        layers[numbers] = Layer(f"parameter {number} of no module", nn.ParameterList([parameter]), (parameter,))
+    return [layers[numbers] for numbers in sorted(layers)]
 
 
 def _trained(module: nn.Module) -> list[torch.Tensor]:
@@ -106,7 +100,7 @@ def _trained(module: nn.Module) -> list[torch.Tensor]:
 
 def _own_parts(module: nn.Module) -> list[nn.Module]:
     """The module, and all that parametrizes its tensors."""
-    return [module, *(_parametrizations(module).modules() if parametrize.is_parametrized(module) else ())]
+    return [module, *_parametrizations(module).modules()] if parametrize.is_parametrized(module) else [module]
 
 
 def _parametrizations(module: nn.Module) -> nn.ModuleDict:
@@ -129,6 +123,11 @@ class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.order: dict[int, int] = {}
         self.parameters: dict[int, nn.Parameter] = {}
         self.modules: dict[nn.Module, None] = {}
+
+    def in_order(self, tensors: Iterable[torch.Tensor]) -> dict[int, torch.Tensor]:
+        """Those that are used, by their numbers in the order of first use."""
+        used = {self.order[_memory(each)]: each for each in tensors if _memory(each) in self.order}
+        return dict(sorted(used.items()))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         outermost_first = reversed(list(running_modules(sys._getframe(1))))
@@ -197,40 +196,37 @@ class Randomised:
             MetricError: a layer cannot be initialised.
         """
         if seed != self._seed:
-            self._seed, self._initial = seed, {}
+            self._seed = seed
+            self._initial = {}
         with torch.inference_mode(False), torch.no_grad():
             for name, values in self._trained.items():
                 self._layers[name].write(values)
-            chosen = [(number, layer) for number, layer in enumerate(self._layers.values()) if layer.name in layers]
-            for _, layer in chosen:  # before any is initialised, since layers may share their weights
+            chosen = [layer for layer in self._layers.values() if layer.name in layers]
+            for layer in chosen:  # before any is initialised, since layers may share their weights
                 self._trained.setdefault(layer.name, _values(layer.tensors))
-            for number, layer in chosen:
+            for layer in chosen:
                 if layer.name not in self._initial:
+                    number = self.layers.index(layer.name)
                     self._initial[layer.name] = self._initialised(layer, (seed * 1_000_003 + number) % 2**63)
-            for _, layer in chosen:
+            for layer in chosen:
                 layer.write(self._initial[layer.name])
         return self._copy
 
     def _initialised(self, layer: Layer, seed: int) -> list[torch.Tensor]:
         """Initialise a layer, return its new values, and restore all that this changed."""
-        module, changed = layer.module, [*layer.module.parameters(), *layer.module.buffers()]
-        before, own = _values(changed), _values(layer.parameters)
+        changed = [*layer.module.parameters(), *layer.module.buffers()]
+        before = _values(changed)
+        own = _values(layer.parameters)
         devices = sorted({each.device.index or 0 for each in layer.tensors if each.device.type == "cuda"})
-        reset = "reset_parameters" if hasattr(module, "reset_parameters") else "_reset_parameters"
         try:
             with torch.random.fork_rng(devices=devices):
                 torch.manual_seed(seed)
-                try:
-                    if callable(getattr(module, reset, None)):
-                        _reset(module, reset)
-                except Exception as error:
-                    wrong = f"layer {layer.name!r} must have a working {reset}, but it {raised(error)}"
-                    raise MetricError(wrong) from error
+                _reset(layer)
                 for parameter, value in zip(layer.parameters, own, strict=True):
                     if isinstance(parameter, nn.Parameter) and torch.equal(parameter, value):
                         order = torch.randperm(parameter.numel(), device="cpu").to(parameter.device)
                         parameter.copy_(value.flatten()[order].reshape(parameter.shape))
-                _iterate(module)
+                _iterate(layer.module)
             return _values(layer.tensors)
         finally:
             for tensor, value in zip(changed, before, strict=True):
@@ -242,14 +238,25 @@ def _values(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return [each.detach().clone() for each in tensors]
 
 
-def _reset(module: nn.Module, reset: str) -> None:
-    """Let a module initialise its weights where they are plain ones, and bring them back to what they come from."""
+def _reset(layer: Layer) -> None:
+    """Let a module initialise its weights where they are plain ones, and bring them back to what they come from.
+
+    Raises:
+        MetricError: the module's own function fails.
+    """
+    module = layer.module
+    reset = "reset_parameters" if hasattr(module, "reset_parameters") else "_reset_parameters"
+    if not callable(getattr(module, reset, None)):
+        return
     weights = {name: nn.Parameter(getattr(module, name).detach().clone()) for name in _parametrizations(module)}
     plain: Any = module
     if weights:
         plain = object.__new__(parametrize.type_before_parametrizations(module))
         plain.__dict__ |= {**vars(module), "_parameters": {**module._parameters, **weights}}
-    getattr(plain, reset)()
+    try:
+        getattr(plain, reset)()
+    except Exception as error:
+        raise MetricError(f"layer {layer.name!r} must have a working {reset}, but it {raised(error)}") from error
     for name, weight in weights.items():
         with suppress(RuntimeError):  # a parametrization without an inverse: what it comes from is shuffled
             setattr(module, name, weight.detach())
@@ -303,22 +310,26 @@ class ModelContext:
     def __post_init__(self, activation: Activation | None) -> None:
         x = self.inputs.x
         self.images = x if x.dtype in (torch.float32, torch.float64) else x.float()
-        self.classes, self.logits = (t if t is None else t.to(x.device) for t in (self.classes, self.logits))
-        logits = self.logits
-        self.outputs = Outputs() if logits is None else outputs_of(self.model, self.inputs, logits, activation)
-        if self.ranking is None and self.logits is not None and self.classes is not None:
-            self.ranking = self.logits, self.classes
+        self.classes = None if self.classes is None else self.classes.to(x.device)
+        self.outputs = Outputs()
+        if self.logits is not None:
+            self.logits = self.logits.to(x.device)
+            self.outputs = outputs_of(self.model, self.inputs, self.logits, activation)
+            if self.ranking is None and self.classes is not None:
+                self.ranking = self.logits, self.classes
 
     def data(self, name: str, given: MapsLike, score: torch.Tensor, **truth: Any) -> MetricInput:
         """What metrics see of some maps, with the ``boxes`` and ``regions`` of the object where these are known.
 
         There is no probability of a class that is the only one.
         """
-        classes, logits, outputs, probability = self.classes, self.logits, self.outputs, None
-        if classes is not None and logits is not None and logits.shape[1] > 1:
-            probability = None if outputs.probabilities(logits) is None else outputs.of_classes(logits, classes)
-        maps, score = Maps.of(name, given, self.images), score.to(self.images.device)
-        return MetricInput(maps, self.images, score, probability, classes, outputs=outputs, **truth)
+        probability = None
+        several = self.logits is not None and self.logits.shape[1] > 1
+        if several and self.classes is not None and self.outputs.probabilities(self.logits) is not None:
+            probability = self.outputs.of_classes(self.logits, self.classes)
+        maps = Maps.of(name, given, self.images)
+        score = score.to(self.images.device)
+        return MetricInput(maps, self.images, score, probability, self.classes, outputs=self.outputs, **truth)
 
     @property
     def count(self) -> int | None:
@@ -401,14 +412,22 @@ class EvaluatedMethod:
 Results = dict[tuple[str, str], MetricResult]
 """By method and metric."""
 
-Users = dict[str, list[ReattributionMetric]]
-"""The metrics that compare the maps of a variant, by method."""
+
+@dataclass(eq=False)
+class _Use:
+    """A variant, and the metrics that compare its maps, by method."""
+
+    variant: Variant
+    metrics: dict[str, list[ReattributionMetric]] = field(default_factory=dict)
 
 
 def reattribute(
-    metrics: Sequence[ReattributionMetric], methods: Mapping[str, EvaluatedMethod], context: ModelContext,
-    target: Target, options: Options,
-) -> Results:  # fmt: skip
+    metrics: Sequence[ReattributionMetric],
+    methods: Mapping[str, EvaluatedMethod],
+    context: ModelContext,
+    target: Target,
+    options: Options,
+) -> Results:
     """Run methods again in all variants that metrics need, each distinct variant once for all of them.
 
     What the target reads from the output, such as a region, is settled on the unperturbed photos, for all variants.
@@ -416,47 +435,56 @@ def reattribute(
     if type(target).settled is not Target.settled:
         with untouched(context.model):
             target = target.settled(context.inputs.detached().call(context.model), len(context.inputs))
-    variants: dict[Hashable, tuple[Variant, Users]] = {}
+    uses: dict[Hashable, _Use] = {}
     keys: dict[tuple[str, str], list[Hashable]] = {}
-    for metric, (name, each) in product(metrics, methods.items()):
-        for variant in metric.variants(context, each.data):
+    for metric, (name, method) in product(metrics, methods.items()):
+        for variant in metric.variants(context, method.data):
             keys.setdefault((name, metric.name), []).append(variant.key)
-            variants.setdefault(variant.key, (variant, {}))[1].setdefault(name, []).append(metric)
+            use = uses.setdefault(variant.key, _Use(variant))
+            use.metrics.setdefault(name, []).append(metric)
     numbers: dict[tuple[str, str, Hashable], torch.Tensor] = {}
-    for batch in _batches(list(variants.values()), len(context.images)):
-        used = {name: methods[name] for _, users in batch for name in users}
-        results = _run([variant for variant, _ in batch], used, context, target, options)
+    for batch in _batches(list(uses.values()), len(context.images)):
+        used = {name: methods[name] for use in batch for name in use.metrics}
+        results = _run([use.variant for use in batch], used, context, target, options)
         with calculating(context.images.device.type):
-            for (variant, users), maps in zip(batch, results, strict=True):
-                for name, metric in ((name, metric) for name, own in users.items() for metric in own):
-                    numbers[name, metric.name, variant.key] = metric.compare(methods[name].data, maps[name])
-    found = {pair: torch.stack([numbers[*pair, key] for key in own], 1) for pair, own in keys.items()}
-    return {(name, m.name): m(methods[name].data, found[name, m.name]) for m, name in product(metrics, methods)}
+            for use, maps in zip(batch, results, strict=True):
+                for name, metric in ((name, metric) for name, comparing in use.metrics.items() for metric in comparing):
+                    compared = metric.compare(methods[name].data, maps[name])
+                    numbers[name, metric.name, use.variant.key] = compared
+    figures: Results = {}
+    for metric, (name, method) in product(metrics, methods.items()):
+        of_variants = [numbers[name, metric.name, key] for key in keys[name, metric.name]]
+        figures[name, metric.name] = metric(method.data, torch.stack(of_variants, 1))
+    return figures
 
 
-def _batches(variants: Sequence[tuple[Variant, Users]], images: int) -> Iterator[list[tuple[Variant, Users]]]:
+def _batches(uses: Sequence[_Use], images: int) -> Iterator[list[_Use]]:
     """Variants of the same methods that only change the photos, or only the class, run together."""
 
-    def kind(each: tuple[Variant, Users]) -> tuple[Any, ...]:
-        variant, users = each
+    def kind(use: _Use) -> tuple[Any, ...]:
+        variant = use.variant
         alone = variant.model or variant.wrap or (variant.classes is not None and variant.images is not None)
-        return variant.key if alone else None, variant.classes is None, *users
+        return variant.key if alone else None, variant.classes is None, *use.metrics
 
-    for _, group in groupby(variants, kind):
+    for _, group in groupby(uses, kind):
         while batch := list(islice(group, max(1, AT_ONCE // images))):
             yield batch
 
 
 def _run(
-    variants: Sequence[Variant], methods: Mapping[str, EvaluatedMethod], context: ModelContext, target: Target,
+    variants: Sequence[Variant],
+    methods: Mapping[str, EvaluatedMethod],
+    context: ModelContext,
+    target: Target,
     options: Options,
-) -> list[dict[str, VariantResult]]:  # fmt: skip
+) -> list[dict[str, VariantResult]]:
     """The maps of the methods in each variant; the variants run as one batch, or as classes of one."""
-    first, count = variants[0], len(context.images)
+    first = variants[0]
+    count = len(context.images)
     model = context.model if first.model is None else first.model()
     altered = () if first.model is None or first.prefix else active_interventions(context.model)  # a copy has none
-    of = target.of_classes if context.classes is None else ClassTarget  # a class of a region or box, or of the photo
-    classes: list[Target] = [of(tuple(v.classes.tolist())) for v in variants if v.classes is not None]
+    of_classes = target.of_classes if context.classes is None else ClassTarget  # of a region or box, or of the photo
+    classes = [of_classes(tuple(each.classes.tolist())) for each in variants if each.classes is not None]
     changed = variants[:1] if classes else variants
     images = torch.cat([context.images if each.images is None else each.images() for each in changed])
     inputs = context.inputs
@@ -466,17 +494,19 @@ def _run(
         target = target.rows(owners) if len(changed) > 1 else target
     results: list[dict[str, VariantResult]] = [{} for _ in variants]
     for layers, names in _by_layers(methods).items():
-        objects = [first.wrap(methods[name].method) if first.wrap else methods[name].method for name in names]
+        objects = [methods[name].method for name in names]
+        if first.wrap is not None:
+            objects = [first.wrap(method) for method in objects]
         where = None if layers is None else [first.prefix + layer for layer in layers]
         settings: Any = {**options, "layer": where, "progress": None}
         with muted(), intervene(model, altered):
-            found = attribute(model, inputs, objects, targets=classes or [target], **settings)
+            attributions = attribute(model, inputs, objects, targets=classes or [target], **settings)
         for name, method in zip(names, objects, strict=True):
-            for i, result in enumerate(results):
-                target_number, start = (i, 0) if classes else (0, i * count)
-                rows = slice(start, start + count)
-                own = found[target_number][method.name][rows]
-                result[name] = VariantResult(Maps.of(name, own, images[rows]), images[rows], own.score, own.logits)
+            for number, result in enumerate(results):
+                rows = slice(None) if classes else slice(number * count, (number + 1) * count)
+                own = attributions[number if classes else 0][method.name][rows]
+                maps = Maps.of(name, own, images[rows])
+                result[name] = VariantResult(maps, images[rows], own.score, own.logits)
     return results
 
 
@@ -486,11 +516,12 @@ def _by_layers(methods: Mapping[str, EvaluatedMethod]) -> dict[tuple[str, ...] |
     A method that explained the input, and would explain a layer where one is named, runs alone.
     """
     groups: dict[tuple[str, ...] | None, list[str]] = {}
-    for name, each in methods.items():
-        layer = each.attribution.layer
+    for name, method in methods.items():
+        layer = method.attribution.layer
         groups.setdefault((layer,) if isinstance(layer, str) else layer, []).append(name)
     without = groups.pop(None, [])
-    alone = [name for name in without if not groups or methods[name].method.layer_optional]
-    if groups:
-        groups[next(iter(groups))] += [name for name in without if name not in alone]
-    return {**groups, None: alone} if alone else groups
+    first = next(iter(groups), None)
+    for name in without:
+        alone = first is None or methods[name].method.layer_optional
+        groups.setdefault(None if alone else first, []).append(name)
+    return groups

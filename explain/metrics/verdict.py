@@ -214,7 +214,8 @@ class Share:
         """The 95 % interval of the share, by Wilson's formula; from 0 to 1 if there is no map."""
         if not self.count:
             return 0.0, 1.0
-        share, z = self.passed / self.count, 1.96**2 / self.count
+        share = self.passed / self.count
+        z = 1.96**2 / self.count
         half = math.sqrt(z * share * (1 - share) + z * z / 4)
         return max(0.0, (share + z / 2 - half) / (1 + z)), min(1.0, (share + z / 2 + half) / (1 + z))
 
@@ -261,7 +262,7 @@ def with_fewer_samples(method: Method, most: int) -> Iterator[Method]:
     >>> next(with_fewer_samples(RISE(), 32)).samples, few
     (32, [32])
     """
-    wrapped = options(method).get("method")
+    wrapped: Any = options(method).get("method")
     shares = isinstance(wrapped, Method) and _samples(wrapped) > 1
     while most < _samples(method):
         own = isqrt(most) if shares else most
@@ -400,7 +401,7 @@ class _Checks:
         context = self.context
         if context.classes is None:
             target = self._settled_target()
-            of_classes = target.of_classes
+            of_classes: Callable[[tuple[int, ...]], Target] = target.of_classes
         else:
             target = ClassTarget((int(context.classes),))
             of_classes = ClassTarget

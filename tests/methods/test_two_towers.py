@@ -65,9 +65,8 @@ def with_features(net: Any, pixel_values: Tensor, texts: Tensor) -> Tensor:
     return found / found.norm(dim=-1, keepdim=True) @ texts.T * net.clip.logit_scale.exp()
 
 
-@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("kind", ["bare", "texts", "fixed texts", "features", "as many texts as photos"])
-def test_photos_beside_texts_are_as_alone(kind: str, method: str, clip: Any, features: Tensor, x: Tensor) -> None:
+def test_photos_beside_texts_are_as_alone(kind: str, clip: Any, features: Tensor, x: Tensor) -> None:
     both = {"input_ids": IDS, "pixel_values": x}
     model, given = {
         "bare": (clip, explain.Inputs(kwargs=both, explained="pixel_values")),
@@ -77,11 +76,14 @@ def test_photos_beside_texts_are_as_alone(kind: str, method: str, clip: Any, fea
         "as many texts as photos": (Made(with_features, clip=clip), explain.Inputs((x, features[:2]), shared=[1])),
     }[kind]
     count = 2 if kind.startswith("as many") else 3
-    alone = explain.attribute(OfPhotos(clip, features[:count]).eval(), x, method, target=1)
-    found = explain.attribute(model.eval(), given, method, target=1)
-    assert (found.layer or "").rpartition("vision_model")[2] == (alone.layer or "").rpartition("tower")[2]
-    largest = float(alone.values.abs().max())
-    assert_close(found.values, alone.values, rtol=1e-3, atol=1e-4 * largest)
+    expected = explain.attribute(OfPhotos(clip, features[:count]).eval(), x, METHODS, target=1)
+    found = explain.attribute(model.eval(), given, METHODS, target=1)
+    assert found.keys() == expected.keys()
+    for name, alone in expected.items():
+        beside = found[name]
+        assert (beside.layer or "").rpartition("vision_model")[2] == (alone.layer or "").rpartition("tower")[2]
+        largest = float(alone.values.abs().max())
+        assert_close(beside.values, alone.values, rtol=1e-3, atol=1e-4 * largest, msg=name)
 
 
 def test_a_photo_in_the_place_of_the_texts_is_refused_in_one_line(clip: Any, x: Tensor) -> None:
