@@ -12,6 +12,7 @@ After Nakandala et al., "Incremental and Approximate Inference for Faster Occlus
 import math
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -66,28 +67,28 @@ class Box:
         """The values ``(B, C, *sides)`` in other boxes; a constant where these reach beyond the feature map."""
         if start is self.start and tuple(sides) == self.sides:
             return self.values
-        index, beyond = self.owners, torch.zeros((), dtype=torch.bool)
-        own, inside = torch.arange(len(self.owners)), torch.ones((), dtype=torch.bool)
-        for dim, (length, side, own_side) in enumerate(zip(sides, self.map_sides, self.sides, strict=True)):
-            shape = (-1, *[1] * dim, 1)
-            place = start[:, dim].reshape(shape) + torch.arange(length)
-            beyond = beyond.unsqueeze(-1) | (place < 0) | (place >= side)
-            index = index.unsqueeze(-1) * side + place.clamp(0, side - 1)
-            place = (self.start - start)[:, dim].reshape(shape) + torch.arange(own_side)
-            inside = inside.unsqueeze(-1) & (place >= 0) & (place < length)
-            own = own.unsqueeze(-1) * length + place
-        found = _rows(self.known).index_select(0, index.flatten())
-        if beyond.any():
-            found[beyond.flatten()] = outside
-        if inside.all():
-            found.index_copy_(0, own.flatten(), _rows(self.values))
-        else:
-            found[own[inside]] = _rows(self.values)[inside.flatten()]
-        return found.reshape(len(self.owners), *sides, -1).movedim(-1, 1)
+        place, exists = _places(self.owners, start, sides, self.map_sides)
+        own_place, is_kept = _places(torch.arange(len(start)), self.start - start, self.sides, sides)
+        filled = _rows(self.known).index_select(0, place.flatten())
+        if not exists.all():
+            filled[~exists.flatten()] = outside
+        filled[own_place[is_kept]] = _rows(self.values)[is_kept.flatten()]
+        return filled.reshape(len(start), *sides, -1).movedim(-1, 1)
 
     def whole(self) -> Tensor:
         """The whole feature maps of the rows ``(B, C, *map_sides)``."""
         return self.at(torch.zeros_like(self.start), self.map_sides)
+
+
+def _places(images: Tensor, start: Tensor, sides: Sequence[int], map_sides: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Where the places of boxes are among all places of feature maps ``(B, *sides)``, and whether they are there."""
+    place = images
+    exists = torch.ones(len(images), dtype=torch.bool)
+    for dim, (side, map_side) in enumerate(zip(sides, map_sides, strict=True)):
+        along = start[:, dim].reshape(-1, *[1] * dim, 1) + torch.arange(side)
+        exists = exists.unsqueeze(-1) & (along >= 0) & (along < map_side)
+        place = place.unsqueeze(-1) * map_side + along.clamp(0, map_side - 1)
+    return place, exists
 
 
 def _rows(maps: Tensor) -> Tensor:
@@ -333,9 +334,9 @@ class IncrementalPass(Tracer):
         return Box(known, box.owners, start, found)
 
 
-_faster: weakref.WeakKeyDictionary[nn.Module, dict[Any, bool | None]] = weakref.WeakKeyDictionary()
-"""Of networks, the box sizes for which incremental inference was faster; None after one trial that said no."""
-_COARSE, _FEW = 8, 4  # pixels that the size of a box is told by; rows that are run as a whole in a trial
+_is_faster: weakref.WeakKeyDictionary[nn.Module, dict[Any, bool]] = weakref.WeakKeyDictionary()
+"""Of networks, by the kind of rows, whether incremental inference is faster; None: it cannot be used."""
+_FEW = 4  # rows that are run as a whole in a trial
 _WORTH_A_TRIAL = 12 * _FEW  # rows from which on a trial costs little
 
 
@@ -343,8 +344,10 @@ class IncrementalInference:
     """Runs perturbed rows incrementally where a trial shows that it is faster, and gives the same scores."""
 
     def __init__(self, model: nn.Module, x: Tensor) -> None:
-        self._decided = _faster.setdefault(model, {})
-        self._known, self._results, self._trials = _channels_last(x), list[tuple[Any, list[Any], Any]](), 0
+        self._is_faster = _is_faster.setdefault(model, {})
+        self._known = _channels_last(x)
+        self._results = list[tuple[Any, list[Any], Any]]()
+        self._trials = Counter[Any]()
 
     def run(
         self, owners: Tensor, x: Tensor, run: Callable[[int | None], T], agree: Callable[[T, T], bool], *, total: int
@@ -353,37 +356,37 @@ class IncrementalInference:
 
         There is no trial where it would cost much of the ``total`` number of rows.
         """
-        every: Any = (..., *[slice(None, None, _COARSE)] * (x.ndim - 2))
-        coarse = x[every]
-        share = math.prod(_changed(self._known[every], owners, coarse)[1]) / math.prod(coarse.shape[2:])
-        kind = x.shape[1:], x.dtype, torch.get_num_threads(), math.ceil(8 * share)
-        worth_it = total >= _WORTH_A_TRIAL * (1 + self._trials)
-        if False in (self._decided.get(kind) or worth_it, self._decided.get(kind), self._decided.get("any")):
-            return run(None)
-        box = changed_box(self._known, owners, x)
+        kinds = self._is_faster
+        worth_it = total >= _WORTH_A_TRIAL * (1 + self._trials.total())
+        box = changed_box(self._known, owners, x) if None not in kinds else None
         if box is None:
+            return run(None)
+        share = math.prod(box.sides) / math.prod(box.map_sides)
+        kind = (x.shape[1:], x.dtype, torch.get_num_threads(), math.ceil(8 * share))
+        if not kinds.get(kind, worth_it):
             return run(None)
         began = time.perf_counter()
         try:
             with IncrementalPass(box, x, self._results) as tracer:
-                found = run(None)
+                result = run(None)
             tracer.fill()
         except (Exception, CannotFollowError) as error:
             raise_unless_of_network(error)
-            self._decided["any"] = False
+            kinds[None] = False
             return run(None)  # which raises again what is the model's
-        if self._decided.get(kind):
-            return found
-        self._trials += 1
+        if kind in kinds:
+            return result
         between = time.perf_counter()
         few = min(_FEW, len(x))
         whole = run(few)
-        if not agree(found, whole):  # some of it cannot be seen, such as scripted code
-            self._decided["any"] = False
+        if not agree(result, whole):  # some of it cannot be seen, such as scripted code
+            kinds[None] = False
             return run(None)
         is_faster = (between - began) / len(x) < (time.perf_counter() - between) / few
-        self._decided[kind] = is_faster or (False if kind in self._decided else None)
-        return found
+        self._trials[kind] += 1
+        if is_faster or self._trials[kind] == 2:  # the first trial also computes what is known of the photos
+            kinds[kind] = is_faster
+        return result
 
 
 def _each(value: Any, dims: int) -> list[int]:
