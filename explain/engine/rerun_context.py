@@ -21,7 +21,7 @@ from explain.engine.forward import Forward, ResolvedTarget
 from explain.engine.incremental import IncrementalInference
 from explain.engine.needs import Evidence, EvidenceLookup, RowOrigin
 from explain.engine.replay import Tape
-from explain.engine.settings import MEMORY, BatchSizeTuner, Footprint, RuntimeSettings, agree, autocast
+from explain.engine.settings import MEMORY, BatchSizeTuner, Footprint, RuntimeSettings, agree, autocast, lacks_memory
 from explain.engine.validation import alone
 from explain.hooks.interventions import rows_of
 from explain.hooks.preserve import untouched
@@ -104,6 +104,11 @@ class RerunContext:
         """Whether the inputs are a perturbed row and the other images of its batch."""
         return self.origin is not None and self.origin.image is not None
 
+    @property
+    def is_batch_of_rows(self) -> bool:
+        """Whether the inputs are perturbed rows that happen to be run together."""
+        return self.origin is not None and self.origin.image is None and len(self.inputs) > 1
+
     def probed(self, image: Tensor) -> Tensor:
         """The image of each row of a probe: more than one where several are run together, and another number than N."""
         count = len(self.inputs)
@@ -134,7 +139,7 @@ class RerunContext:
                 if not self.same_scores(resolved, score, resolved.score[images[:1]]):
                     return False
         except Exception as error:  # whatever a network or a target says of other rows than the images
-            if came_by_signal(error):
+            if came_by_signal(error) or (self.is_batch_of_rows and lacks_memory(error)):
                 raise
             note(f"perturbed rows are run in a slower way: {raised(error)}")
             return False
@@ -148,7 +153,7 @@ class RerunContext:
                 batches were made of.
         """
         count = len(self.inputs)
-        if count > 1 and self.origin is not None and self.origin.image is None:
+        if self.is_batch_of_rows:
             raise ModelError("model must score each row of a batch on its own, but does not; use batch_size=1")
         images = torch.arange(count, device=self.device)
         with rows_of(images), self.runs_model():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Callable
 from itertools import product
 from typing import Any
@@ -60,8 +59,7 @@ def test_evidence_has_what_was_needed_and_is_detached(net: TinyNet, x: torch.Ten
 def test_several_targets_equal_one_call_each(net: TinyNet, x: torch.Tensor) -> None:
     targets = [0, TopClass(1)]
     for found, target in zip(explain.attribute(net, x, METHODS, targets=targets), targets, strict=True):
-        for name in METHODS:
-            alone = explain.attribute(net, x, name, target=target)
+        for name, alone in explain.attribute(net, x, METHODS, target=target).items():
             torch.testing.assert_close(found[name].values, alone.values, rtol=1e-12, atol=1e-12)
             assert torch.equal(found[name].target, alone.target)
 
@@ -222,9 +220,7 @@ def test_a_map_that_is_zero_everywhere_comes_with_the_reason(net: TinyNet, x: to
 
 def test_all_methods_that_a_target_leaves_are_used_for_one_that_is_no_class(net: TinyNet, x: torch.Tensor) -> None:
     net.eval()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ExplainWarning)
-        found = explain.attribute(net, x, "all", target=lambda output: output[:, 0] - output[:, 1])
+    found = explain.plan(net, x, "all", target=lambda output: output[:, 0] - output[:, 1]).wanted
     assert {"gradcam", "scorecam", "saliency"} <= set(found)
     assert not {"cam", "finercam", "shapleycam", "legrad"} & set(found)
 

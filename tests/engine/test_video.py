@@ -10,6 +10,7 @@ import torch
 import torchvision
 from torch import nn
 from torchvision.models.video.mvit import MSBlockConfig, MViT
+from torchvision.models.video.swin_transformer import SwinTransformer3d
 
 import explain
 from explain.layers import default_layer
@@ -112,6 +113,10 @@ def test_wrappers_and_fusion_work_in_time(clip: Clip, video: torch.Tensor) -> No
     torch.testing.assert_close(flipped.flip(-1), same)
 
 
+def tiny_swin(weights: None, num_classes: int) -> nn.Module:
+    return SwinTransformer3d([2, 4, 4], 8, [1, 1], [2, 2], [2, 3, 3], num_classes=num_classes)
+
+
 def tiny_mvit(**options: Any) -> nn.Module:
     blocks = [
         MSBlockConfig(1, 8, 8, kernel_q=[3, 3, 3], kernel_kv=[3, 3, 3], stride_q=[1, 1, 1], stride_kv=[1, 2, 2]),
@@ -129,7 +134,7 @@ def tiny_mvit(**options: Any) -> nn.Module:
     ("build", "size", "layer", "places"),
     [
         pytest.param(torchvision.models.video.r3d_18, (8, 32, 48), "layer4", (1, 2, 3), marks=pytest.mark.long),
-        (torchvision.models.video.swin3d_t, (4, 64, 96), "norm", (2, 2, 3)),
+        (tiny_swin, (4, 32, 48), "norm", (2, 4, 6)),
         (tiny_mvit, (4, 32, 48), "blocks.1.norm1", (2, 8, 12)),
     ],
     ids=["convolutions", "windows", "tokens"],
