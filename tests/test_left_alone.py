@@ -151,9 +151,9 @@ def interrupt(*_: Any) -> Any:
 CALLS = [
     ("gradcam", "forward", 1), ("gradcam", "backward", 1), ("guidedbackprop", "backward", 1),
     ("fullgrad", "forward", 1), ("fullgrad", "backward", 1), ("shapleycam", "backward", 1), ("scorecam", "forward", 2),
-    ("ablationcam", "forward", 3), ("ablationcam", "forward", 4), ("integratedgradients", "backward", 3),
-    ("integratedgradients", "forward", 3), ("smoothgrad", "backward", 2), ("smooth(gradcam)", "forward", 2),
-    ("augmented(gradcam)", "backward", 2),
+    ("ablationcam", "forward", 3), ("ablationcam", "forward", 4), ("integratedgradients", "backward", 4),
+    ("integratedgradients", "forward", 3), ("smoothgrad", "backward", 3), ("smooth(gradcam)", "forward", 2),
+    ("augmented(gradcam)", "backward", 3),
 ]  # fmt: skip
 
 

@@ -1,20 +1,24 @@
 """The engine: plans and runs the passes that the methods need.
 
-    needs           the kinds of evidence that a method may need, as values; and `Evidence`, which a method is given
-    perturbations   perturbed rows: a `Perturbation` makes them, a `Reducer` adds up their results
-    plan            which passes gather what is needed; prints itself
-    validation      what is refused before anything runs
-    settings        precision, batch sizes, progress
-    ends            how an output comes about: whether a softmax or sigmoid made it, and where in it the scores are
-    forward         one forward pass: what was recorded, what the targets picked, how scores become probabilities; what
-                    perturbed rows are made of, and checks that their scores do not depend on each other
-    collectors      one answer for each kind of evidence: what is watched, differentiated and computed; and transformer
-                    blocks, each read out on its own
-    hooked_gradients
-                    the same gradients by PyTorch's full-backward hooks
-    incremental     the operations before a layer, recorded and replayed; of perturbed rows, what has to be computed
-    reruns          all perturbed rows, in batches: inputs, feature maps, tokens of transformers
-    execution       a plan, run
+    needs             the kinds of evidence that a method may need, as values; and `Evidence`, which a method is given
+    perturbations     perturbed rows: a `Perturbation` makes them, a `Reducer` adds up their results
+    plan              which passes gather what is needed; prints itself
+    validation        what is refused before anything runs
+    settings          precision, batch sizes, progress
+    ends              how an output comes about: whether a softmax or sigmoid made it, and where in it the scores are
+    forward           one forward pass: what was recorded, and what the targets picked
+    collectors        one answer for each kind of evidence: what is watched, differentiated and computed
+    blocks            transformer blocks, each read out on its own
+    derivative        whether a gradient is the derivative of the score
+    hooked_gradients  the same gradients by PyTorch's full-backward hooks
+    rerun_context     what perturbed rows are made of; how they can be run, found out by a probe
+    reruns            all perturbed rows, in batches; those of inputs
+    layer_reruns      those of a layer's feature maps
+    token_reruns      those of a transformer's tokens
+    accumulators      where the results of perturbed rows add up
+    replay            the operations before a layer, recorded and replayed
+    incremental       of perturbed inputs, what has to be computed
+    execution         a plan, run
 
 A method declares its needs and is otherwise a function of `Evidence`. A new kind of evidence is one frozen class in
 `needs` and one function in `collectors`.

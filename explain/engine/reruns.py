@@ -160,7 +160,8 @@ def _run_stream(
     """Run perturbed inputs, each batch with all that is needed of it; of a layer or tokens, image by image."""
     first = rows[context.inputs.path]
     if not (stream.of.of_tokens or stream.of.of_layer):
-        _run_in_batches(InputRerun(stream, rows, sums, context), torch.arange(len(first.owners)), sums, progress)
+        numbers = torch.arange(len(first.owners), device=context.device)
+        _run_in_batches(InputRerun(stream, rows, sums, context), numbers, sums, progress)
         return
     of_layer = stream.of.of_layer
     rerun = LayerRerun(context, stream.layer or "", first, sums) if of_layer else TokenRerun(context, first, sums)
@@ -282,7 +283,7 @@ class InputRerun:
             moved = self._first.carry(of_rows[batch.place : end], numbers)
             return torch.cat([of_rows[: batch.place], moved, of_rows[end:]])
 
-        rows = inputs if count is None else inputs.rows(torch.arange(count))
+        rows = inputs if count is None else inputs.rows(torch.arange(count, device=context.device))
         image = batch.place if self._way == "in place" else None
         origin = RowOrigin(unperturbed.images, carried, unperturbed.find_outputs, image)
         targets = [of_target.resolved.of_rows(images) for of_target in self._sums]

@@ -92,10 +92,10 @@ def test_each_distinct_altered_photo_is_run_once(model: nn.Module, photos: torch
     metrics = [Deletion(6, baseline), Insertion(6, baseline), *flipping, Completeness(baseline)]
     explain.evaluate(counting, photos, maps, metrics, target=0, batch_size=4)
     distinct = {row.numpy().tobytes() for row in counting.rows}
-    # the photo, the blank photo, and for two distinct maps 5 inner steps from either end
-    assert len(distinct) == 3 * (1 + 2 * 2 * 5) + 1
-    # run once each, but for: the photos in the two passes over them, and the rows of the engine's own proof
-    assert len(counting.rows) <= 3 * (1 + 2 * 2 * 5) + 3 + 3 + 2
+    # the photo, the blank photo, for two distinct maps 5 inner steps from either end, and two rows of a probe
+    assert len(distinct) == 3 * (1 + 2 * 2 * 5) + 1 + 2
+    # run once each, but for: the photos in the two passes over them, and the four rows of the probe
+    assert len(counting.rows) <= 3 * (1 + 2 * 2 * 5) + 3 + 3 + 4
 
 
 def test_rows_are_built_when_they_are_run_and_never_all_at_once(model: nn.Module, photos: torch.Tensor) -> None:
