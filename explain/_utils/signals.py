@@ -312,13 +312,18 @@ def _handle(number: int, theirs: Callable[[int, FrameType | None], Any], frame: 
 
 
 def _begin_child() -> None:
-    """A process that has just been forked waits for nothing, and its signals are its own."""
+    """A process that has just been forked waits for nothing, and has its signals and settings as they were."""
     _waiting.clear()
     for number in _SIGNALS:
         handler = _signal.getsignal(number)
         while type(handler) is _InFront:
             handler = handler.theirs
             _signal.signal(number, handler)
+    contexts = [context for _, context in changed.values()]
+    changed.clear()
+    for context in contexts:
+        context.__exit__(None, None, None)
+    lock.release()
 
 
 def at_fork(**callbacks: Callable[[], Any]) -> None:
@@ -327,4 +332,4 @@ def at_fork(**callbacks: Callable[[], Any]) -> None:
         os.register_at_fork(**callbacks)
 
 
-at_fork(after_in_child=_begin_child)
+at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=_begin_child)

@@ -5,7 +5,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from types import MethodType
 from typing import Any
@@ -23,7 +22,9 @@ DEVICES = ("cpu", "cuda")
 class _Here(threading.local):
     """What this thread does: whether it is inside `untouched`, with ``create_graph``, and how often in `evaluating`."""
 
-    busy, create_graph, depth = False, False, 0
+    busy = False
+    create_graph = False
+    depth = 0
 
 
 _here = _Here()
@@ -47,20 +48,46 @@ _REMEDIES = {
 """What to do about errors of torch, by a part of their messages."""
 
 
-@dataclass(slots=True)
-class _Use:
-    """What a module that is held in evaluation mode gets back when the last holder has ended."""
+class _InEvaluation:
+    """A module that is put in evaluation mode, and gets its own mode back at the end; see `shared`."""
 
-    module: nn.Module
-    training: bool
-    method: Any
-    """A ``train`` that the user put in the module itself, if any."""
-    holders: int = 0
-    disturbed: bool = False
-    """Whether another thread has called ``train()`` meanwhile."""
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.training = module.training
+        self.method = vars(module).get("train")
+        """A ``train`` that the user put in the module itself, if any."""
+        self.disturbed = False
+        """Whether another thread has called ``train()`` meanwhile."""
+        vars(module)["train"] = MethodType(_train, module)
+        if module.training:
+            module.training = False
+
+    def __exit__(self, *error: object) -> None:
+        vars(self.module).pop("train", None)
+        if self.method is not None:
+            vars(self.module)["train"] = self.method
+        if self.module.training != self.training:
+            self.module.training = self.training
 
 
-_uses: dict[int, _Use] = {}
+def _train(module: nn.Module, mode: bool = True) -> Any:
+    """Replaces a module's ``train`` while it is held, to note what another thread wants."""
+    with lock:
+        held = _held(module)
+        method = None if held is None else held.method
+        result = type(module).train(module, mode) if method is None else method(mode)
+        if held is not None and not _here.depth:
+            held.training = module.training
+            held.disturbed |= module.training
+    return result
+
+
+_train.__name__ = "train"  # a module that is pickled meanwhile is given its own ``train`` when it is read
+
+
+def _held(module: nn.Module) -> _InEvaluation | None:
+    _, held = changed.get(("mode", id(module)), (0, None))
+    return held  # type: ignore[no-any-return]
 
 
 @signal_safe
@@ -79,52 +106,17 @@ def evaluating(model: nn.Module) -> Iterator[list[nn.Module]]:
     >>> model[0].training
     True
     """
-    held, disturbed = list[_Use](), list[nn.Module]()
+    modules = list(modules_of(model))
+    disturbed: list[nn.Module] = []
+    held: list[_InEvaluation | None] = []
     _here.depth += 1
     try:
-        with lock:
-            for module in modules_of(model):
-                use = _uses.get(id(module))
-                if use is None:
-                    use = _uses[id(module)] = _Use(module, module.training, vars(module).get("train"))
-                    vars(module)["train"] = MethodType(_train, module)
-                use.holders += 1
-                held.append(use)
-                if module.training:
-                    module.training = False
-        yield disturbed
+        with shared({("mode", id(module)): partial(_InEvaluation, module) for module in modules}):
+            held += map(_held, modules)
+            yield disturbed
     finally:
-        with lock:
-            while held:
-                use = held.pop()
-                if use.disturbed:
-                    disturbed.append(use.module)
-                use.holders -= 1
-                if not use.holders and _uses.pop(id(use.module), None) is use:  # a forked child has forgotten it
-                    _release(use)
+        disturbed += [use.module for use in held if use is not None and use.disturbed]
         _here.depth = max(0, _here.depth - 1)
-
-
-def _train(module: nn.Module, mode: bool = True) -> Any:
-    """Replaces a module's ``train`` while it is held, to note what another thread wants."""
-    with lock:
-        use = _uses.get(id(module))
-        found = type(module).train(module, mode) if use is None or use.method is None else use.method(mode)
-        if use is not None and not _here.depth:
-            use.training = module.training
-            use.disturbed |= module.training
-    return found
-
-
-_train.__name__ = "train"  # a module that is pickled meanwhile is given its own ``train`` when it is read
-
-
-def _release(use: _Use) -> None:
-    vars(use.module).pop("train", None)
-    if use.method is not None:
-        vars(use.module)["train"] = use.method
-    if use.module.training != use.training:
-        use.module.training = use.training
 
 
 _MODULE = frozenset(vars(nn.Module())) | {"forward", "train"}
@@ -138,7 +130,6 @@ class _WrittenState:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.holders = 0
         self._buffers: list[tuple[nn.Module, dict[str, Any]]] = []
         self._copies: list[tuple[torch.Tensor, torch.Tensor, int]] = []
         self._attributes: list[tuple[dict[str, Any], dict[str, Any]]] = []
@@ -153,7 +144,7 @@ class _WrittenState:
                 if tensor is not None:
                     self._copies.append((tensor, tensor.detach().clone(), _version(tensor)))
 
-    def put_back(self) -> None:
+    def __exit__(self, *error: object) -> None:
         """Give modules the buffers, the values in these, and the other attributes that they had."""
         for module, kept in self._buffers:
             buffers = module._buffers
@@ -185,11 +176,7 @@ def _is_same(tensor: torch.Tensor, copied: torch.Tensor, version: int) -> bool:
         return _version(tensor) == version
 
 
-_states: dict[int, _WrittenState] = {}
-
-
-@signal_safe
-def keeping_state(model: nn.Module) -> Iterator[None]:
+def keeping_state(model: nn.Module) -> AbstractContextManager[None]:
     """Put back what forward passes write into a model, when the last of such blocks that run at one time has ended.
 
     >>> model = nn.BatchNorm2d(3)
@@ -200,22 +187,7 @@ def keeping_state(model: nn.Module) -> Iterator[None]:
     >>> model.seen.count
     tensor(0.)
     """
-    if is_transforming():
-        yield
-        return
-    with lock:
-        state = _states.get(id(model))
-        if state is None:
-            state = _states[id(model)] = _WrittenState(model)
-        state.holders += 1
-    try:
-        yield
-    finally:
-        with lock:
-            state.holders -= 1
-            if not state.holders and _states.get(id(model)) is state:  # a forked child has forgotten it
-                state.put_back()
-                del _states[id(model)]
+    return shared({} if is_transforming() else {("state", id(model)): partial(_WrittenState, model)})
 
 
 @contextmanager
@@ -414,16 +386,17 @@ def _copied(model: nn.Module, share: bool) -> nn.Module:
         for tensor in (*module._parameters.values(), *module._buffers.values(), *vars(module).values()):
             if isinstance(tensor, torch.Tensor) and (share or not tensor.is_leaf):  # which deepcopy refuses
                 memo[id(tensor)] = tensor if share else tensor.detach().clone()
-    made = copy.deepcopy(model, memo)
+    copied_model = copy.deepcopy(model, memo)
     with lock:
         for module in modules:  # each copy gets the mode that its original has when it is not held
-            twin, use = memo.get(id(module)), _uses.get(id(module))
-            if isinstance(twin, nn.Module) and twin is not module and use is not None:
-                own = vars(twin).pop("train", None)
-                if use.method is not None and own is not None:
-                    vars(twin)["train"] = use.method
-                twin.training = use.training
-    return made
+            twin = memo.get(id(module))
+            held = _held(module)
+            if isinstance(twin, nn.Module) and twin is not module and held is not None:
+                train = vars(twin).pop("train", None)
+                if held.method is not None and train is not None:
+                    vars(twin)["train"] = held.method
+                twin.training = held.training
+    return copied_model
 
 
 def _begin_child() -> None:
@@ -432,20 +405,11 @@ def _begin_child() -> None:
     Threads of OpenMP do not survive a fork, and code that then counts on them waits forever; so, if there may have
     been some, the child computes with one thread, as the workers of a DataLoader do.
     """
-    _, compiler = changed.get(_EAGER, (0, None))
-    changed.clear()
-    for state in _states.values():
-        state.put_back()
-    _states.clear()
-    for use in _uses.values():
-        _release(use)
-    _uses.clear()
-    _here.busy, _here.create_graph, _here.depth = False, False, 0
-    if compiler is not None:
-        compiler.__exit__(None, None, None)
-    lock.release()
+    _here.busy = False
+    _here.create_graph = False
+    _here.depth = 0
     if _used_threads:
         torch.set_num_threads(1)
 
 
-at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=_begin_child)
+at_fork(after_in_child=_begin_child)
