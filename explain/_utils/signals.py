@@ -172,16 +172,16 @@ def shared(settings: Mapping[Any, Callable[[], Any]]) -> Iterator[None]:
     with lock:
         for key, change in settings.items():
             count, context = changed.get(key) or (0, change())
-            changed[key] = count + 1, context
+            changed[key] = (count + 1, context)
     try:
         yield
     finally:
         with lock:
-            for key in settings.keys() & changed.keys():  # a forked child has none
-                count, context = changed.pop(key)
+            for key in settings:
+                count, context = changed.pop(key, (0, None))  # a forked child has none
                 if count > 1:
-                    changed[key] = count - 1, context
-                else:
+                    changed[key] = (count - 1, context)
+                elif count:
                     context.__exit__(None, None, None)
 
 

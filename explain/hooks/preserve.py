@@ -52,14 +52,15 @@ class _InEvaluation:
     """A module that is put in evaluation mode, and gets its own mode back at the end; see `shared`."""
 
     def __init__(self, module: nn.Module) -> None:
+        attributes = vars(module)
         self.module = module
-        self.training = module.training
-        self.method = vars(module).get("train")
+        self.training = attributes["training"]
+        self.method = attributes.get("train")
         """A ``train`` that the user put in the module itself, if any."""
         self.disturbed = False
         """Whether another thread has called ``train()`` meanwhile."""
-        vars(module)["train"] = MethodType(_train, module)
-        if module.training:
+        attributes["train"] = MethodType(_train, module)
+        if self.training:
             module.training = False
 
     def __exit__(self, *error: object) -> None:
@@ -106,16 +107,16 @@ def evaluating(model: nn.Module) -> Iterator[list[nn.Module]]:
     >>> model[0].training
     True
     """
-    modules = list(modules_of(model))
+    settings = {("mode", id(module)): partial(_InEvaluation, module) for module in modules_of(model)}
     disturbed: list[nn.Module] = []
-    held: list[_InEvaluation | None] = []
+    held: list[_InEvaluation] = []
     _here.depth += 1
     try:
-        with shared({("mode", id(module)): partial(_InEvaluation, module) for module in modules}):
-            held += map(_held, modules)
+        with shared(settings):
+            held += [changed[key][1] for key in settings]
             yield disturbed
     finally:
-        disturbed += [use.module for use in held if use is not None and use.disturbed]
+        disturbed += [use.module for use in held if use.disturbed]
         _here.depth = max(0, _here.depth - 1)
 
 
