@@ -2,52 +2,32 @@
 
 from __future__ import annotations
 
-import contextlib
+import importlib
 import json
+import multiprocessing
 import os
-import signal
-import subprocess
-import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
 
 from explain import HookError
-from explain.distributed.communication import communicate
-from tests.conftest import ROOT
-
-WORKER = """
-import json, os, sys, torch, torch._dynamo, torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-from explain.distributed.communication import Codec, communicate
-
-torch.set_num_threads(1)
-# Each rank is a process of its own, forked when the slow imports are done.
-world, folder, hows = json.loads(sys.argv[1])
-rank, ranks = 0, []
-for rank in range(world):
-    child = os.fork()
-    if not child:
-        log = os.open(f"{folder}/{rank}.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(log, 1), os.dup2(log, 2)
-        break
-    ranks.append(child)
-else:
-    sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0 for child in ranks))
-dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
+from explain.distributed.communication import Codec, Recorder, communicate
 
 
-def encode_fails_on_the_last_rank(bucket):
-    if rank == world - 1:
-        raise ZeroDivisionError("divided by nothing\\nand more")
+def encode_fails_on_the_last_rank(bucket: torch.Tensor) -> torch.Tensor:
+    if dist.get_rank() == dist.get_world_size() - 1:
+        raise ZeroDivisionError("divided by nothing\nand more")
     return bucket
 
 
-def own_hook(state, bucket):
+def own_hook(state: Any, bucket: Any) -> Any:
     state["calls"] += 1
     wide = bucket.buffer().double() / state["world"]
     work = dist.all_reduce(wide, async_op=True)
@@ -55,11 +35,11 @@ def own_hook(state, bucket):
 
 
 class Boom:
-    def __call__(self, state, bucket):
+    def __call__(self, state: Any, bucket: Any) -> Any:
         raise ZeroDivisionError("divided by nothing")
 
 
-codecs = {
+HOWS: dict[str, Any] = {
     "own": own_hook,
     "torch's": allreduce_hook,
     "own fails": Boom(),
@@ -71,20 +51,20 @@ codecs = {
     "identity": Codec(lambda bucket: bucket, lambda sent: sent),
     "half": Codec(lambda bucket: bucket.half(), lambda sent: sent.float()),
     "encode fails": Codec(encode_fails_on_the_last_rank, lambda sent: sent),
-    "decode fails": Codec(lambda bucket: bucket, lambda sent: "no tensor" if rank == 0 else sent),
-    "shapes differ": Codec(lambda bucket: bucket[rank:], lambda sent: sent),
+    "decode fails": Codec(lambda bucket: bucket, lambda sent: "no tensor" if dist.get_rank() == 0 else sent),
+    "shapes differ": Codec(lambda bucket: bucket[dist.get_rank() :], lambda sent: sent),
 }
 
 
-def train(how):
+def train(how: str) -> tuple[torch.Tensor, Recorder]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(4 * 36, 5))
     parallel = DistributedDataParallel(model, bucket_cap_mb=0.001)
     options = {"matrix_approximation_rank": 4, "start_powerSGD_iter": 2} if how == "powersgd" else {}
-    state = {"calls": 0, "world": world} if how in ("own", "state for a codec") else None
-    recorder = communicate(parallel, codecs.get(how, how), state=state, **options)
+    state = {"calls": 0, "world": dist.get_world_size()} if how in ("own", "state for a codec") else None
+    recorder = communicate(parallel, HOWS.get(how, how), state=state, **options)
     solver = torch.optim.SGD(parallel.parameters(), lr=0.1)
-    generator = torch.Generator().manual_seed(rank)
+    generator = torch.Generator().manual_seed(dist.get_rank())
     for _ in range(2):
         x, y = torch.randn(8, 3, 8, 8, generator=generator), torch.randint(5, (8,), generator=generator)
         solver.zero_grad()
@@ -94,41 +74,50 @@ def train(how):
     return torch.cat([p.detach().flatten() for p in model.parameters()]), recorder
 
 
-plain, _ = train("allreduce")
-for how in hows:
-    try:
-        found, recorder = train(how)
-        sizes = [(sent.bytes, sent.bytes_sent) for sent in recorder.buckets]
-        sane = all(sent.norm > 0 and sent.seconds >= 0 for sent in recorder.buckets)
-        error = ((found - plain).norm() / plain.norm()).item()
-        print(json.dumps({"how": how, "error": error, "sizes": sizes, "sane": sane, "text": str(recorder)}))
-    except Exception as problem:
-        print(json.dumps({"how": how, "problem": f"{type(problem).__name__}: {problem}"}))
-dist.barrier()
-dist.destroy_process_group()
-"""
+def work(rank: int, world: int, folder: Path, hows: tuple[str, ...]) -> None:
+    """What one rank does: it trains in every way, and writes what came of each."""
+    warnings.simplefilter("ignore")
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
+    plain, _ = train("allreduce")
+    lines = []
+    for how in hows:
+        try:
+            found, recorder = train(how)
+            sizes = [(sent.bytes, sent.bytes_sent) for sent in recorder.buckets]
+            sane = all(sent.norm > 0 and sent.seconds >= 0 for sent in recorder.buckets)
+            error = ((found - plain).norm() / plain.norm()).item()
+            lines.append({"how": how, "error": error, "sizes": sizes, "sane": sane, "text": str(recorder)})
+        except Exception as problem:
+            lines.append({"how": how, "problem": f"{type(problem).__name__}: {problem}"})
+    (folder / f"{rank}.json").write_text(json.dumps(lines))
+    dist.barrier()
+    dist.destroy_process_group()
 
-pytestmark = pytest.mark.xdist_group("ranks")  # one process is enough to wait for them
+
+pytestmark = [
+    pytest.mark.xdist_group("ranks"),  # one process is enough to wait for them
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork on this system"),
+    pytest.mark.filterwarnings("ignore:This process .*is multi-threaded:DeprecationWarning"),
+]
 Said = dict[str, list[dict[str, Any]]]
 
 
 def run(world: int, folder: Path, *hows: str) -> Said:
-    """What every rank said, by way of communication."""
-    (folder / "worker.py").write_text(WORKER)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    given = json.dumps([world, str(folder), hows])
-    command = [sys.executable, "worker.py", given]
-    # In a process group of its own, so that no rank outlives a test that gives up.
-    launched = subprocess.Popen(command, env=environment, cwd=folder, start_new_session=True)
+    """What every rank said; each is a process forked from this one, where the slow imports are done."""
+    importlib.import_module("torch._dynamo")  # which DistributedDataParallel imports
+    context = multiprocessing.get_context("fork")
+    ranks = [context.Process(target=work, args=(rank, world, folder, hows)) for rank in range(world)]
+    for process in ranks:
+        process.start()
     try:
-        code = launched.wait(timeout=300)
+        for process in ranks:
+            process.join(120)
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(launched.pid, signal.SIGKILL)
-        launched.wait()
-    texts = [(folder / f"{rank}.txt").read_text() for rank in range(world)]
-    assert code == 0, "\n".join(texts)
-    lines = [json.loads(line) for text in texts for line in text.splitlines() if line.startswith("{")]
+        for process in ranks:
+            process.kill()
+    assert [process.exitcode for process in ranks] == [0] * world
+    lines = [line for rank in range(world) for line in json.loads((folder / f"{rank}.json").read_text())]
     return {how: [line for line in lines if line["how"] == how] for how in hows}
 
 

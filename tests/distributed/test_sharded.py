@@ -2,86 +2,104 @@
 
 from __future__ import annotations
 
+import importlib
+import json
+import multiprocessing
 import os
-import subprocess
-import sys
+import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
-WORKER = """
-import os, sys, warnings
-import torch, torch.distributed as dist
+import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
 import explain
 from explain.methods import Smooth
 
-folder, size = sys.argv[1], int(sys.argv[2])
-child = os.fork() if size > 1 else 0
-torch.set_num_threads(1)
-warnings.simplefilter("ignore")  # FullyShardedDataParallel is deprecated
-dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=1 if child else 0, world_size=size)
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork on this system"),
+    pytest.mark.filterwarnings("ignore:This process .*is multi-threaded:DeprecationWarning"),
+]
 
-def network():
+
+def network() -> nn.Module:
     torch.manual_seed(0)
     layers = [nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU()]
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)).eval()
 
-def sharded_twice(model):
-    mesh = init_device_mesh("cpu", (size,))
+
+def sharded_twice(model: Any) -> Any:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for layer in (model[0], model[3], model[7]):
         fully_shard(layer, mesh=mesh)
     return fully_shard(model, mesh=mesh)
 
-def sharded_flat(model):
+
+def sharded_flat(model: Any) -> Any:
     policy = ModuleWrapPolicy({nn.Conv2d, nn.Linear})
     return FullyShardedDataParallel(model, device_id=torch.device("cpu"), auto_wrap_policy=policy)
 
-def same(model, plain, method, x, **options):
-    found = explain.attribute(model, x, method, **options).values
-    expected = explain.attribute(plain, x, method, **options).values
-    return torch.allclose(found, expected, rtol=1e-4, atol=1e-7)
 
-def outcome(call):
+def outcome(call: Callable[[], Any]) -> str:
     try:
         return "right" if call() else "WRONG"
     except explain.ExplainError:
         return "refused"
 
-plain, x = network(), torch.rand(2, 3, 16, 16)
-LATE = ["lrp", "cam", Smooth("lrp", samples=2)]
-lines = []
-for shard in (sharded_twice, sharded_flat):
-    for method in ["gradcam", "guidedbackprop", "deeplift", "scorecam", *LATE]:
+
+def work(rank: int, size: int, folder: Path) -> None:
+    """What one rank does: it explains models that are sharded in two ways, and writes what came of it."""
+    warnings.simplefilter("ignore")  # FullyShardedDataParallel is deprecated
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
+    plain, x = network(), torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    late = ["lrp", "cam", Smooth("lrp", samples=2)]
+
+    def same(model: Any, method: Any, **options: Any) -> bool:
+        found = explain.attribute(model, x, method, **options).values
+        expected = explain.attribute(plain, x, method, **options).values
+        return torch.allclose(found, expected, rtol=1e-4, atol=1e-7)
+
+    outcomes = []
+    for shard in (sharded_twice, sharded_flat):
+        found = []
+        for method in ["gradcam", "guidedbackprop", "deeplift", "scorecam", *late]:
+            model = shard(network())
+            found.append(outcome(lambda: same(model, method, target=1)))  # noqa: B023
         model = shard(network())
-        lines.append(outcome(lambda: same(model, plain, method, x, target=1)))
-    model = shard(network())
-    lines.append(outcome(lambda: same(model, plain, "gradcam", x, target=1) and same(
-        model, plain, "guidedgradcam", x, target=1)))
-    lines.append(outcome(lambda: explain.attribute(model, x, "saliency", target=1, create_graph=True)))
-    lines.append(outcome(lambda: explain.evaluate(model, x, "saliency", "mprt")))
-    lines.append(outcome(lambda: same(model, plain, "saliency", x, target=1)))
-    lines.append("-")
-if not child:
-    print(" ".join(lines))
-dist.destroy_process_group()
-if child:
-    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-"""
+        found.append(
+            outcome(lambda: same(model, "gradcam", target=1) and same(model, "guidedgradcam", target=1))  # noqa: B023
+        )
+        found.append(outcome(lambda: explain.attribute(model, x, "saliency", target=1, create_graph=True)))  # noqa: B023
+        found.append(outcome(lambda: explain.evaluate(model, x, "saliency", "mprt")))  # noqa: B023
+        found.append(outcome(lambda: same(model, "saliency", target=1)))  # noqa: B023
+        outcomes.append(found)
+    (folder / f"{rank}.json").write_text(json.dumps(outcomes))
+    dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_methods_on_sharded_models_are_right_or_refused(size: int, tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", WORKER, str(tmp_path), str(size)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=300)
-    assert done.returncode == 0, done.stderr
-    of_sharded, of_flat, _ = done.stdout.split("-")
+    importlib.import_module("torch._dynamo")  # which is slow, and needed in every rank
+    context = multiprocessing.get_context("fork")
+    ranks = [context.Process(target=work, args=(rank, size, tmp_path)) for rank in range(size)]
+    for process in ranks:
+        process.start()
+    try:
+        for process in ranks:
+            process.join(120)
+    finally:
+        for process in ranks:
+            process.kill()
+    assert [process.exitcode for process in ranks] == [0] * size
+    of_sharded, of_flat = json.loads((tmp_path / "0.json").read_text())
     right, refused = ["right"], ["refused"]
-    assert of_sharded.split() == [*right * 4, *refused * 3, *right, *refused * 2, *right]
-    flat = [*right * 9, *refused, *right] if size == 1 else [*right * 4, *refused * 6, *right]  # one holds all of it
-    assert of_flat.split() == flat
+    assert of_sharded == [*right * 4, *refused * 3, *right, *refused * 2, *right]
+    assert of_flat == ([*right * 9, *refused, *right] if size == 1 else [*right * 4, *refused * 6, *right])
