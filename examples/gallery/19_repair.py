@@ -124,7 +124,7 @@ print(repaired)
 # torch. ``save`` writes it, with a page that has three pictures. The first shows the
 # mark:
 
-from explain.insight.repair import bars, maps, marks
+from explain.insight.repaired import bars, maps, marks
 
 print([path.name for path in repaired.save(folder / "repaired.pt")])
 print(repaired.model)

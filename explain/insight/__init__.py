@@ -6,8 +6,8 @@
     channels          the patches that activate the channels of a layer most
     concepts          concepts that all photos share; concept vectors from examples (TCAV)
     marks             the mark of a finding, which other photos can be given
-    repair            a model without a finding: a projection, or training; what it did to the answers, as a table and a
-                      page
+    repaired          what a repair did to the answers, as a table and a page
+    repair            a model without a finding: a projection, or training
     ablation          the accuracy when the evidence is covered, or the object, or the background
     result            `insight` and `Insight`: all of it, as tables and pictures
 

@@ -126,6 +126,24 @@ def test_a_planted_shortcut_is_removed(photos: RunPhotos, finding: Any, how: str
     assert torch.equal(found.model(x).argmax(1), torch.arange(30) % 3)
 
 
+@pytest.mark.parametrize("how", ["project", "train"])
+def test_a_model_that_answers_probabilities_is_repaired_as_the_one_that_answers_scores(
+    photos: RunPhotos, finding: Any, how: str
+) -> None:
+    answers = explain.Explainer(
+        shortcut().append(nn.Softmax(1)),  # type: ignore[operator]
+        preprocess=as_it_is,
+        categories=["red", "green", "blue"],
+        activation="none",
+    )
+    scores = repair(finding, photos, how=how, steps=20, learning_rate=0.01)
+    probabilities = repair(finding, RunPhotos(photos.run, answers), how=how, steps=20, learning_rate=0.01)
+    assert probabilities.loss == pytest.approx(scores.loss, rel=1e-3)
+    assert (probabilities.layer, probabilities.rank) == (scores.layer, scores.rank)
+    x = torch.rand(5, 3, SIDE, SIDE)
+    torch.testing.assert_close(probabilities.model(x), scores.model(x).softmax(1), rtol=1e-3, atol=1e-4)
+
+
 def test_a_prior_penalises_evidence_in_the_mark(photos: RunPhotos, finding: Any) -> None:
     """What a prior is given: the region of the mark where one is, all other places allowed, and the answers wanted."""
     given = []

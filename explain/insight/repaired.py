@@ -1,0 +1,282 @@
+"""What a repair did: answers before and after, and a page with the mark, the accuracies and the maps in pictures."""
+
+import io
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import nn
+
+from explain._utils.errors import ExplainError, muted
+from explain.attribution.api import attribute
+from explain.data.boxes import Box
+from explain.data.files import Files
+from explain.insight.ablation import sign_test
+from explain.insight.maps import aligned, fields_of, heated, percent
+from explain.insight.marks import MarkedPhotos
+from explain.insight.reattribution import RunPhotos, method_in
+from explain.render.sheets import Group, Layout, Tile, as_picture, empty, sheet
+from explain.report.pages import Section, document
+from explain.store.reading import Row
+from explain.targets import TopClass
+from explain.targets.labels import class_label
+
+SHOWN = 3  # photos of each kind
+SIDE = 180
+EDGE = (230, 60, 20)
+GROUPS = {
+    "marked": "photos of the finding",
+    "without": "the same without the mark",
+    "moved": "other photos with the mark",
+    "control": "other photos with another patch",
+    "own": "photos of the class as they are",
+    "elsewhere": "other photos as they are",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """What the models before and after said of some photos: their classes ``(N,)`` and both answers ``(N, 2)``."""
+
+    classes: torch.Tensor
+    given: torch.Tensor
+
+    @property
+    def accuracy(self) -> tuple[float, float]:
+        return self.share(self.classes[:, None])
+
+    def share(self, target: int | torch.Tensor) -> tuple[float, float]:
+        """The shares of answers that are this class, or each photo's of these."""
+        before, after = (self.given == target).double().mean(0).tolist()
+        return before, after
+
+
+@dataclass(frozen=True, eq=False)
+class Repair:
+    """A model without a finding, and what the repair did to its answers.
+
+    ``model`` is a copy; the explainer's own model is as it was. ``answers`` has those of photos that were used neither
+    to fit nor to choose: "marked" (photos of the finding), "without" (the same without the mark), "moved" (photos of
+    other classes with the mark), "control" (the same with a patch of another photo), "own" (photos of the class without
+    the mark, if the finding has some) and "elsewhere" (photos of other classes as they are). ``layer``, ``rank`` and
+    ``strength`` are those of the projection; ``loss`` is what they were chosen by: how far the answers are from those
+    of the old model without the mark (mean Kullback-Leibler divergence), before and after.
+    """
+
+    model: nn.Module = field(repr=False)
+    finding: str
+    how: str
+    answers: Mapping[str, Answers] = field(repr=False)
+    loss: tuple[float, float]
+    seconds: float
+    target: int | None
+    layer: str | None
+    rank: int | None
+    strength: float | None
+    seed: int
+    marks: MarkedPhotos = field(repr=False)
+    photos: RunPhotos = field(repr=False)
+
+    @property
+    def taken(self) -> tuple[float, float, float]:
+        """The share of other photos that get the class of the finding: with its mark before and after, and without."""
+        if self.target is None:
+            return float("nan"), float("nan"), float("nan")
+        return *self.answers["moved"].share(self.target), self.answers["control"].share(self.target)[0]
+
+    @property
+    def chance(self) -> float:
+        """How likely it is that the mark of a class without effect draws as many photos to it (McNemar's test).
+
+        Above 0.05, it was not shown that the old model reads the mark: there may be nothing to repair.
+        """
+        if self.target is None:
+            return float("nan")
+        moved, control = (self.answers[name].given[:, 0] == self.target for name in ("moved", "control"))
+        return sign_test(int((moved & ~control).sum()), int((control & ~moved).sum()))
+
+    @property
+    def rows(self) -> list[list[str]]:
+        """The table of accuracies, with its heading."""
+        table = [["accuracy", "photos", "before", "after"]]
+        for name, answers in self.answers.items():
+            before, after = answers.accuracy
+            table.append([GROUPS[name], str(len(answers.classes)), percent(before), percent(after)])
+        return table
+
+    def to_dict(self) -> dict[str, Any]:
+        accuracy = {}
+        for name, answers in self.answers.items():
+            before, after = answers.accuracy
+            accuracy[name] = {"photos": len(answers.classes), "before": before, "after": after}
+        return {**fields_of(self, "finding how layer rank strength loss taken chance seconds"), "accuracy": accuracy}
+
+    @property
+    def about(self) -> str:
+        """What was done, and whether there was something to repair, in two sentences."""
+        if self.how == "train":
+            done = "The model was trained to answer as it did without the mark"
+        else:
+            directions = "1 direction" if self.rank == 1 else f"{self.rank} directions"
+            done = f"{directions} of {self.layer} taken out, strength {self.strength:g}"
+        if self.target is None:
+            return f"{done}."
+        before, after, control = map(percent, self.taken)
+        doubt = " It is not shown that the model reads the mark at all." * (self.chance >= 0.05)
+        moved = f"With the mark, {before} of other photos were taken for {self.finding}, now {after}"
+        return f"{done}. {moved}; with another patch, {control} (p = {self.chance:.2g}).{doubt}"
+
+    def __str__(self) -> str:
+        return "\n".join([f"{self.finding}: {self.about}", *aligned(self.rows)])
+
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> list[Path]:
+        """Write the model, and beside it a page with the proof; return both paths.
+
+        Args:
+            path: "repaired.pt" for the whole module (``torch.load(path, weights_only=False)``, which needs the code of
+                the original model, but not this package); "repaired.pt2" for an exported program, which needs no code
+                but torch (``torch.export.load(path).module()``). The page is ``repaired.html``.
+            overwrite: replace files that are there.
+
+        Raises:
+            OutputError: they cannot be written.
+        """
+        path, buffer = Path(path), io.BytesIO()
+        if path.suffix == ".pt2":
+            x = self.photos.explainer._placed(self.marks.hosts.x[:2])
+            batch = {0: torch.export.Dim("batch")}
+            torch.export.save(torch.export.export(self.model, (x,), dynamic_shapes=(batch,)), buffer)
+        else:
+            torch.save(self.model, buffer)
+        files = Files(path.parent, overwrite=overwrite)
+        files.add_bytes(path.name, buffer.getvalue())
+        files.add_text(f"{path.stem}.html", self.to_html())
+        return files.write()
+
+    def to_html(self) -> str:
+        """The page: what the mark is, what the repair did to the answers, and to the maps.
+
+        Photos that are tensors, or gone, are left out.
+        """
+        of_mark = (
+            "Photos of the finding, and other photos that were given the region in the frame. The class of these "
+            "should not change."
+        )
+        of_answers = f"{self.about}\nAccuracies on photos that were not used to fit or choose it."
+        chart = (bars(self), "Accuracies before and after the repair")
+        sections = [
+            self._section("The mark", of_mark, marks),
+            Section("The answers", of_answers, self.rows, [chart]),
+            self._section("The maps", "What the old and the new model read their top class from.", maps),
+        ]
+        done = "by training" if self.how == "train" else "by a projection"
+        detail = f"{self.photos.run.path.name}, {self.seconds:.0f} s"
+        return document(f"{self.finding}: repaired {done}", detail, sections)
+
+    def _section(self, heading: str, content: str, draw: Callable[["Repair"], Image.Image]) -> Section:
+        try:
+            return Section(heading, content, pictures=[(draw(self), heading)])
+        except ExplainError as error:  # of photos that are tensors, or gone
+            return Section(heading, f"{content}\nThere is no picture: {error}")
+
+
+def marks(repair: Repair) -> Image.Image:
+    """Photos of the finding with the region of the mark, and others that were given it."""
+    bearing = [Tile(_framed(_seen(repair, row), region), row.label or "") for row, region, _ in _carriers(repair)]
+    moved = [Tile(_framed(photo, region), row.label or "") for row, photo, region, _ in _moved(repair)]
+    return _sheet(f"photos of the finding ({repair.finding})", bearing, moved)
+
+
+def bars(repair: Repair) -> Image.Image:
+    """The accuracies before and after, on each kind of photos."""
+    count = len(repair.answers)
+    figure = empty((6.4, 0.7 + 0.45 * count), "Bars of the accuracies before and after the repair")
+    axes = figure.subplots()
+    for number, (label, colour) in enumerate((("before", "#b0b7c3"), ("after", "#2f6fb5"))):
+        lengths = [100 * answers.accuracy[number] for answers in repair.answers.values()]
+        heights = [row + 0.4 * number - 0.2 for row in range(count)]
+        bar = axes.barh(heights, lengths, 0.36, label=label, color=colour)
+        axes.bar_label(bar, fmt="%.0f %%", padding=3, fontsize=8)
+    axes.set(yticks=range(count), yticklabels=[GROUPS[name] for name in repair.answers])
+    axes.set(xlim=(0, 100), xlabel="accuracy (%)")
+    axes.invert_yaxis()
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside upper right", ncols=2, frameon=False)
+    return as_picture(figure)
+
+
+def maps(repair: Repair) -> Image.Image:
+    """What both models read their top class from, in photos of the finding and in others with its mark."""
+    bearing = []
+    for row, _, x in _carriers(repair):
+        bearing += _map_tiles(repair, row, _seen(repair, row), x)
+    moved = []
+    for row, photo, _, x in _moved(repair):
+        moved += _map_tiles(repair, row, photo, x)
+    return _sheet("photos of the finding", bearing, moved)
+
+
+def _map_tiles(repair: Repair, row: Row, photo: Image.Image, x: torch.Tensor) -> list[Tile]:
+    """The maps of the old and of the new model for the class that they give an input ``(C, H, W)``."""
+    explainer = repair.photos.explainer
+    run = repair.photos.run
+    method = method_in(run, run.methods[0])
+    tiles = []
+    for name, model in (("before", explainer.model), ("after", repair.model)):
+        with muted():
+            attribution = attribute(model, explainer._placed(x[None]), method, target=TopClass())
+        whole = Box(0.0, 0.0, float(photo.width), float(photo.height))
+        picture = heated(photo, attribution.heatmap[0], whole, attribution.style)
+        answer = class_label(explainer.categories, int(attribution.target[0]))
+        tiles.append(Tile(picture, f"{name}: {answer}", f"label: {row.label}" if row.label else ""))
+    return tiles
+
+
+def _sheet(title: str, bearing: Sequence[Tile], moved: Sequence[Tile]) -> Image.Image:
+    return sheet(Layout("", "", (Group(title, tuple(bearing)), Group("others with its mark", tuple(moved)))), SIDE)
+
+
+def _carriers(repair: Repair) -> list[tuple[Row, torch.Tensor, torch.Tensor]]:
+    """Some photos of the finding: the row, the region, and the input."""
+    carriers = repair.marks.carriers[:SHOWN]
+    return list(zip(carriers.rows, carriers.regions, carriers.x, strict=True))
+
+
+def _moved(repair: Repair) -> list[tuple[Row, Image.Image, torch.Tensor, torch.Tensor]]:
+    """Some hosts with the mark: the row, the photo, the region, and the input. Those that changed come first."""
+    donors, _, regions = repair.marks.donors(repair.seed)
+    x, _ = repair.marks.pairs(repair.seed)
+    answers = repair.answers["moved"].given
+    same = (answers[:, 0] == answers[:, 1]).int()
+    cases = []
+    for i in same.argsort(stable=True)[:SHOWN].tolist():
+        row = repair.marks.hosts.rows[i]
+        host = np.asarray(_seen(repair, row))
+        donor = np.asarray(_seen(repair, repair.marks.carriers.rows[int(donors[i])]))
+        mask = regions[i][0, :, :, None].numpy()
+        cases.append((row, Image.fromarray(np.where(mask, donor, host)), regions[i], x[i]))
+    return cases
+
+
+def _seen(repair: Repair, row: Row) -> Image.Image:
+    """The part of a photo that the model saw, in the size of its input."""
+    height, width = row.input_size
+    box = (round(row.box.left), round(row.box.top), round(row.box.right), round(row.box.bottom))
+    return repair.photos.picture(row).convert("RGB").crop(box).resize((width, height))
+
+
+def _framed(photo: Image.Image, region: torch.Tensor) -> Image.Image:
+    """A photo with the edge of a region ``(1, H, W)`` drawn in it."""
+    scale = max(1, SIDE // max(photo.size))
+    large = np.asarray(photo.resize((photo.width * scale, photo.height * scale), Image.Resampling.NEAREST)).copy()
+    inside = region[0].repeat_interleave(scale, 0).repeat_interleave(scale, 1)
+    outside = F.pad((~inside)[None].float(), (1, 1, 1, 1), value=1.0)
+    near_edge = F.max_pool2d(outside, 3, 1)[0] > 0
+    large[(inside & near_edge).numpy()] = EDGE
+    return Image.fromarray(large)
