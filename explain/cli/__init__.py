@@ -1,66 +1,33 @@
 """`explain image.jpg`: arguments in, printed lines and an exit code out.
 
-    commands    the commands and their options, as ``commands.toml`` describes them, and their parsers
+    commands    the group of all commands, defaults from a file, errors in one line; options that several commands have
     output      lines or one JSON document, errors, notes; exit codes; a bar with the time that is left
-    arguments   photos and models by the names that were typed, the same work for each of several photos; what options
-                mean together: methods, metrics, baselines, budgets; options without effect
-    explaining  `explain PHOTO`, `explain layers`, `inspect`, `concepts`, `trace`
-    running     `explain run`, `export`, `insight`, `repair`, `film`, `serve`
-    listed      `explain methods`, `metrics`, `models`, `version`, without torch; `explain completion`
+    several     photos and models by the names that were typed; the same work for each of several photos
+    questions   methods, metrics, baselines and targets as they were typed; options without effect
+    photos      `explain PHOTO`
+    views       `explain layers`, `inspect`, `concepts`, `trace`
+    runs        `explain run`, `export`, `insight`, `repair`, `film`
+    server      `explain serve`
+    lists       `explain methods`, `metrics`, `models`, `version`, `completion`
 
-To add a command, describe it in ``commands.toml``, and write its function. The module of a command is loaded when it
-runs, so that those that need no torch do not wait for it.
+A command is a function with its options above it. What is slow to load is imported within the function, so that
+``--help`` does not wait for it.
 """
 
-import argparse
-import contextlib
 import io
 import logging
 import os
-import re
 import sys
 from collections.abc import Sequence
 
+import click
+
 from explain._utils.errors import ArgumentError, ExplainError, raised, typed
-from explain._utils.spelling import close_to
-from explain.cli.commands import COMMANDS, EXPLAIN, Command, UsageError, configured, read
+from explain.cli import lists, photos, runs, server, views  # noqa: F401  # which add their commands to the group
+from explain.cli.commands import UsageError, commands
 from explain.cli.output import DONE, FAILED, INTERRUPTED, USAGE, Output, OutputClosedError, tell
 
 __all__ = ["main"]
-
-
-def chosen(words: Sequence[str], answer: Output) -> tuple[Command, argparse.Namespace]:
-    """Return the command that was typed, and its options.
-
-    The first word may name a command; all else is about photos. A photo with the name of a command is written with its
-    folder, as "./run".
-
-    Raises:
-        UsageError: an option is unknown, lacks a value, or would have no effect.
-    """
-    command, word = EXPLAIN, words[0] if words else ""
-    if word == "--version":
-        command, words = COMMANDS["version"], words[1:]
-    elif word in COMMANDS:
-        command, words = COMMANDS[word], words[1:]
-    elif re.fullmatch(r"[A-Za-z]+", word) and not os.path.lexists(word):
-        close = close_to(word, COMMANDS, 1)
-        if close:
-            raise UsageError(f"{word!r} is neither a file nor a command; did you mean 'explain {close[0]}'?")
-    answer.key = command.key
-    for flag in (each.split("=")[0] for each in words[: words.index("--") if "--" in words else None]):
-        if flag in EXPLAIN.flags and flag not in command.flags:
-            raise UsageError(f"{flag} would have no effect with {command.prog}; leave it out")
-    names = "\n".join(f"  explain {each.name:<10} {each.about}" for each in COMMANDS.values())
-    listed = f"commands, each with --help of its own:\n{names}\n\n" if command is EXPLAIN else ""
-    file, defaults = configured(command)
-    found = read(command, words, defaults, f"{listed}example: {command.example}")
-    answer.quiet, answer.verbose = (getattr(found, name, False) for name in ("quiet", "verbose"))
-    if defaults:
-        answer.note(f"options from {file}: {', '.join(defaults)}")
-    if command.needs_images and not getattr(found, "images", True):
-        raise UsageError(f"name at least one image; {command.prog} --help shows the options")
-    return command, found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -69,6 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0 if all is done; 1 if a photo could not be explained or a file not written; 2 if what was asked for cannot be done
     whatever the photo, as with an option, method, model, layer or label that does not exist; 130 if interrupted.
     """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: its threads would spin on a busy machine
+    if lists.COMPLETION in os.environ:
+        return lists.complete(os.environ[lists.COMPLETION])
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a label that the terminal cannot show is no reason to stop
@@ -90,19 +60,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
-def _answered(words: Sequence[str], answer: Output) -> int:
+def _answered(words: list[str], answer: Output) -> int:
     """Do what was typed; whatever goes wrong is part of the answer."""
     try:
-        helped = io.StringIO()
-        try:
-            with contextlib.redirect_stdout(helped):
-                command, options = chosen(words, answer)
-        except SystemExit:  # argparse has printed its help, and would leave
-            answer.key = "help"
-            answer.add(helped.getvalue())
-            answer.say(*helped.getvalue().rstrip().split("\n"))
-            return DONE
-        return command.run(options, answer) or DONE
+        with commands.make_context("", words, obj=answer) as context:
+            return commands.invoke(context) or DONE
+    except click.exceptions.Exit:  # the help was asked for
+        return DONE
     except OutputClosedError:
         raise
     except (UsageError, ArgumentError) as error:

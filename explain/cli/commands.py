@@ -1,19 +1,28 @@
-"""The commands and their options, as ``commands.toml`` describes them, and the parsers that are made of them."""
+"""The group of all commands, what each of them does beside its own work, and the options that several share.
 
-import argparse
-import gc
-import sys
+Defaults of options come from ``explain.toml``; what cannot be meant is told in one line.
+"""
+
+import os
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from importlib import import_module
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, TypeVar
+
+import click
+from click.core import ParameterSource
+from click.shell_completion import CompletionItem
 
 from explain._utils.errors import ExplainError
 from explain._utils.spelling import close_to, did_you_mean
 from explain.cli.output import Output
+
+F = TypeVar("F", bound=Callable[..., Any])
+PHOTOS = ""
+"""The name of the command that is meant where no command is named: nobody can type it."""
+COUNT = click.IntRange(min=1)
+POSITIVE = click.FloatRange(min=0, min_open=True)
 
 
 class UsageError(ExplainError):
@@ -29,183 +38,134 @@ def as_usage(*kinds: type[ExplainError]) -> Iterator[None]:
         raise UsageError(str(error)) from error
 
 
-def _reader(requirement: str, read: Callable[[str], Any], accepted: Callable[[Any], bool], *words: str) -> Any:
-    """A reader of values for argparse, which takes some words as they are."""
-
-    def value(text: str) -> Any:
-        if text in words:
-            return text
-        with suppress(ValueError):
-            if accepted(read(text)):
-                return read(text)
-        raise argparse.ArgumentTypeError(f"must be {requirement}, got {text!r}{_nearest(text, words)}")
-
-    return value
+def print_help(context: click.Context, option: click.Parameter, is_asked: bool) -> None:
+    """Say the help of a command, and end."""
+    if not is_asked or context.resilient_parsing:
+        return
+    answer: Output = context.obj
+    answer.key = "help"
+    answer.add(context.get_help())
+    answer.say(*context.get_help().splitlines())
+    context.exit()
 
 
-def _numbers(text: str) -> Any:
-    values = [float(part) for part in text.split(",")]
-    return values if len(values) > 1 else values[0]
+class Command(click.Command):
+    """A command, with defaults from a file, and errors in one line.
 
-
-def _nearest(text: str, known: Iterable[str]) -> str:
-    close = close_to(text, known, 1)
-    return f"; did you mean {close[0]!r}?" if close else ""
-
-
-ACTIONS = {"flag": "store_true", "many": "append"}
-READERS = {
-    "positive": _reader("a number above 0", float, lambda value: 0 < value < float("inf")),
-    "opacity": _reader("a number from 0 to 1", float, lambda value: 0 <= value <= 1),
-    "count": _reader("a whole number from 1", int, lambda value: value >= 1),
-    "from zero": _reader("a whole number from 0", int, lambda value: value >= 0),
-    "crop": _reader("center, whole, or a share above 0 and up to 1", float, lambda share: 0 < share <= 1,
-                    "center", "whole"),
-    "channels": _reader("a number, or one for each channel as in 0.5,0.4,0.3", _numbers,
-                        lambda values: isinstance(values, float) or len(values) == 3),
-}  # fmt: skip
-
-
-@dataclass(frozen=True, eq=False)
-class Option:
-    """An option, or a positional argument where its flag has no dashes.
-
-    ``words`` may be typed after it, or are the name of a list of `explain.cli.listed`; ``how`` has the other arguments
-    of argparse's ``add_argument``.
+    Args:
+        key: what the list of results is called in a JSON document.
+        settings: those of `click.Command`.
     """
 
-    name: str
-    flags: tuple[str, ...]
-    default: Any
-    words: Sequence[str] | str
-    how: Mapping[str, Any]
-
-
-def _option(
-    name: str, help: str, *, positional: bool = False, short: str | None = None, kind: str = "", type: str = "",
-    default: Any = None, otherwise: str = "", words: Sequence[str] | str = (), **how: Any,
-) -> Option:  # fmt: skip
-    """Make an option of its entry in ``commands.toml``."""
-    long = name if positional else f"--{name.replace('_', '-')}"
-    usual = otherwise or default
-    how["help"] = help + "; repeatable" * (kind == "many") + (f" (default: {usual})" if usual else "")
-    if kind:
-        how["action"] = ACTIONS[kind]
-    if type:
-        how["type"] = READERS[type]
-    flags = (long,) if short is None else (long, short)
-    return Option(name, flags, False if kind == "flag" else default, words or how.get("choices", ()), how)
-
-
-@dataclass(frozen=True)
-class Command:
-    """A command: its name, what it does in a few words, its options, and the function that does it.
-
-    ``key`` is what the list of results is called in a JSON document. ``needs_images`` says that a command that takes
-    photos is of no use without.
-    """
-
-    name: str
-    about: str
-    options: tuple[Option, ...]
-    function: str
-    example: str
-    key: str = "results"
-    needs_images: bool = True
+    def __init__(self, *, key: str = "results", **settings: Any) -> None:
+        super().__init__(**settings)
+        self.key = key
+        words = ["-h", "--help"]
+        text = "show this help"
+        self.params.append(
+            click.Option(words, is_flag=True, is_eager=True, expose_value=False, help=text, callback=print_help)
+        )
 
     @property
-    def prog(self) -> str:
-        """What is typed for it."""
-        return "explain" if self.name == "explain" else f"explain {self.name}"
+    def flags(self) -> dict[str, click.Parameter]:
+        """The options by what is typed for each."""
+        return {flag: param for param in self.params for flag in param.opts if flag.startswith("-")}
 
-    @property
-    def flags(self) -> dict[str, Option]:
-        """Its options by what is typed for each, without positional arguments."""
-        return {flag: option for option in self.options for flag in option.flags if flag.startswith("-")}
-
-    def run(self, options: argparse.Namespace, answer: Output) -> int | None:
-        """Do it, and return an exit code; None is 0. Its module is loaded here, since most of them take a while."""
-        name, _, function = self.function.partition(".")
-        collects = gc.isenabled() and "torch" not in sys.modules
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if ctx.resilient_parsing:  # a shell asks what may follow
+            return super().parse_args(ctx, args)
+        answer: Output = ctx.obj
+        answer.key = self.key
+        file, ctx.default_map = configured(self)
         try:
-            if collects:  # the objects of torch all stay: a search for garbage among them takes a sixth of the time
-                gc.disable()
-            module = import_module(f"explain.cli.{name}")
-        finally:
-            if collects:
-                gc.freeze()  # nor are they searched later
-                gc.enable()
-        found: int | None = getattr(module, function)(options, answer)
-        return found
+            rest = super().parse_args(ctx, args)
+        except click.UsageError as error:
+            raise self._in_one_line(ctx, file, error) from None
+        if ctx.default_map:
+            answer.note(f"options from {file}: {', '.join(ctx.default_map)}".replace("_", "-"))
+        return rest
+
+    def _in_one_line(self, context: click.Context, file: str, error: click.UsageError) -> UsageError:
+        """What click says of a wrong command line, with what to do."""
+        line = error.format_message().rstrip(".")
+        param = getattr(error, "param", None)
+        if param is not None and context.get_parameter_source(param.name) is ParameterSource.DEFAULT_MAP:
+            return UsageError(f"{file}: {line}")
+        if isinstance(error, click.NoSuchOption):
+            if error.option_name in commands.photos.flags:
+                return without_effect(error.option_name, f" with {context.command_path}")
+            if error.possibilities:
+                return UsageError(line)
+        return UsageError(f"{line}; {context.command_path} --help shows the options")
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        if self.name == PHOTOS:
+            commands.format_commands(ctx, formatter)
+        super().format_epilog(ctx, formatter)
 
 
-def _read_commands() -> Iterator[Command]:
-    """Yield the commands of ``commands.toml``."""
-    table = tomllib.loads(Path(__file__).with_name("commands.toml").read_text("utf-8"))
-    for name, about in table["commands"].items():
-        known = table["options"] | about.pop("own", {})
-        names = [each for entry in about.pop("options") for each in table["groups"].get(entry, [entry])]
-        entries = {each: dict(known[each]) for each in names}
-        for each in entries.values():
-            each |= {**table["options"].get(each.pop("like", ""), {}), **each}
-        options = tuple(_option(each, **entry) for each, entry in entries.items())
-        yield Command(name, options=options, function=about.pop("run"), **about)
+class Commands(click.Group):
+    """The first word may name a command; all else is about photos.
+
+    A photo with the name of a command is written with its folder, as "./run".
+    """
+
+    command_class = Command
+
+    @property
+    def photos(self) -> Command:
+        """The command that is meant where none is named."""
+        command = self.commands[PHOTOS]
+        assert isinstance(command, Command)
+        return command
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [name for name in self.commands if name != PHOTOS]
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        words = ["version", *args[1:]] if args[:1] == ["--version"] else args
+        names = self.list_commands(ctx)
+        if not words or words[0] not in names:
+            if words and not ctx.resilient_parsing:
+                _refuse_misspelt(words[0], names)
+            words = [PHOTOS, *words]
+        return super().parse_args(ctx, ["--", *words])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name, *rest = args
+        return f"explain {name}".rstrip(), self.commands[name], rest
 
 
-EXPLAIN, *_OTHERS = _read_commands()
-COMMANDS = {command.name: command for command in _OTHERS}
+def _refuse_misspelt(word: str, names: list[str]) -> None:
+    if not (word.isascii() and word.isalpha()) or os.path.lexists(word):
+        return
+    for name in close_to(word, names, 1):
+        raise UsageError(f"{word!r} is neither a file nor a command; did you mean 'explain {name}'?")
 
 
-class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line with a hint."""
-
-    def error(self, message: str) -> NoReturn:
-        named = message.startswith("argument ")
-        line = message.removeprefix("argument ").replace(": ", " ", 1) if named else message
-        raise UsageError(line if "did you mean" in line else f"{line}; {self.prog} --help shows the options")
-
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """List the choices, and suggest the closest."""
-        if action.choices is not None and value not in action.choices:
-            known = list(map(str, action.choices))
-            hint = _nearest(str(value), known)
-            raise argparse.ArgumentError(action, f"must be one of {', '.join(known)}, got {value!r}{hint}")
+commands = Commands("explain", add_help_option=False)
 
 
-def parser(command: Command, epilog: str = "") -> argparse.ArgumentParser:
-    """Make a parser; options that were not typed are not in its result."""
-    made = _Parser(
-        command.prog, description=command.about, epilog=epilog, argument_default=argparse.SUPPRESS, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    for option in command.options:
-        made.add_argument(*option.flags, **option.how)
-    return made
+def without_effect(flag: str, why: str) -> UsageError:
+    """The refusal of an option that would have no effect, and why not."""
+    return UsageError(f"{flag} would have no effect{why}; leave it out")
 
 
-def read(command: Command, words: Sequence[str], defaults: Mapping[str, Any], epilog: str) -> argparse.Namespace:
-    """Return the values of all options, with defaults for those that were not typed; ``given`` names the others.
+def is_typed(context: click.Context, name: str) -> bool:
+    """Whether an option was typed, and not left to a default or a file."""
+    return context.get_parameter_source(name) is ParameterSource.COMMANDLINE
 
-    ``defaults`` replace the options' own; ``epilog`` ends the help.
+
+def refuse_without_effect(context: click.Context, name: str, why: str, *, unless: bool) -> None:
+    """Refuse an option that was typed, unless it has an effect.
 
     Raises:
-        UsageError: an option is unknown, or has a value that it does not take.
+        UsageError: it has none.
     """
-    end = words.index("--") if "--" in words else len(words)  # what follows are names, whatever they begin with
-    found, unknown = parser(command, epilog).parse_known_intermixed_args(words[:end])
-    if unknown:
-        raise UsageError(_unknown(command, unknown[0].split("=")[0]))
-    if words[end + 1 :]:
-        names = next((option.name for option in command.options if option.how.get("nargs") == "*"), None)
-        if names is None:
-            raise UsageError(_unknown(command, words[end + 1]))
-        setattr(found, names, [*getattr(found, names, ()), *words[end + 1 :]])
-    given = frozenset(vars(found))
-    for option in command.options:
-        if option.name not in given:
-            setattr(found, option.name, defaults.get(option.name, option.default))
-    found.given = given
-    return found
+    if not unless and is_typed(context, name):
+        raise without_effect(f"--{name.replace('_', '-')}", why)
 
 
 CONFIGS = {"explain.toml": (), "pyproject.toml": ("tool", "explain")}
@@ -215,8 +175,8 @@ CONFIGS = {"explain.toml": (), "pyproject.toml": ("tool", "explain")}
 def configured(command: Command) -> tuple[str, dict[str, Any]]:
     """Read the options that one repeats from ``explain.toml``, or ``[tool.explain]`` in ``pyproject.toml``.
 
-    Keys are long names of options; those of a table named like a command are for this command only. Options of other
-    commands do not count here.
+    Keys are long names of options; those of a table named like a command are for this command only.
+    Options of other commands do not count here.
 
     Returns:
         The name of the file, empty without one, and the values by option.
@@ -225,45 +185,267 @@ def configured(command: Command) -> tuple[str, dict[str, Any]]:
         UsageError: the file cannot be read, or no command has such an option.
     """
     for file, path in CONFIGS.items():
-        if not Path(file).is_file():
-            continue
-        try:
-            table = tomllib.loads(Path(file).read_text("utf-8"))
-        except (OSError, ValueError) as error:
-            raise UsageError(f"{file} must hold TOML, but {error}; mend it") from None
-        for key in path:
-            table = table.get(key, {})
-        chosen = {key: value for key, value in table.items() if not isinstance(value, dict)}
-        chosen |= table.get(command.name, {})
-        if not chosen:
-            continue
-        known = [flag[2:] for each in (command, EXPLAIN, *COMMANDS.values()) for flag in each.flags if flag[:2] == "--"]
-        for key in chosen:
-            if key not in known:
-                raise UsageError(f"{file}: option {key!r} is unknown; {did_you_mean(key, known)}")
-        mine = {key: command.flags[f"--{key}"] for key in chosen if f"--{key}" in command.flags}
-        words = [word for key, option in mine.items() for word in _typed(option, chosen[key])]
-        own = replace(command, options=tuple(dict.fromkeys(command.flags.values())))
-        try:
-            return file, vars(parser(own).parse_args(words))
-        except UsageError as error:
-            raise UsageError(f"{file}: {error}") from None
+        table = _table(file, path)
+        values = {key: value for key, value in table.items() if not isinstance(value, dict)}
+        values |= table.get(command.name or "explain", {})
+        if values:
+            _check_keys(file, values)
+            return file, dict(_defaults(command, values))
     return "", {}
 
 
-def _typed(option: Option, value: Any) -> list[str]:
-    """An option of a file as it would be typed; of a list, the first where this command takes only one."""
-    name = option.flags[0]
-    if isinstance(value, bool):
-        return [name] * value
-    if isinstance(value, list) and not all(isinstance(each, str) for each in value):
-        value = ",".join(map(str, value))  # numbers of channels
-    values = value if isinstance(value, list) else [value]
-    return [f"{name}={each}" for each in (values if "action" in option.how else values[:1])]
+def _table(file: str, path: tuple[str, ...]) -> dict[str, Any]:
+    if not Path(file).is_file():
+        return {}
+    try:
+        table = tomllib.loads(Path(file).read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{file} must hold TOML, but {error}; mend it") from None
+    for key in path:
+        table = table.get(key, {})
+    return table
 
 
-def _unknown(command: Command, name: str) -> str:
-    known = [flag for flag in command.flags if flag.startswith("--")]
-    guess = did_you_mean(name, known) if name.startswith("--") else ""
-    hint = guess if guess.startswith("did you mean") else f"{command.prog} --help shows the options"
-    return f"{'option' if name.startswith('-') else 'argument'} {name!r} is unknown; {hint}"
+def _check_keys(file: str, values: Mapping[str, Any]) -> None:
+    flags = [flag for command in commands.commands.values() for param in command.params for flag in param.opts]
+    names = [flag[2:] for flag in flags if flag.startswith("--")]
+    for key in values:
+        if key not in names:
+            raise UsageError(f"{file}: option {key!r} is unknown; {did_you_mean(key, names)}")
+
+
+def _defaults(command: Command, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the names and values of the options of a command; of a list, the first where it takes only one."""
+    for key, value in values.items():
+        param = command.flags.get(f"--{key}")
+        if param is None or param.name is None:
+            continue
+        if param.multiple:
+            value = value if isinstance(value, list) else [value]
+        elif isinstance(value, list) and isinstance(value[0], str):
+            value = value[0]
+        yield param.name, value
+
+
+# The options that several commands have
+
+
+def both(*options: Callable[[Any], Any]) -> Callable[[F], F]:
+    """Several options as one decorator, in the order of the help."""
+
+    def decorate(function: F) -> F:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+def flag(*names: str, help: str) -> Callable[[F], F]:
+    """An option without a value."""
+    return click.option(*names, is_flag=True, help=help)
+
+
+def numbers(text: Any) -> Any:
+    """Read a number, or one for each channel as in "0.5,0.4,0.3"; anything else is left to be refused."""
+    if not isinstance(text, str):
+        return text
+    try:
+        values = [float(part) for part in text.split(",")]
+    except ValueError:
+        return text
+    return values if len(values) > 1 else values[0]
+
+
+def _tell_output(context: click.Context, option: click.Parameter, value: bool) -> None:
+    if context.obj is not None:
+        setattr(context.obj, str(option.name), value)
+
+
+Complete = Callable[[click.Context, click.Parameter, str], list[Any]]
+"""Returns what a shell may complete a word with."""
+
+
+def names_of(kind: str) -> Complete:
+    """The "methods" or "metrics" that there are."""
+
+    def complete(context: click.Context, option: click.Parameter, begin: str) -> list[Any]:
+        import explain
+
+        names: list[str] = getattr(explain, f"list_{kind}")(f"{begin}*")
+        return names
+
+    return complete
+
+
+def words(*known_words: str) -> Complete:
+    """Some words that are usual."""
+    return lambda context, option, begin: [word for word in known_words if word.startswith(begin)]
+
+
+models = words("efficientnet-lite0", "tiny", "tiny-transformer", "tiny-clip", "nanodet", "person-segmenter")
+
+
+def _first_word(context: click.Context, argument: click.Parameter, begin: str) -> list[Any]:
+    """A command, where the first word is asked for and may be one; else a file."""
+    may_be_command = begin and not context.params.get("images")
+    names = [name for name in commands.list_commands(context) if may_be_command and name.startswith(begin)]
+    return names or [CompletionItem(begin, type="file")]
+
+
+def _at_least_one(context: click.Context, argument: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
+    if not names:
+        raise click.UsageError("name at least one image", context)
+    return names
+
+
+any_images = click.argument("images", nargs=-1, metavar="[IMAGE]...")
+images = click.argument("images", nargs=-1, metavar="IMAGE...", callback=_at_least_one, shell_complete=_first_word)
+run_file = click.argument("run_file", metavar="RUN")
+recursive = flag("--recursive", "-r", help="search the folders inside folders too")
+quiet = click.option("--quiet", "-q", is_flag=True, expose_value=False, callback=_tell_output, help="print errors only")
+verbose = click.option(
+    "--verbose",
+    "-v",
+    is_flag=True,
+    expose_value=False,
+    callback=_tell_output,
+    help="print all lines of each of several photos too",
+)
+json = click.option("--json", is_flag=True, expose_value=False, help="print one JSON document instead of lines")
+force = flag("--force", help="overwrite files that exist")
+method = click.option(
+    "--method",
+    "-m",
+    multiple=True,
+    metavar="NAME",
+    show_default="gradcam",
+    shell_complete=names_of("methods"),
+    help="how to explain: a name, also with options as in 'integratedgradients(steps=20)'; 'all' takes each method "
+    "of fewer than 200 passes, 'everything' takes them all; repeatable",
+)
+method_of_run = click.option(
+    "--method", "-m", metavar="NAME", show_default="the first of the run", help="the method of the maps"
+)
+evidence = flag(
+    "--evidence",
+    help="find the smallest parts of each photo that are enough for the answer, and that it needs "
+    "(--method sufficient --method necessary)",
+)
+metric = click.option(
+    "--metric",
+    multiple=True,
+    metavar="NAME",
+    shell_complete=names_of("metrics"),
+    help="evaluate the maps by a metric ('explain metrics' lists them); repeatable",
+)
+targets = click.option(
+    "--target",
+    "-t",
+    multiple=True,
+    metavar="CLASS",
+    show_default="the top one",
+    help="label or index to explain, also 'cup@2' (the second cup that a detector finds), 'person@320,200' or "
+    "'box 120,40,300,380' (in pixels of the photo); repeatable",
+)
+top_k = click.option("--top-k", type=COUNT, metavar="K", help="explain the K best classes")
+layers = click.option(
+    "--layer",
+    multiple=True,
+    metavar="NAME",
+    show_default="the last feature map",
+    help="layer to explain at; repeatable",
+)
+layer = click.option("--layer", metavar="NAME", show_default="the last feature map", help="the layer")
+fuse = click.option(
+    "--fuse",
+    type=click.Choice(["mean", "max", "product"]),
+    show_default="mean",
+    help="how the maps of several layers become one",
+)
+batch_size = click.option(
+    "--batch-size", type=COUNT, metavar="N", help="inputs at once in methods that run the model many times"
+)
+budget = both(
+    click.option("--samples", type=COUNT, metavar="N", help="number of perturbed photos, for methods that estimate"),
+    click.option(
+        "--tolerance",
+        type=POSITIVE,
+        metavar="SHARE",
+        help="stop them when no error is above this share of the peak",
+    ),
+    click.option("--max-seconds", type=POSITIVE, metavar="S", help="end each of them after this time"),
+    flag("--bf16", help="run these in bfloat16"),
+)
+style = click.option(
+    "--style",
+    type=click.Choice(["heat", "contour", "mask", "spotlight"]),
+    show_default="heat for maps of a layer, else each method's own",
+    help="how maps are drawn on the photo",
+)
+
+
+def output(default: str | None, metavar: str, help: str) -> Callable[[F], F]:
+    """Where to write."""
+    return click.option("--output", "-o", default=default, show_default=True, metavar=metavar, help=help)
+
+
+MODEL_SETTINGS = (
+    "weights", "labels", "activation", "unit", "size", "crop", "channels", "mean", "std", "interpolation", "device"
+)  # fmt: skip
+"""The options that say which model is explained, and how it sees photos, besides its name."""
+
+_colours = click.option(
+    "--channels",
+    type=COUNT,
+    metavar="N",
+    show_default="by its first convolution",
+    help="1 for a model of photos in grey, 3 for colours",
+)
+
+
+def model_options(*, several: bool = False, colours: bool = True) -> Callable[[F], F]:
+    """The options of a model; or of several; with or without that of the channels of its photos."""
+    return both(
+        click.option(
+            "--model",
+            metavar="NAME",
+            multiple=several,
+            shell_complete=models,
+            help="efficientnet-lite0 (the default), tiny, tiny-transformer, tiny-clip, nanodet, person-segmenter, a "
+            "torchvision name, timm:NAME, or your own as package.module:factory, ./file.py:factory, or a file of "
+            "TorchScript, torch.export (.pt2) or ONNX" + "; repeatable" * several,
+        ),
+        click.option("--weights", metavar="FILE", help="state dict to load into the model, also as .safetensors"),
+        click.option(
+            "--labels", metavar="FILE", help="the labels of the classes, or the name of the number, one a line"
+        ),
+        click.option(
+            "--activation",
+            type=click.Choice(["softmax", "sigmoid", "none"]),
+            show_default="detected",
+            help="how the model's outputs become probabilities; none if they are some already, or numbers",
+        ),
+        click.option("--unit", metavar="TEXT", help="the unit of a model's number, as years"),
+        click.option("--size", type=COUNT, metavar="PIXELS", help="side of the model's input"),
+        click.option(
+            "--crop",
+            type=numbers,
+            default="center",
+            show_default=True,
+            metavar="PART",
+            help="the part of a photo that the model sees: center, whole, or the share that the centre takes",
+        ),
+        *([_colours] if colours else []),
+        click.option(
+            "--mean",
+            type=numbers,
+            metavar="NUMBERS",
+            help="mean of the training data's channels, as 0.485,0.456,0.406",
+        ),
+        click.option("--std", type=numbers, metavar="NUMBERS", help="its standard deviation"),
+        click.option(
+            "--interpolation", type=click.Choice(["bilinear", "bicubic"]), help="how photos are scaled to that size"
+        ),
+        click.option("--device", metavar="NAME", help="cpu, cuda, cuda:1, mps, ..."),
+    )

@@ -57,14 +57,14 @@ def document(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, 
     ("arguments", "code", "key", "error"),
     [
         ([], 2, "results", "name at least one image; explain --help shows the options"),
-        (["a.png", "--nonsense"], 2, "results", "option '--nonsense' is unknown"),
+        (["a.png", "--nonsense"], 2, "results", "No such option '--nonsense'"),
         (["a.png", "--method", "gradcan"], 2, "results", "method 'gradcan' is unknown; did you mean 'gradcam'"),
         (["inspect", "a.png", "--method", "gradcam"], 2, "inspected", "--method would have no effect with explain ins"),
         (["methods", "--model", "tiny"], 2, "methods", "--model would have no effect with explain methods; leave"),
         (["models", "zzz"], 2, "models", "model 'zzz' is unknown"),
         (["a.png", "--model", "resnet5"], 2, "results", "model 'resnet5' is unknown"),
         (["none.png", "--model", "tiny"], 1, "results", "image 'none.png' does not exist"),
-        (["a.png", "b.png", "--model", "tiny", "--target", "500"], 2, "results", "must be a class from 0 to 199"),
+        (["a.png", "--model", "tiny", "--target", "500"], 2, "results", "must be a class from 0 to 199"),
         (["a.png", "--model", "talking:short"], 1, "results", "memory must hold the model and the photo"),
         (["a.png", "--model", "talking:stopped"], 130, "results", "interrupted"),
         (["a.png", "--model", "talking:broken"], 1, "results", "model 'talking:broken' raised SystemError: not so"),
@@ -92,7 +92,7 @@ def test_lists_are_documents(capsys: pytest.CaptureFixture[str]) -> None:
     assert [each["name"] for each in found["layers"] if each["default"]] == ["layer3"]
     assert document(capsys, "--version")[1] == {"version": [explain.__version__], "errors": []}
     (text,) = document(capsys, "inspect", "--help")[1]["help"]
-    assert text.startswith("usage: explain inspect")
+    assert text.startswith("Usage: explain inspect")
 
 
 def test_an_interrupt_amid_photos_keeps_what_is_done(
@@ -119,7 +119,7 @@ def test_a_fault_of_our_own_leaves_a_document_behind_and_is_shown(
     def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError("ours")
 
-    monkeypatch.setattr("explain.cli.arguments.photos_of", fail)
+    monkeypatch.setattr("explain.cli.photos.find_photos", fail)
     with pytest.raises(ZeroDivisionError):
         main(["a.png", "--json"])
     assert json.loads(capsys.readouterr().out) == {"results": [], "errors": ["raised ZeroDivisionError: ours"]}

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from explain.cli import main
+from tests.conftest import ROOT
 from tests.runs.networks import picture
 
 PLAIN = ["a.bmp", "--model", "tiny", "--method", "saliency", "--method", "gradcam", "--target", "3"]
@@ -62,3 +63,29 @@ def test_a_replaced_photo_is_not_skipped(capsys: pytest.CaptureFixture[str]) -> 
     assert not is_skipped(capsys, *PLAIN)
     picture(0, (64, 48)).save("a.bmp")
     assert is_skipped(capsys, *PLAIN)
+
+
+def test_another_model_of_the_same_name_is_not_skipped(capsys: pytest.CaptureFixture[str]) -> None:
+    code = (
+        "import torch\nfrom torch import nn\n"
+        "def make():\n    torch.manual_seed({})\n    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), "
+        "nn.Flatten(), nn.Linear(4, 5))\n"
+    )
+    words = ["a.bmp", "--model", "./own.py:make", "--size", "16", "--target", "3"]
+    Path("own.py").write_text(code.format(0))
+    assert main(words) == 0
+    assert is_skipped(capsys, *words)
+    Path("own.py").write_text(code.format(12))  # as if it had been trained
+    assert not is_skipped(capsys, *words)
+
+
+def test_a_box_that_is_found_again_is_skipped(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [str(ROOT / "assets" / "grace_hopper.jpg"), "--model", "nanodet", "--method", "saliency", "--target", "tie"]
+    assert main(words) == 0
+    assert is_skipped(capsys, *words)
+
+
+def test_a_text_is_skipped(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["a.bmp", "--model", "tiny-clip", "--method", "saliency", "--text", "a cat", "--text", "a dog"]
+    assert main(words) == 0
+    assert is_skipped(capsys, *words)

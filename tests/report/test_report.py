@@ -400,8 +400,8 @@ def test_many_pages_have_no_curves_and_long_checks_are_announced(
 ) -> None:
     for name in "ab":
         photo(seed=ord(name)).save(tmp_path / f"{name}.png")
-    monkeypatch.setattr("explain.cli.explaining.FEW", 1)
-    monkeypatch.setattr("explain.cli.explaining.LONG", 0.0)
+    monkeypatch.setattr("explain.cli.photos.FEW", 1)
+    monkeypatch.setattr("explain.cli.photos.LONG", 0.0)
     for extra, curves, told in (
         ([], False, "note: the pages have no curves, as there are more than 1 photos; --curves computes them\n"),
         (["--curves"], True, "note: curves will take about 40 passes of the model for a photo, and "),

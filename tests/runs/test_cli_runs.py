@@ -53,7 +53,7 @@ def test_boxes_of_a_list_serve_metrics_that_need_them(typed: Typed) -> None:
 
 
 def test_bad_files_are_told_and_the_rest_is_counted(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("explain.cli.running.LISTED", 2)
+    monkeypatch.setattr("explain.cli.runs.LISTED", 2)
     for name in "abc":
         Path(f"photos/{name}.png").write_bytes(b"no photo")
     code, out, err = typed("run", "photos", "-m", "saliency", *QUICK)
@@ -133,7 +133,7 @@ def test_a_run_on_a_cluster_gets_its_options(typed: Typed, monkeypatch: pytest.M
         given.update(options)
         raise RunError("the cluster is busy")
 
-    monkeypatch.setattr("explain.cli.running.run_on_ray", run_on_ray)
+    monkeypatch.setattr("explain.runs.run_on_ray", run_on_ray)
     words = ["photos", "--ray", "ray://head:10001", "--gpus", "0.25", "--output", "maps", "--model", "tiny"]
     assert typed("run", *words) == (1, [], ["explain: the cluster is busy"])
     expected = {"address": "ray://head:10001", "gpus": 0.25, "actors": None, "output": "maps"}

@@ -1,0 +1,131 @@
+"""What there is: `explain methods`, `metrics`, `models`, `version`; and `explain completion` for the shell."""
+
+from collections.abc import Iterator
+from dataclasses import fields
+from fnmatch import fnmatch
+from typing import Any
+
+import click
+from click.shell_completion import get_completion_class, shell_complete
+
+from explain._utils.spelling import did_you_mean
+from explain._utils.version import __version__
+from explain.cli.commands import UsageError, commands, json
+from explain.cli.output import Output
+
+COMPLETION = "_EXPLAIN_COMPLETE"
+"""The environment variable by which the script of a shell asks for words."""
+
+pattern = click.argument("pattern", required=False)
+
+
+@commands.command("methods", key="methods", epilog="Example: explain methods '*cam*'")
+@pattern
+@json
+@click.pass_obj
+def list_methods(answer: Output, pattern: str | None) -> None:
+    """List the methods by family, or those of a name or pattern as '*cam*', with their options."""
+    import explain
+    from explain.methods.base import FAMILIES, get_method, innermost, options
+
+    names = _matching(explain.list_methods(), pattern, "method")
+    width = max(len(name) for name in [*names, "augmented(METHOD)"])
+    lines: dict[str, list[str]] = {family: [] for family in FAMILIES}
+    for method in map(get_method, names):
+        family = innermost(method).family
+        values = {name: _plain(value) for name, value in options(method).items()}
+        answer.add({
+            "name": method.name, "about": method.about, "paper": method.paper, "only_for": method.only_for or None,
+            "family": family, "options": values,
+        })  # fmt: skip
+        suffix = f"; for {method.only_for}" if method.only_for else ""
+        lines[family].append(f"  {method.name:<{width}}  {method.about} ({method.paper}){suffix}")
+        if pattern is not None:
+            lines[family] += [f"  {'':<{width}}  {line}" for line in _options_line(values)]
+    for family in FAMILIES:
+        if lines[family]:
+            answer.say(family, *lines[family])
+    if pattern is None:
+        answer.say("any of them")
+        answer.say(f"  {'smooth(METHOD)':<{width}}  on average over noisy copies of the photo")
+        answer.say(f"  {'augmented(METHOD)':<{width}}  over flips and scales of the photo")
+
+
+@commands.command("metrics", key="metrics", epilog="Example: explain metrics '*mprt*'")
+@pattern
+@json
+@click.pass_obj
+def list_metrics(answer: Output, pattern: str | None) -> None:
+    """List the metrics, or those of a name or pattern as '*mprt*', with their options."""
+    import explain
+    from explain.metrics import get_metric
+    from explain.metrics.evaluation import ARROWS
+
+    for metric in map(get_metric, _matching(explain.list_metrics(), pattern, "metric")):
+        options = {field.name: str(getattr(metric, field.name)) for field in fields(metric)}
+        answer.add({
+            "name": metric.name, "about": metric.about, "paper": metric.paper, "units": metric.units,
+            "better": metric.better, "options": options,
+        })  # fmt: skip
+        answer.say(f"{metric.name:<24} {ARROWS[metric.better]} {metric.about} ({metric.paper})")
+        if pattern is not None:
+            answer.say(*(f"{'':<24} {line}" for line in _options_line(options)))
+
+
+@commands.command("models", key="models", epilog="Example: explain models 'resnet*'")
+@pattern
+@json
+@click.pass_obj
+def list_models(answer: Output, pattern: str | None) -> None:
+    """List the models that have a name, or those of a pattern as 'resnet*'."""
+    from explain.models import list_models
+
+    for name in _matching(list_models(), pattern, "model"):
+        answer.add(name)
+        answer.say(name)
+
+
+def _matching(names: list[str], pattern: str | None, kind: str) -> list[str]:
+    """The names that fit the pattern; all of them without one."""
+    if pattern is None:
+        return names
+    fitting = [name for name in names if fnmatch(name, pattern.lower())]
+    if not fitting:
+        raise UsageError(f"{kind} {pattern!r} is unknown; {did_you_mean(pattern, names)}")
+    return fitting
+
+
+def _plain(value: Any) -> Any:
+    """An option's value as it is typed, and as JSON has it."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    return getattr(value, "name", None) or str(value)
+
+
+def _options_line(values: dict[str, Any]) -> Iterator[str]:
+    if values:
+        yield f"options: {', '.join(f'{name}={value}' for name, value in values.items())}"
+
+
+@commands.command("version", key="version", epilog="Example: explain version")
+@json
+@click.pass_obj
+def tell_version(answer: Output) -> None:
+    """Print the version."""
+    answer.add(__version__)
+    answer.say(f"explain {__version__}")
+
+
+@commands.command("completion", epilog='Example: eval "$(explain completion bash)"')
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_obj
+def completion(answer: Output, shell: str) -> None:
+    """Print the script that completes words in a shell."""
+    kind = get_completion_class(shell)
+    assert kind is not None
+    answer.say(*kind(commands, {}, "explain", COMPLETION).source().splitlines())
+
+
+def complete(instruction: str) -> int:
+    """Print the words that may follow, as the script of a shell asks for them."""
+    return shell_complete(commands, {}, "explain", COMPLETION, instruction)

@@ -1,0 +1,450 @@
+"""`explain PHOTO`: each photo explained by each model, evaluated, checked and saved."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from explain._utils.errors import ExplainError, naming, printable
+from explain._utils.progress import duration
+from explain.cli import commands as cli
+from explain.cli.commands import PHOTOS, UsageError, commands, flag, is_typed, model_options, words
+from explain.cli.output import DONE, Output, ProgressBar
+from explain.cli.questions import baseline_of, call_options, methods_of, metrics_of, targets_of, with_baseline
+from explain.cli.several import PhotoResult, blaming, find_photos, for_all, load_explainer, read_photo
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+    from explain import Explanation
+    from explain.baselines.base import Baseline
+    from explain.methods import Method
+    from explain.metrics import Metric, Verdict
+    from explain.metrics.evaluation import Table
+
+SHEET = "contact-sheet.html"
+FEW = 10  # photos up to which their pages have curves
+MOST_PREDICTIONS = 20  # printed of a photo; records have all
+LONG = 30.0  # seconds of checks and curves from which on it is said before how long they take
+MOST = 500  # photos of one sheet; a browser opens no more at once with ease
+
+
+@commands.command(PHOTOS, epilog="Example: explain cat.jpg --method gradcam --method guidedbackprop --target tabby")
+@cli.images
+@cli.recursive
+@cli.method
+@cli.evidence
+@cli.metric
+@flag(
+    "--check",
+    help="check whether the maps depend on the model and the class, are faithful and stable; the results are shown "
+    "in pictures and stored in records",
+)
+@cli.targets
+@click.option(
+    "--text",
+    multiple=True,
+    metavar="TEXT",
+    help="a text to explain, with an image-text model such as tiny-clip; repeatable",
+)
+@cli.top_k
+@cli.layers
+@click.option(
+    "--ablate",
+    multiple=True,
+    metavar="LAYER",
+    help="explain the model without a layer, or without some channels of it, as in 'layer3[12,40]', "
+    "'blocks.3.attn[heads 1]', 'layer2[region 40,30,90,80]'; repeatable",
+)
+@cli.fuse
+@click.option(
+    "--baseline",
+    metavar="NAME",
+    show_default="each one's own",
+    shell_complete=words("zero", "black", "mean", "blur", "noise", "neighbours"),
+    help="the baseline of covered pixels in methods and metrics that cover some: zero, black, mean, blur, noise or "
+    "neighbours, also with options as in 'blur(sigma=3)'",
+)
+@model_options(several=True)
+@cli.batch_size
+@cli.budget
+@cli.output("explained", "FOLDER", "where to write")
+@cli.force
+@flag("--skip-existing", help="skip photos whose results are already in the folder")
+@flag("--html", help="also write an HTML report, and a page of all photos if there are several")
+@flag("--curves", help="with --html: curves of deletion and insertion for more than ten photos, too")
+@cli.style
+@click.option(
+    "--alpha", type=click.FloatRange(0, 1), metavar="A", show_default="0.65", help="opacity of the heat, 0 to 1"
+)
+@click.option("--colormap", metavar="NAME", help="any colour map of matplotlib")
+@click.option(
+    "--picture-format",
+    type=click.Choice(["png", "jpg"]),
+    default="png",
+    show_default=True,
+    help="of overlays and sheets",
+)
+@click.option(
+    "--map-format",
+    type=click.Choice(["npy", "npz"]),
+    default="npy",
+    show_default=True,
+    help="of the raw values: npy in float32, npz in float16 and compressed",
+)
+@cli.quiet
+@cli.verbose
+@cli.json
+@click.pass_context
+def explain_photos(context: click.Context, **values: Any) -> int:
+    """Explain what a vision model predicts for photos: draw the evidence on them as heatmaps."""
+    options = SimpleNamespace(**values)
+    answer: Output = context.obj
+    models = options.model or (None,)
+    _check_together(context, options, models)
+    group, methods = methods_of(context, options)
+    metrics = metrics_of(options.metric)
+    covering = None if group else [*methods, *metrics]
+    baseline = baseline_of(context, options.baseline, options.method, covering)
+    photos = find_photos(options.images, recursive=options.recursive, apart_from=options.output)
+    sheet = ContactSheet(options, answer, len(photos[0]), has_models=len(models) > 1)
+    works = [PhotoWork(options, answer, model, sheet, group or methods, metrics, baseline) for model in models]
+    work = works[0] if len(works) == 1 else partial(_compare, works)
+    code = for_all(photos, work, answer, "explained", options.output)
+    return sheet.write() or code
+
+
+def _check_together(context: click.Context, options: SimpleNamespace, models: Sequence[str | None]) -> None:
+    """Refuse options that cannot both be given."""
+    for name in ("target", "text"):
+        if options.top_k and getattr(options, name):
+            raise UsageError(f"--top-k and --{name} cannot both be given; leave one out")
+    for name in ("force", "metric", "check", "html"):
+        if options.skip_existing and is_typed(context, name):
+            raise UsageError(f"--{name} and --skip-existing cannot both be given; leave one out")
+    if len(set(models)) < len(models):
+        raise UsageError(f"--model {models[-1]} is one too many; name others")
+    if options.skip_existing and len(models) > 1:
+        raise UsageError(f"--model {models[-1]} is one too many; name one model with --skip-existing")
+
+
+class ContactSheet:
+    """The page with all photos; how many curves the pages of single ones have, and what these cost."""
+
+    def __init__(self, options: SimpleNamespace, answer: Output, count: int, *, has_models: bool) -> None:
+        self.options = options
+        self.answer = answer
+        self.count = count
+        self.has_models = has_models
+        self.entries: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        self.pages = 0
+        has_curves = options.html and (count <= FEW or options.curves)
+        self.steps = None if has_curves else 0
+        self.is_announced = not (options.check or has_curves)
+        if options.html and not has_curves:
+            message = f"the pages have no curves, as there are more than {FEW} photos; --curves computes them"
+            answer.note(message)
+
+    def announce(self, explanation: "Explanation") -> None:
+        """Say before the first checks and curves how long those of all photos will take, if that is long."""
+        if self.is_announced:
+            return
+        from explain.report.item import cost_ahead
+
+        self.is_announced = True
+        passes, seconds = cost_ahead(explanation, check=self.options.check, steps=self.steps)
+        if seconds * self.count >= LONG:
+            what = " and ".join(["checks"] * self.options.check + ["curves"] * (self.steps is None))
+            cost = (
+                f"about {passes:,} passes of the model for a photo, and {duration(seconds * self.count)} for all photos"
+            )
+            self.answer.note(f"{what} will take {cost}")
+
+    def page(
+        self, explanation: "Explanation", name: str, tables: "Sequence[Table]", model: str, bar: ProgressBar
+    ) -> str:
+        """Return the page of one photo, with what metrics say of its maps; keep what the page with all takes."""
+        from explain.report import pages
+
+        figures = [pages.figures_in(table) for table in tables]
+        self.pages += 1
+        if len(self.entries) < MOST:
+            short, full = pages.entry(explanation, figures)
+            title = f"{short['name']} · {model}" if self.has_models else short["name"]
+            self.entries.append((short | {"name": title, "page": name}, full))
+        return pages.page_of(explanation, steps=self.steps, figures=figures, progress=bar.runs)
+
+    def write(self) -> int:
+        """Write the page with all photos, if there are several; return the exit code."""
+        if len(self.entries) < 2:
+            return DONE
+        from explain.report import pages
+
+        if self.pages > MOST:
+            self.answer.note(f"{SHEET} has the first {MOST} of {self.pages} photos")
+        place = Path(self.options.output) / SHEET
+        try:
+            path = pages.written(pages.sheet_of(self.entries), place, overwrite=self.options.force)
+        except ExplainError as error:
+            return self.answer.complain(str(error))
+        self.answer.add({"image": None, "files": [str(path)], "records": []})
+        self.answer.say(f"wrote {path}, a page with all of them")
+        return DONE
+
+
+class PhotoWork:
+    """What is done for each photo with one model: explain, evaluate, check, save.
+
+    Raises:
+        UsageError: the model, its weights or its labels cannot be used.
+    """
+
+    def __init__(
+        self, options: SimpleNamespace, answer: Output, model: str | None, sheet: ContactSheet,
+        methods: "str | list[Method]", metrics: "list[Metric]", baseline: "Baseline | None",
+    ) -> None:  # fmt: skip
+        from explain.baselines.replacements import get_baseline
+        from explain.data.files import slug
+        from explain.targets import Text
+
+        self.options = options
+        self.answer = answer
+        self.model = model
+        self.sheet = sheet
+        self.name = slug(Path(model or "default").name)  # as files and columns have it
+        settings = {name: getattr(options, name) for name in cli.MODEL_SETTINGS}
+        self.explainer = load_explainer(answer, model=model, ablate=options.ablate, **settings)
+        self.baseline = None if baseline is None else get_baseline(baseline, self.explainer.preprocess)
+        self.group = methods if isinstance(methods, str) else None
+        self.methods: list[Method] = [] if self.group else [with_baseline(m, self.baseline) for m in methods]
+        self.metrics: list[Metric] = [with_baseline(metric, self.baseline) for metric in metrics]
+        self.targets: list[Any] | None = [*(targets_of(options.target) or ()), *map(Text, options.text)] or None
+        self.explanation: Explanation | None = None  # the last one
+
+    def __call__(self, path: str, stem: str, bar: ProgressBar) -> PhotoResult:
+        from explain.data.files import slug
+
+        options = self.options
+        photo = read_photo(path, self.answer)
+        if self.model:
+            stem += f"-{self.name}"
+        if options.skip_existing:
+            stored = self._stored(path, stem, photo)
+            if stored is not None:
+                return stored
+        if not self.methods:
+            self.methods = self._of_group(photo)
+        with blaming(self.model):
+            explanation = self.explainer(
+                photo, self.methods, targets=self.targets, progress=bar.runs, **call_options(options)
+            )
+            question = replace(explanation.question, request=self._keys())
+            explanation = replace(explanation, question=question)
+            tables = self._evaluated(explanation, photo) if self.metrics else []
+            self.sheet.announce(explanation)
+            verdicts = self._checked(explanation, bar) if options.check else []
+        if len(options.target) + len(options.text) == 1:
+            stem += f"-{slug(explanation.targets[0])}"
+        html = None
+        if options.html:
+            html = self.sheet.page(explanation, f"{stem}.html", tables, str(self.model), bar)
+        files = explanation.save(
+            options.output, stem=stem, overwrite=options.force, style=options.style, alpha=options.alpha,
+            colormap=options.colormap, html=html, picture_format=options.picture_format, map_format=options.map_format,
+        )  # fmt: skip
+        self.explanation = explanation
+        return _result(path, explanation, list(map(str, files)), tables, verdicts)
+
+    def _keys(self) -> dict[str, str]:
+        """A key for each method: a digest of all that was asked, by which records of the same are recognised."""
+        from explain.attribution.records import described, digest, encode
+
+        explainer = self.explainer
+        options = self.options
+        call = call_options(options)
+        del call["batch_size"]
+        labels = None if explainer.categories is None else list(explainer.categories)
+        asked = [
+            call, options.target, options.text, options.ablate, labels, explainer.weights,
+            described(explainer.preprocess), options.activation, options.unit, options.baseline,
+        ]  # fmt: skip
+        keys = {}
+        for method in self.methods:
+            described_method = self.group or encode(method)
+            keys[method.name] = digest(json.dumps([asked, described_method]).encode())
+        return keys
+
+    def _stored(self, path: str, stem: str, photo: "Image.Image") -> PhotoResult | None:
+        """What to say of a photo whose results are all there; None where they are not."""
+        from explain.explanation.stored import stored_results
+
+        options = self.options
+        count = options.top_k or len(self.targets or [None])
+        formats = (options.picture_format, options.map_format)
+        if not self.methods:
+            self.methods = self._of_group(photo)
+        keys = self._keys()
+        with blaming(self.model):
+            stored = stored_results(options.output, stem, photo, self.explainer, keys, count, formats)
+        if stored is None:
+            return None
+        records, files = stored
+        document = {"image": path, "files": files, "records": records, "skipped": True}
+        message = "skipped: its results are there"
+        return PhotoResult(document, [f"  {message}"], skipped=True, summary=message)
+
+    def _of_group(self, photo: "Image.Image") -> "list[Method]":
+        """Choose the methods of the group for the model by a photo, and say which are left out."""
+        from explain.attribution.api import MANY, select
+        from explain.methods.base import get_method
+
+        explainer = self.explainer
+        with blaming(self.model):
+            selection = select(
+                explainer.model, explainer.as_input(photo), str(self.group), layer=list(self.options.layer) or None,
+                target=self.targets[0] if self.targets else None, categories=explainer.categories,
+            )  # fmt: skip
+        if selection.unfit:
+            self.answer.note(f"left out, as they are for other networks or targets: {', '.join(selection.unfit)}")
+        costly = [f"{name} ({cost:.0f})" if math.isfinite(cost) else name for name, cost in selection.costly.items()]
+        if costly:
+            names = ", ".join(costly)
+            self.answer.note(
+                f"left out, as they take {MANY} passes or more: {names}; --method everything takes them too"
+            )
+        return [with_baseline(get_method(name), self.baseline) for name in selection.methods]
+
+    def _evaluated(self, explanation: "Explanation", photo: "Image.Image") -> "list[Table]":
+        """Evaluate the maps of each target; the methods run again where a metric needs it."""
+        import explain
+        from explain.metrics import ReattributionMetric
+        from explain.metrics.verdict import method_of
+
+        explainer = self.explainer
+        options = self.options
+        runs_again = any(isinstance(metric, ReattributionMetric) for metric in self.metrics)
+        tables = []
+        for maps, target in zip(explanation.results, explanation.request.targets, strict=True):
+            chosen = next(iter(maps.values())).target
+            evaluated: Any = maps
+            if runs_again:
+                evaluated = {name: method_of(attribution, self.methods) for name, attribution in maps.items()}
+            with naming([explanation.source]):
+                table = explain.evaluate(
+                    explainer.model, explainer.as_input(photo), evaluated, self.metrics,
+                    target=target if isinstance(chosen, str) else int(chosen[0]), activation=explainer.activation,
+                    layer=list(options.layer) or None, fuse=options.fuse, batch_size=options.batch_size,
+                )  # fmt: skip
+            tables.append(table)
+        return tables
+
+    def _checked(self, explanation: "Explanation", bar: ProgressBar) -> "list[Verdict]":
+        """Check the maps of each target."""
+        size = self.options.batch_size
+        targets = range(len(explanation.results))
+        return [explanation.check(target=target, batch_size=size, progress=bar.runs) for target in targets]
+
+
+def _compare(works: Sequence[PhotoWork], path: str, stem: str, bar: ProgressBar) -> PhotoResult:
+    """Explain a photo by several models: without a target, all of them for the best class of the first."""
+    from explain.data.files import Files
+    from explain.explanation.explanation import compare
+
+    options = works[0].options
+    is_free = not (options.target or options.text or options.top_k)
+    results: list[PhotoResult] = []
+    explanations: dict[str, Explanation] = {}
+    for work in works:
+        if explanations and is_free:
+            best = next(iter(explanations.values())).targets[0]
+            work.targets = [best] if best in (work.explainer.categories or ()) else None
+        results.append(work(path, stem, bar))
+        assert work.explanation is not None
+        explanations[work.name] = work.explanation
+    comparison = compare(explanations)
+    files = Files(options.output, overwrite=options.force)
+    files.add_picture(f"{stem}-models.{options.picture_format}", comparison.picture())
+    if options.html:
+        files.add_text(f"{stem}-models.html", comparison.to_html())
+    written = list(map(str, files.write()))
+    by_model = [result.document for result in results]
+    document = {**comparison.summary, "image": path, "files": written, "by_model": by_model}
+    lines = [line for result in results for line in result.lines]
+    lines += [f"  {line}" for line in comparison.lines]
+    lines += [f"  wrote {file}" for file in written]
+    files_of_all = [file for result in results for file in result.files] + written
+    return PhotoResult(document, lines, files_of_all, summary="; ".join(comparison.lines))
+
+
+def _result(
+    path: str, explanation: "Explanation", files: list[str], tables: "Sequence[Table]", verdicts: "Sequence[Verdict]"
+) -> PhotoResult:
+    """What is printed of a photo, and its part of the document, with the tables and verdicts of each target."""
+    from explain.attribution.pictures import sentence
+
+    summary, lines = _predictions(explanation)
+    for maps, label in zip(explanation.results, explanation.targets, strict=True):
+        for attribution in maps.values():
+            remark = sentence(attribution, label, explanation.categories)
+            if remark:
+                lines.append(f"  {printable(remark)}")
+    lines += [f"  wrote {file}" for file in files]
+    numbers = range(len(explanation.results))
+    records = [explanation.record(method, number) for number in numbers for method in explanation.methods]
+    document: dict[str, Any] = {"image": path, "files": files, "records": records}
+    parts = [summary]
+    if tables:
+        document["metrics"] = [table.to_dict() for table in tables]
+        lines += _by_target(tables, explanation.targets)
+        parts += [part for table in tables for part in _figures(table)]
+    if verdicts:
+        document["verdicts"] = [verdict.to_dict() for verdict in verdicts]
+        lines += _by_target(verdicts, explanation.targets)
+        for verdict in verdicts:
+            parts += [f"{name}: check {'passed' if ok else 'failed'}" for name, ok in verdict.passed.items()]
+    return PhotoResult(document, lines, files, summary=" · ".join(filter(None, parts)))
+
+
+def _predictions(explanation: "Explanation") -> tuple[str, list[str]]:
+    """The predictions for a photo: the best two in short, and a line for each of the first few."""
+    from explain.targets.outputs import THRESHOLD, percent
+
+    predicted = explanation.predicted
+    if explanation.probabilities is not None and not predicted:
+        share, best = explanation.probabilities.max(0)
+        label = printable(explanation.outputs.label(explanation.categories, int(best)))
+        message = f"no class reaches {THRESHOLD:.0%}; the best is {label}, {percent(float(share))}"
+        return message, [f"  {message}"]
+    width = max((len(printable(prediction.label)) for prediction in predicted), default=0)
+    lines = []
+    for prediction in predicted[:MOST_PREDICTIONS]:
+        box = f"  box {','.join(f'{edge:.0f}' for edge in prediction.box)}" if prediction.box else ""
+        lines.append(f"  {printable(prediction.label):<{width}}  {prediction.amount:>7}{box}")
+    if len(predicted) > MOST_PREDICTIONS:
+        lines.append(f"  and {len(predicted) - MOST_PREDICTIONS} more")
+    return ", ".join(f"{printable(best.label)} {best.amount}" for best in predicted[:2]), lines
+
+
+def _by_target(tables: "Sequence[Table | Verdict]", targets: Sequence[str]) -> list[str]:
+    """The lines of a table or verdict of each target, under its label where there are several."""
+    lines = []
+    for table, target in zip(tables, targets, strict=True):
+        if len(tables) > 1:
+            lines.append(f"  {target}")
+        lines += [f"  {line}" for line in str(table).splitlines()]
+    return lines
+
+
+def _figures(table: "Mapping[str, Mapping[str, Any]]") -> list[str]:
+    """The figures of each method, for the line of a photo among many."""
+    parts = []
+    for method, row in table.items():
+        figures = ", ".join(f"{name} {value.item():.3g}" for name, value in row.items())
+        parts.append(f"{method}: {figures}")
+    return parts

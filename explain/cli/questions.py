@@ -1,0 +1,150 @@
+"""What the options of `explain PHOTO` and `explain run` ask for: methods, metrics, baseline, targets."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from explain._utils.errors import BaselineError, ExplainError
+from explain.cli.commands import UsageError, as_usage, refuse_without_effect
+
+if TYPE_CHECKING:
+    from explain.baselines.base import Baseline
+    from explain.methods import Method
+    from explain.metrics import Metric
+
+BUDGET = ("samples", "tolerance", "max_seconds")
+
+
+def methods_of(context: click.Context, options: SimpleNamespace) -> "tuple[str | None, list[Method]]":
+    """Return the group of methods that was named, or the methods.
+
+    Raises:
+        UsageError: one is unknown, or an option has no effect with them.
+    """
+    from explain.attribution.api import GROUPS
+    from explain.attribution.pictures import Look
+    from explain.methods.base import get_method
+
+    evidence = ["sufficient", "necessary"] if options.evidence else []
+    names = [*options.method, *evidence] or ["gradcam"]
+    groups = [name for name in names if name in GROUPS]
+    if groups and len(names) > 1:
+        raise UsageError(f"--method {groups[0]} takes the others too; leave them out")
+    with as_usage(ExplainError):
+        methods = [get_method(name) for name in names if name not in groups]
+        Look(options.style, getattr(options, "colormap", None), getattr(options, "alpha", None))
+    if groups:
+        return groups[0], []
+    _refuse_unheeded(context, options, methods)
+    return None, list(dict.fromkeys(methods))
+
+
+def _refuse_unheeded(context: click.Context, options: SimpleNamespace, methods: "Sequence[Method]") -> None:
+    """Refuse the first option that none of these methods heeds."""
+    from explain.engine.perturbations import Attributions, PerturbationRuns, Scores
+    from explain.methods.base import options as options_of
+    from explain.methods.base import uses_layer
+    from explain.render.styles import get_style
+
+    names = ", ".join(method.name for method in methods)
+    styles = [get_style(options.style or method.style) for method in methods]
+    layers = options.layer
+    has_several = len(layers) > 1 or any(re.search(r"[*?\[]", layer) for layer in layers)
+    fuses = has_several or (not layers and any(method.fusion for method in methods))
+    many = (Attributions, PerturbationRuns, Scores)  # what takes more than the photo itself
+    reruns = any(isinstance(need, many) for method in methods for need in method.needs)
+    evaluates = bool(options.metric or getattr(options, "check", False))
+    has_layer = any(uses_layer(method) or method.layer_optional for method in methods)
+    has_colours = bool(options.style) or any(hasattr(style, "colormap") for style in styles)
+    refuse = partial(refuse_without_effect, context)
+    refuse("layer", f": no layer is looked at for {names}", unless=has_layer)
+    refuse("fuse", ": the maps of one layer are not fused; name several with --layer", unless=fuses)
+    refuse("batch_size", f": the model is run once for {names}", unless=evaluates or reruns)
+    refuse("bf16", f": the model is run once for {names}", unless=reruns)
+    for name in BUDGET:
+        estimates = any(name in options_of(method) for method in methods)
+        refuse(name, f": nothing is estimated by {names}", unless=estimates)
+        if not estimates:  # a default of a file
+            setattr(options, name, None)
+    refuse("alpha", ": nothing is drawn as heat", unless=any(hasattr(style, "alpha") for style in styles))
+    refuse("colormap", ": nothing is drawn with a colour map", unless=has_colours)
+
+
+def metrics_of(names: Sequence[str], *, has_boxes: bool = False) -> "list[Metric]":
+    """Return the metrics that were named; boxes may come with the photos.
+
+    Raises:
+        UsageError: one is unknown, or needs boxes.
+    """
+    if not names:
+        return []
+    from explain.metrics import get_metric  # slow to load
+
+    with as_usage(ExplainError):
+        metrics = {metric.name: metric for metric in map(get_metric, names)}
+    for name, metric in metrics.items():
+        if metric.needs_object and not has_boxes:
+            raise UsageError(f"metric {name!r} needs to know where the object is; use evaluate(..., boxes=...)")
+    return list(metrics.values())
+
+
+def baseline_of(
+    context: click.Context, name: str | None, methods: Sequence[str], covering: Sequence[Any] | None
+) -> "Baseline | None":
+    """Return the baseline that was named; ``covering`` are the methods and metrics, or None for a group.
+
+    Raises:
+        UsageError: there is none of that name, a method has its own already, or nothing is covered.
+    """
+    if name is None:
+        return None
+    from explain.baselines.replacements import get_baseline
+
+    with as_usage(BaselineError):
+        baseline = get_baseline(name)
+    for method in methods:
+        if re.search(r"\bbaseline\s*=", method):
+            raise UsageError(f"--baseline {name} and {method!r} both say what covers pixels; leave one out")
+    if covering is not None:
+        names = ", ".join(part.name for part in covering)
+        has_effect = any(map(_covers, covering))
+        refuse_without_effect(context, "baseline", f": no pixels are covered for {names}", unless=has_effect)
+    return baseline
+
+
+def _covers(part: Any) -> bool:
+    """Whether a method, or the method within it, or a metric covers pixels."""
+    return hasattr(part, "baseline") or (hasattr(part, "method") and _covers(part.method))
+
+
+def with_baseline(part: Any, baseline: "Baseline | None") -> Any:
+    """The same method or metric with another baseline, if it covers pixels."""
+    if baseline is None or not _covers(part):
+        return part
+    if hasattr(part, "baseline"):
+        return replace(part, baseline=baseline)
+    return replace(part, method=with_baseline(part.method, baseline))
+
+
+def targets_of(names: Sequence[str]) -> list[int | str] | None:
+    """Targets as the library takes them: whole numbers are class indices, the rest labels; None without any."""
+    targets = [int(name) if re.fullmatch(r"-?\d+", name) else name for name in names]
+    return list(dict.fromkeys(targets)) or None
+
+
+def target_of(name: str | None) -> int | str | None:
+    """The target of commands that take one."""
+    targets = targets_of([] if name is None else [name])
+    return None if targets is None else targets[0]
+
+
+def call_options(options: SimpleNamespace) -> dict[str, Any]:
+    """The options of `explain.attribute` that go to it as they are."""
+    names = ("fuse", "batch_size", "top_k", *BUDGET)
+    values = {name: getattr(options, name) for name in names}
+    return {**values, "layer": list(options.layer) or None, "precision": "bf16" if options.bf16 else "full"}

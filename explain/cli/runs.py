@@ -1,0 +1,342 @@
+"""`explain run`, `export`, `insight`, `repair`, `film`: runs over data sets, and what is made of them."""
+
+import os
+import time
+from contextlib import ExitStack, closing, suppress
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from explain._utils.errors import ExplainError, RunError
+from explain._utils.progress import duration
+from explain.cli import commands as cli
+from explain.cli.commands import (
+    COUNT,
+    POSITIVE,
+    UsageError,
+    as_usage,
+    commands,
+    flag,
+    is_typed,
+    model_options,
+    refuse_without_effect,
+)
+from explain.cli.output import FAILED, INTERRUPTED, Output, RunProgress, notes
+from explain.cli.questions import call_options, methods_of, metrics_of, target_of, targets_of
+from explain.cli.several import ASKED, blaming, load_explainer
+
+if TYPE_CHECKING:
+    from explain import Run
+
+LISTED = 20  # failures that are told; the rest is in the file
+
+source_option = click.option("--source", metavar="SOURCE", help="the source of photos that had no file")
+target_option = click.option(
+    "--target", "-t", metavar="CLASS", help="label or index of the class that --channels and --examples are about"
+)
+
+
+@commands.command("run", key="runs", epilog="Example: explain run photos --output run.sqlite --method gradcam")
+@click.argument("source", metavar="SOURCE")
+@cli.method
+@cli.evidence
+@cli.metric
+@cli.targets
+@cli.top_k
+@cli.layers
+@cli.fuse
+@model_options()
+@cli.batch_size
+@cli.budget
+@cli.output("run.sqlite", "RUN", "the file of the run, or with --ray the folder; continued if it is there")
+@click.option(
+    "--workers",
+    type=click.IntRange(min=0),
+    metavar="N",
+    show_default="half the processors",
+    help="processes that read photos",
+)
+@click.option(
+    "--ray",
+    is_flag=False,
+    flag_value="",
+    metavar="ADDRESS",
+    help="run on a Ray cluster, into a folder of Parquet files; without ADDRESS, on one on this machine",
+)
+@click.option(
+    "--actors",
+    type=COUNT,
+    metavar="N",
+    show_default="one for each processor or share of a GPU",
+    help="with --ray: processes with a model",
+)
+@click.option(
+    "--gpus", type=POSITIVE, metavar="SHARE", show_default="none", help="with --ray: the share of a GPU for each actor"
+)
+@click.option(
+    "--pictures",
+    metavar="WHICH",
+    help="draw the maps of some photos: worst:50 (the least probable labels), best:50, or source for all",
+)
+@cli.style
+@cli.force
+@cli.quiet
+@cli.json
+@click.pass_context
+def run(context: click.Context, **values: Any) -> int:
+    """Explain all photos of a source, and store the maps in one file.
+
+    SOURCE is a folder of photos, a list (.csv, .tsv, .json, .jsonl: path, label, x0, y0, x1, y1), or WebDataset shards
+    (.tar).
+    """
+    import explain
+    from explain.data.images import hushed
+    from explain.runs import run_on_ray
+    from explain.runs.files import source_of
+
+    options = SimpleNamespace(**values)
+    answer: Output = context.obj
+    _check_run(context, options)
+    group, methods = methods_of(context, options)
+    if group and options.ray is not None:
+        raise UsageError(f"--method {group} chooses by the first photo, which --ray cannot; name the methods")
+    metrics = metrics_of(options.metric, has_boxes=True)
+    source = source_of(options.source)
+    settings = {name: getattr(options, name) for name in cli.MODEL_SETTINGS}
+    explainer = load_explainer(answer, model=options.model, **settings)
+    line = RunProgress()
+    line.hidden = answer.quiet
+    runner: Any = explain.run
+    how: dict[str, Any] = {"workers": options.workers}
+    if options.ray is not None:
+        runner = run_on_ray
+        how = {"address": options.ray or None, "actors": options.actors, "gpus": options.gpus or 0.0}
+    begun = time.monotonic()
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(as_usage(*ASKED))  # which hold for every photo
+            stack.enter_context(closing(line))
+            stack.enter_context(notes(answer))
+            stack.enter_context(blaming(options.model))
+            if answer.quiet:
+                stack.enter_context(hushed())
+            finished = runner(
+                source, explainer, group or methods, output=options.output, targets=targets_of(options.target),
+                metrics=metrics, progress=line, **how, **call_options(options),
+            )  # fmt: skip
+    except KeyboardInterrupt:
+        answer.complain(f"interrupted{_so_far(options.output)}")
+        return INTERRUPTED
+    document = _summary(options.output, finished, line, time.monotonic() - begun, answer)
+    document["pictures"] = _pictures(options, finished, source, answer)
+    answer.add(document)
+    return FAILED if answer.errors else 0
+
+
+def _check_run(context: click.Context, options: SimpleNamespace) -> None:
+    """Refuse options that have no effect without others, and what cannot be meant."""
+    from explain.runs.result import choice
+
+    is_on_ray = options.ray is not None
+    draws = options.pictures is not None
+    for name in ("style", "force"):
+        refuse_without_effect(context, name, " without --pictures", unless=draws)
+    for name in ("actors", "gpus"):
+        refuse_without_effect(context, name, " without --ray", unless=is_on_ray)
+    refuse_without_effect(context, "workers", " with --ray", unless=not is_on_ray)
+    if is_on_ray and not is_typed(context, "output"):
+        raise UsageError("--ray writes into a folder that all machines share; name it with --output")
+    if "://" in options.output and draws:
+        raise UsageError("--pictures writes beside a folder, which --output must name, but it is an address")
+    if draws:
+        with as_usage(ExplainError):
+            choice(options.pictures)
+
+
+def _so_far(file: str) -> str:
+    """What an interrupted run has done."""
+    import explain
+
+    with suppress(RunError):
+        photos = explain.open_run(file).photos
+        return f"; {photos} photos are in {file}, and the same command goes on from there"
+    return ""
+
+
+def _pictures(options: SimpleNamespace, finished: "Run", source: Any, answer: Output) -> list[str]:
+    """Draw the photos that were asked for, in a folder beside the run."""
+    if options.pictures is None:
+        return []
+    folder = f"{os.path.splitext(options.output)[0]}-pictures"
+    written, failures = finished.write_pictures(
+        options.pictures, folder, source=source, style=options.style, overwrite=options.force
+    )
+    for name, reason in failures.items():
+        answer.complain(f"{name}: {reason}")
+    answer.say(f"{len(written)} pictures written to {folder}")
+    return list(map(str, written))
+
+
+def _summary(output: str, finished: "Run", line: RunProgress, seconds: float, answer: Output) -> dict[str, Any]:
+    """Say what came of it, and return the same for the document."""
+    failures = finished.failures
+    for name, reason in list(failures.items())[:LISTED]:
+        answer.complain(reason if repr(name) in reason else f"{name}: {reason}")
+    if len(failures) > LISTED:
+        count = len(failures) - LISTED
+        answer.complain(f"{count} more photos failed; the table 'failures' of {finished.path} lists them")
+    remarks = finished.notes
+    if remarks:
+        more = f" (and {len(remarks) - 1} more, in the table 'notes' of {finished.path})" if len(remarks) > 1 else ""
+        answer.note(f"{remarks[0]}{more}")
+    done = 0 if line.state is None else line.state.done
+    there = 0 if line.state is None else line.state.there
+    parts = [f"{there} were there"] if there else []
+    if failures:
+        parts.append(f"{len(failures)} failed")
+    rest = f" ({', '.join(parts)})" if parts else ""
+    answer.say(f"explained {done} photos in {duration(seconds)}{rest}; {len(finished)} rows in {output}")
+    return {
+        "run": output, "rows": len(finished), "photos": finished.photos, "explained": done, "there": there,
+        "failures": failures, "notes": remarks,
+    }  # fmt: skip
+
+
+@commands.command("export", key="files", epilog="Example: explain export run.sqlite run.parquet")
+@cli.run_file
+@click.argument("file", metavar="FILE")
+@cli.force
+@cli.json
+@click.pass_obj
+def export(answer: Output, run_file: str, file: str, force: bool) -> None:
+    """Write a run as a table: .parquet with the maps, .csv or .jsonl without."""
+    import explain
+
+    with notes(answer):
+        count = explain.open_run(run_file).export(file, overwrite=force)
+    answer.add({"run": run_file, "file": file, "rows": count})
+    answer.say(f"{count} rows written to {file}")
+
+
+@commands.command("insight", key="insights", epilog="Example: explain insight run.sqlite --output insight")
+@cli.run_file
+@cli.method_of_run
+@click.option("--count", "-k", type=COUNT, default=10, show_default=True, metavar="K", help="rows of each table")
+@model_options(colours=False)
+@source_option
+@click.option(
+    "--channels", type=COUNT, metavar="K", help="show what excites the K channels that matter most for --target"
+)
+@click.option("--concepts", type=COUNT, metavar="K", help="find K concepts that all photos share")
+@click.option("--examples", metavar="SOURCE", help="five or more photos of a concept: does --target depend on it?")
+@target_option
+@cli.layer
+@cli.output(None, "FOLDER", "write pictures, tables and a page into this folder")
+@cli.force
+@cli.json
+@click.pass_context
+def tell_insight(
+    context: click.Context, run_file: str, method: str | None, count: int, source: str | None, channels: int | None,
+    concepts: int | None, examples: str | None, target: str | None, layer: str | None, output: str | None, force: bool,
+    **model: Any,
+) -> None:  # fmt: skip
+    """Summarise the maps of a run: where each class has its evidence, clusters, mistakes."""
+    import explain
+
+    answer: Output = context.obj
+    has_model = model["model"] is not None
+    refuse_without_effect(context, "force", " without --output", unless=output is not None)
+    for name in model:
+        refuse_without_effect(context, name, " without --model", unless=has_model)
+    with notes(answer):
+        run = explain.open_run(run_file)
+    explainer = load_explainer(answer, **model) if has_model else None
+    with notes(answer), blaming(model["model"]):
+        insight = run.insight(
+            method, explainer=explainer, source=source, channels=channels or 0, concepts=concepts or 0,
+            examples=examples, target=target_of(target), layer=layer,
+        )  # fmt: skip
+    answer.say(*insight.lines(count))
+    files: list[str] = []
+    if output is not None:
+        files = [str(path) for path in insight.save(output, source=source, overwrite=force)]
+        answer.say("", *(f"wrote {file}" for file in files))
+    answer.add({**insight.to_dict(), "files": files})
+
+
+@commands.command("repair", key="repairs", epilog="Example: explain repair run.sqlite --finding 2 --output repaired.pt")
+@cli.run_file
+@click.option(
+    "--finding",
+    default="1",
+    show_default=True,
+    metavar="FINDING",
+    help="which finding: the number of a cluster in 'explain insight', or the label of a class whose evidence is off "
+    "its object",
+)
+@cli.method_of_run
+@model_options()
+@source_option
+@click.option(
+    "--layer",
+    multiple=True,
+    metavar="NAME",
+    show_default="the last one of each resolution",
+    help="the layer of the projection; the best of several is taken; repeatable",
+)
+@flag("--train", help="train a copy of the model, instead of a projection that is inserted at once")
+@cli.output("repaired.pt", "FILE", "where to write the model, .pt or .pt2 (an exported program), with a page beside it")
+@cli.force
+@cli.json
+@click.pass_context
+def repair(
+    context: click.Context, run_file: str, finding: str, method: str | None, source: str | None,
+    layer: tuple[str, ...], train: bool, output: str, force: bool, **model: Any,
+) -> None:  # fmt: skip
+    """Remove a finding of insight from a model, and write a page that tests the result."""
+    import explain
+    from explain.insight import RunPhotos
+    from explain.insight.repair import repair as repaired
+
+    answer: Output = context.obj
+    refuse_without_effect(context, "layer", " with --train", unless=not train)
+    with notes(answer):
+        run = explain.open_run(run_file)
+    explainer = load_explainer(answer, **model)
+    with notes(answer), blaming(model["model"]):
+        chosen = run.insight(method).finding(finding)
+        photos = RunPhotos(run, explainer, source)
+        result = repaired(chosen, photos, how="train" if train else "project", layer=list(layer) or None)
+        files = [str(path) for path in result.save(output, overwrite=force)]
+    answer.say(*str(result).split("\n"))
+    answer.say(*(f"wrote {file}" for file in files))
+    answer.add({**result.to_dict(), "files": files})
+
+
+@commands.command("film", key="films", epilog="Example: explain film training.sqlite cat.jpg --output cat.webp")
+@cli.run_file
+@click.argument("photo", metavar="PHOTO")
+@click.option("--method", "-m", metavar="NAME", help="of which method, where the run has several")
+@click.option("--target", "-t", metavar="CLASS", help="of which label or index, where several were explained")
+@cli.output("film.gif", "FILM", "the film, .gif or .webp; a figure is written beside it")
+@click.option(
+    "--seconds", type=POSITIVE, default=0.4, show_default=True, metavar="S", help="how long each map is shown"
+)
+@cli.style
+@cli.force
+@cli.json
+@click.pass_obj
+def film(
+    answer: Output, run_file: str, photo: str, method: str | None, target: str | None, output: str, seconds: float,
+    style: Any, force: bool,
+) -> None:  # fmt: skip
+    """Show how the map of a photo changed during training; PHOTO is its name in the run, or the end of it."""
+    from explain.training import film
+
+    made = film(run_file, photo, method=method, target=target, style=style)
+    files = list(map(str, made.save(output, seconds=seconds, overwrite=force)))
+    answer.add({"run": run_file, "photo": made.name, "method": made.method, "steps": made.steps, "files": files})
+    steps = f"from step {made.steps[0]} to step {made.steps[-1]}"
+    answer.say(f"{made.name}, {made.method}: {len(made)} snapshots {steps}")
+    answer.say(*(f"  wrote {file}" for file in files))

@@ -1,0 +1,82 @@
+"""`explain serve`: the app in the browser."""
+
+import webbrowser
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import click
+
+from explain.cli.commands import UsageError, commands, flag, model_options, models
+from explain.cli.output import Output
+from explain.cli.several import load_explainer
+
+MOST_EXAMPLES = 12
+
+
+@commands.command("serve", epilog="Example: explain serve --model resnet50")
+@model_options()
+@click.option(
+    "--beside",
+    multiple=True,
+    metavar="NAME",
+    shell_complete=models,
+    help="another model, by its name, to choose on the page; repeatable",
+)
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    metavar="ADDRESS",
+    help="the address to listen at; any but this machine's own needs the token that is printed",
+)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8000,
+    show_default=True,
+    metavar="N",
+    help="the port to listen at, 0 for a free one",
+)
+@click.option("--examples", metavar="FOLDER", help="a folder with photos to pick from")
+@flag("--open", help="open it in the browser")
+@click.pass_obj
+def serve(
+    answer: Output, beside: tuple[str, ...], host: str, port: int, examples: str | None, open: bool, **model: Any
+) -> None:
+    """Start the app: explain photos in the browser."""
+    from explain.app import application
+    from explain.app.service import Service
+    from explain.app.web import access_for, address, bound, listen
+
+    photos = _photos_of(examples)
+    access = access_for(host)
+    explainers = [load_explainer(answer, **model)]
+    explainers += [load_explainer(answer, model=name, device=model["device"]) for name in beside]
+    with closing(Service(explainers, examples=photos)) as service:
+        app = application(service, access)
+        with bound(host, port) as socket:
+            url = address(host, socket.getsockname()[1], access.token)
+
+            def begin() -> None:
+                names = ", ".join(explainer.name for explainer in explainers)
+                answer.say(f"{names}: {url}", "Ctrl-C ends it.")
+                answer.flush()
+                if open:
+                    webbrowser.open(url)
+
+            service.prepare()
+            with suppress(KeyboardInterrupt):
+                listen(app, socket, begin)
+
+
+def _photos_of(folder: str | None) -> dict[str, Path]:
+    """The photos of a folder by their names, the first few."""
+    if folder is None:
+        return {}
+    from explain.data.images import photos_in
+
+    if not Path(folder).is_dir():
+        raise UsageError(f"--examples must be a folder of photos, got {folder!r}; name one, or leave it out")
+    names = [name for name, problem in photos_in(folder, recursive=False) if problem is None]
+    return {name: Path(folder, name) for name in names[:MOST_EXAMPLES]}

@@ -1,0 +1,291 @@
+"""Photos and models by the names that were typed, and the same work for each of several photos."""
+
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from explain._utils.errors import (
+    ExplainError,
+    FolderError,
+    ImageError,
+    LabelsError,
+    LayerError,
+    MethodError,
+    ModelError,
+    OutputError,
+    TargetError,
+    raised,
+)
+from explain._utils.progress import duration
+from explain.cli.commands import UsageError, as_usage
+from explain.cli.output import DONE, FAILED, USAGE, Output, ProgressBar, notes
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+    from explain import Explainer
+    from explain.hooks.interventions import Ablate
+
+STDIN = "-"
+ASKED = (LabelsError, LayerError, MethodError, TargetError)
+"""Errors that may be about what was asked for, rather than about a photo."""
+
+
+Photos = tuple[list[str], list[str]]
+"""The paths of photos, "-" for standard input; and what is wrong with other names."""
+
+
+def find_photos(names: Sequence[str], *, recursive: bool = False, apart_from: str = "") -> Photos:
+    """Return the photos that names of files and folders stand for, and what is wrong with the other names.
+
+    Of a folder, hidden files are left out; with ``recursive``, its folders are looked into too, but for hidden ones and
+    the folder ``apart_from``, where results are written.
+
+    Raises:
+        UsageError: ``recursive`` has no folder to look into.
+    """
+    from explain.data.images import EXTENSIONS, photos_in
+
+    if recursive and not any(map(os.path.isdir, names)):
+        raise UsageError("--recursive would have no effect without a folder; name one, or leave it out")
+    photos: list[str] = []
+    problems: list[str] = []
+    apart = os.path.realpath(apart_from) if apart_from else ""
+    for name in names:
+        if not name:  # as a path, it would be the folder we are in
+            problems.append("image must be a file or folder, got an empty name; check the command")
+            continue
+        if re.match(r"\w+://", name):
+            problems.append(f"image {name!r} must be a file, got an address; download it first")
+            continue
+        if name == STDIN or not os.path.isdir(name):  # unlike Path.is_dir, this accepts any name
+            photos.append(str(Path(name)))
+            continue
+        inside = list(photos_in(name, recursive=recursive, apart_from=apart))
+        for path, problem in inside:
+            whole = str(Path(name, path))
+            if problem is None:
+                photos.append(whole)
+            else:
+                problems.append(f"folder {whole!r} {problem}")
+        if not inside:
+            is_deeper = any(path.is_dir() and path.name[0] != "." for path in Path(name).iterdir())
+            remedy = "; --recursive looks into its folders" if is_deeper and not recursive else ""
+            problems.append(f"folder {name!r} holds no images ({', '.join(sorted(EXTENSIONS))}){remedy}")
+    return list(dict.fromkeys(photos)), problems
+
+
+def title_of(path: str) -> str:
+    """How messages call a photo."""
+    return "standard input" if path == STDIN else path
+
+
+def read_photo(path: str, answer: Output) -> "Image.Image":
+    """Read a photo; where it comes from stays with it. What libraries print about it shortens to a note."""
+    from explain.data.images import hushed, load_image, troubles
+
+    with hushed() as printed:
+        photo = load_image(_piped() if path == STDIN else path)
+    for trouble in troubles(printed):
+        answer.note(f"{title_of(path)}: {trouble}")
+    photo.filename = "" if path == STDIN else path  # type: ignore[attr-defined]  # as Pillow has it
+    return photo
+
+
+def _piped() -> bytes:
+    """Return what standard input gives.
+
+    Raises:
+        ImageError: there cannot be a photo.
+    """
+    from explain.data.images import MAX_BYTES
+
+    if sys.stdin is None or sys.stdin.isatty():
+        raise ImageError("image - must come through a pipe, but standard input is a terminal or closed; name a file")
+    try:
+        content = sys.stdin.buffer.read(MAX_BYTES)
+    except OSError as error:
+        raise ImageError(f"image - cannot be read: {error.strerror}; name a file") from None
+    if len(content) == MAX_BYTES:
+        raise ImageError(f"image - gives {MAX_BYTES} bytes or more; save it to a file first")
+    return content
+
+
+def load_explainer(
+    answer: Output, *, model: str | None, labels: str | None = None, ablate: Sequence[str] = (), **settings: Any
+) -> "Explainer":
+    """Load the model.
+
+    Raises:
+        UsageError: it, its weights or its labels cannot be used.
+        ExplainError: code of the user's own raised something.
+    """
+    import explain
+
+    interventions = [ablation(text) for text in ablate]
+    with notes(answer), blaming(model), as_usage(ModelError):
+        return explain.Explainer(model, categories=labels, interventions=interventions, **settings)
+
+
+def ablation(text: str) -> "Ablate":
+    """Read what to ablate, as ``layer3`` or ``layer3[12,40]``, ``attn[heads 1]``, ``layer2[region 40,30,90,80]``.
+
+    Raises:
+        UsageError: it is written in another way.
+
+    >>> ablation("layer3[12,40]").channels
+    (12, 40)
+    """
+    from explain.hooks.interventions import Ablate
+
+    match = re.fullmatch(r"([^\[\]]+)(?:\[(?:(heads|tokens|channels|region) )?([\d.,\s-]+)\])?", text.strip())
+    must = "a layer, also with units as in 'layer3[12,40]', 'attn[heads 1]' or 'layer3[region 40,30,90,80]'"
+    if match is None:
+        raise UsageError(f"--ablate must be {must}, got {text!r}")
+    layer, units, numbers = match.groups()
+    if numbers is None:
+        return Ablate(layer)
+    kind: Any = float if units == "region" else int
+    try:
+        chosen: Any = {units or "channels": [kind(number) for number in numbers.split(",")]}
+        return Ablate(layer, **chosen)
+    except ValueError as error:
+        reason = f" ({error})" if isinstance(error, ExplainError) else ""
+        raise UsageError(f"--ablate must be {must}, got {text!r}{reason}") from None
+
+
+@contextmanager
+def blaming(model: str | None) -> Iterator[None]:
+    """Say in one line what a factory or module of the user's own raises; it may be anything."""
+    try:
+        yield
+    except (ExplainError, MemoryError):
+        raise
+    except Exception as error:
+        raise ExplainError(f"{'the default model' if model is None else f'model {model!r}'} {raised(error)}") from error
+
+
+@dataclass(frozen=True)
+class PhotoResult:
+    """What came of a photo: its part of the document, and lines. ``files`` were written; or all were there before.
+
+    Where there are several photos, ``summary`` is said instead of the lines.
+    """
+
+    document: dict[str, Any]
+    lines: list[str] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
+    skipped: bool = False
+    summary: str = ""
+
+
+Work = Callable[[str, str, ProgressBar], PhotoResult]
+"""Of the path of a photo and of what the names of its results begin with; runs are told to the bar."""
+
+
+def for_all(photos: Photos, work: Work, answer: Output, verb: str, folder: str = "") -> int:
+    """Do the work on each photo and say what came of it, and at the end how it went with all of them.
+
+    What fails for one photo is told, and the others still get done. Where no file can be written, or the first two
+    photos fail in the same way on account of the model, the layer or the target, the rest is left. What was asked for
+    and cannot be done with this model is a matter of usage, and not of the photo. ``verb`` says in the last line what
+    has been done.
+    """
+    paths, problems = photos
+    for problem in problems:
+        answer.complain(problem)
+    tally = _Tally(answer, len(paths) + len(problems), len(problems))
+    begun = time.monotonic()
+    try:
+        _work_on(paths, work, tally)
+    finally:
+        if tally.total > 1:
+            seconds = duration(time.monotonic() - begun)
+            answer.say(f"{verb} {tally.done} of {tally.total} photos in {seconds}{tally.rest(folder)}")
+    if tally.is_refused:
+        return USAGE
+    return FAILED if answer.errors else DONE
+
+
+def _work_on(paths: Sequence[str], work: Work, tally: "_Tally") -> None:
+    from explain.data.files import distinct, slug
+
+    answer = tally.answer
+    bar = ProgressBar(len(paths))
+    bar.hidden = answer.quiet
+    stems = distinct(slug("stdin" if path == STDIN else Path(path).stem) for path in paths)
+    for path, stem in zip(paths, stems, strict=True):
+        bar.begin(title_of(path))
+        try:
+            with notes(answer, title_of(path)), closing(bar):
+                result = work(path, stem, bar)
+        except ExplainError as error:
+            goes_on = tally.fail(path, error)
+        except MemoryError:
+            message = "memory must hold the photo and what is drawn on it, but it ran out; resize the photo"
+            goes_on = tally.fail(path, ImageError(message))
+        else:
+            goes_on = tally.succeed(path, result)
+        if not goes_on:
+            return
+
+
+@dataclass
+class _Tally:
+    """What has become of several photos so far."""
+
+    answer: Output
+    total: int
+    failed: int
+    files: int = 0
+    done: int = 0
+    skipped: int = 0
+    common_error: str = ""  # which may be that of all photos
+    is_refused: bool = False  # what was asked for cannot be done, whatever the photo
+
+    @property
+    def left(self) -> int:
+        return self.total - self.done - self.skipped - self.failed
+
+    def rest(self, folder: str) -> str:
+        """What the last line says besides how many photos are done."""
+        counts = {"failed": self.failed, "skipped": self.skipped, "not looked at": self.left}
+        parts = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+        written = f"; {self.files} files written to {folder}" if folder and self.files else ""
+        return (f" ({parts})" if parts else "") + written
+
+    def succeed(self, path: str, result: PhotoResult) -> bool:
+        """Say what came of a photo; the others go on."""
+        self.skipped += result.skipped
+        self.done += not result.skipped
+        self.files += len(result.files)
+        self.answer.add(result.document)
+        if self.total > 1 and result.summary and not self.answer.verbose:
+            self.answer.say(f"{title_of(path)}: {result.summary}")
+        else:
+            self.answer.say(title_of(path), *result.lines)
+        return True
+
+    def fail(self, path: str, error: ExplainError) -> bool:
+        """Say why a photo failed; return whether the others may go better."""
+        self.failed += 1
+        message = str(error) if repr(path) in str(error) else f"{title_of(path)}: {error}"
+        stops = isinstance(error, FolderError)
+        may_hold_for_all = not (isinstance(error, (ImageError, OutputError)) or self.done or self.skipped)
+        if may_hold_for_all:
+            stops = self.common_error == str(error)
+            self.common_error = str(error)
+            self.is_refused = isinstance(error, ASKED) and (stops or self.total == 1)
+            if stops:
+                message = f"{title_of(path)} fails in the same way, as every photo would"
+            elif self.is_refused:
+                message = str(error)
+        rest = f"; stopped, {self.left} more not looked at" if stops and self.left else ""
+        self.answer.complain(f"{message}{rest}")
+        return not stops

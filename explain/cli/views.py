@@ -1,0 +1,144 @@
+"""What else is shown of photos and models: `explain layers`, `inspect`, `concepts`, `trace`."""
+
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from explain._utils.errors import printable
+from explain.cli import commands as cli
+from explain.cli.commands import COUNT, UsageError, commands, model_options
+from explain.cli.output import Output, ProgressBar
+from explain.cli.questions import target_of
+from explain.cli.several import PhotoResult, blaming, find_photos, for_all, load_explainer, read_photo
+
+
+@commands.command("layers", key="layers", epilog="Example: explain layers --model resnet50")
+@cli.any_images
+@model_options()
+@cli.json
+@click.pass_obj
+def list_layers(answer: Output, images: tuple[str, ...], **model: Any) -> None:
+    """List the layers that a model calls for a photo."""
+    from PIL import Image
+
+    from explain import layers
+
+    if len(images) > 1:
+        raise UsageError(f"layers are listed for one photo, got {len(images)}; name one, or none")
+    explainer = load_explainer(answer, **model)
+    photo = read_photo(images[0], answer) if images else Image.new("RGB", (256, 256), "gray")
+    x = explainer.as_input(photo)
+    with blaming(explainer.name):
+        chosen = layers.default_layer(explainer.model, x)
+        calls = layers.list_layers(explainer.model, x)
+    for call in calls:
+        grid = None if call.grid is None else str(call.grid)
+        is_default = call.label == chosen
+        answer.add(
+            {"name": call.label, "kind": call.kind, "shape": list(call.shape), "map": grid, "default": is_default}
+        )
+        end = (f"{grid} map" if grid else "") + (" (default)" if is_default else "")
+        answer.say(f"{printable(call.label):<32} {call.kind:<20} {call.shape!s:<24} {end}".rstrip())
+
+
+@commands.command("inspect", key="inspected", epilog="Example: explain inspect cat.jpg --model resnet50")
+@cli.images
+@cli.recursive
+@model_options()
+@cli.json
+@click.pass_obj
+def inspect(answer: Output, images: tuple[str, ...], recursive: bool, **model: Any) -> int:
+    """Print the output of every layer of the model for a photo."""
+    photos = find_photos(images, recursive=recursive)
+    explainer = load_explainer(answer, **model)
+
+    def work(path: str, stem: str, bar: ProgressBar) -> PhotoResult:
+        photo = read_photo(path, answer)
+        with blaming(model["model"]):
+            inspection = explainer.inspect(photo)
+        lines = str(inspection).split("\n")
+        if inspection.first_nonfinite is not None:
+            lines.append(f"first NaN or infinity: {inspection.first_nonfinite.name}")
+        return PhotoResult({"image": path, "layers": [asdict(row) for row in inspection.rows]}, lines)
+
+    return for_all(photos, work, answer, "inspected")
+
+
+@commands.command("concepts", epilog="Example: explain concepts cat.jpg --count 4")
+@cli.images
+@cli.recursive
+@click.option("--count", "-k", type=COUNT, default=4, show_default=True, metavar="K", help="how many concepts")
+@cli.layer
+@model_options()
+@cli.output("explained", "FOLDER", "where to write")
+@cli.force
+@cli.quiet
+@cli.verbose
+@cli.json
+@click.pass_obj
+def draw_concepts(
+    answer: Output, images: tuple[str, ...], recursive: bool, count: int, layer: str | None, output: str, force: bool,
+    **model: Any,
+) -> int:  # fmt: skip
+    """Draw the concepts that a layer sees in a photo."""
+    photos = find_photos(images, recursive=recursive, apart_from=output)
+    explainer = load_explainer(answer, **model)
+
+    def work(path: str, stem: str, bar: ProgressBar) -> PhotoResult:
+        photo = read_photo(path, answer)
+        with blaming(model["model"]):
+            concepts = explainer.concepts(photo, count, layer=layer)
+        files = [str(file) for file in concepts.save(output, stem=stem, overwrite=force)]
+        labels = concepts.labels
+        document = {"image": path, "files": files, "layer": concepts.concepts.layer, "concepts": labels}
+        lines = [f"  {label}" for label in labels]
+        lines += [f"  wrote {file}" for file in files]
+        return PhotoResult(document, lines, files, summary=", ".join(labels))
+
+    return for_all(photos, work, answer, "drew", output)
+
+
+PARTS = ["layers", "channels", "heads", "tokens", "positions", "regions"]
+
+
+@commands.command("trace", epilog="Example: explain trace cat.jpg cup.jpg --at heads --model tiny-transformer")
+@cli.images
+@click.option(
+    "--at", type=click.Choice(PARTS), default="layers", show_default=True, help="what is patched one at a time"
+)
+@cli.layers
+@click.option(
+    "--target", "-t", metavar="CLASS", show_default="the clean photo's top one", help="label or index of the score"
+)
+@model_options()
+@cli.batch_size
+@cli.output(None, "FOLDER", "write the picture into this folder")
+@cli.force
+@cli.json
+@click.pass_obj
+def trace(
+    answer: Output, images: tuple[str, ...], at: Any, layer: tuple[str, ...], target: str | None,
+    batch_size: int | None, output: str | None, force: bool, **model: Any,
+) -> None:  # fmt: skip
+    """Find which part of a network makes the difference between two photos."""
+    import explain
+    from explain.data.files import Files
+
+    if len(images) != 2:
+        raise UsageError(f"two photos must be named, CLEAN and CORRUPTED, got {len(images)}")
+    explainer = load_explainer(answer, **model)
+    clean, corrupted = (explainer.as_input(read_photo(name, answer)) for name in images)
+    with blaming(model["model"]):
+        effects = explain.trace(
+            explainer.model, clean, corrupted, at, layers=list(layer) or None, categories=explainer.categories,
+            target=target_of(target), batch_size=batch_size,
+        )  # fmt: skip
+    document = effects.to_dict()
+    answer.say(*str(effects).split("\n"))
+    if output is not None:
+        files = Files(output, overwrite=force)
+        files.add_picture("trace.png", effects.picture())
+        document["files"] = list(map(str, files.write()))
+        answer.say(*(f"wrote {path}" for path in document["files"]))
+    answer.add(document)
