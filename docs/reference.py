@@ -6,7 +6,6 @@ and rooms are found by themselves; a room that people use in their own code is e
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import inspect
 import re
@@ -15,8 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
+
 import explain
-from explain.cli.commands import COMMANDS, EXPLAIN, parser
+from explain.cli import main  # noqa: F401  # with all commands
+from explain.cli.commands import commands
 
 USED = [
     "hooks", "training", "distributed.communication", "distributed.packaging", "methods", "targets", "baselines",
@@ -176,30 +178,32 @@ def _short(text: str) -> str:
 def _command_line() -> Iterator[str]:
     yield _title("The command line")
     yield "``explain --help`` prints the same. ``python -m explain.cli`` is the same command.\n\n"
-    for words, made in parsers():
+    for words, command in all_commands():
         yield _title(f"``{words}``", "-")
-        yield f"{_plain(made.description or '')}\n\n"
-        yield from _options(words, made)
+        yield f"{_plain(command.help or '')}\n\n"
+        yield from _options(words, command)
 
 
-def parsers() -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    """What is typed for each command, and the parser of its options."""
-    for command in (EXPLAIN, *COMMANDS.values()):
-        yield command.prog, parser(command)
+def all_commands() -> Iterator[tuple[str, click.Command]]:
+    """What is typed for each command, and the command with its options."""
+    for name in sorted(commands.commands):
+        yield f"explain {name}".rstrip(), commands.commands[name]
 
 
-def _options(words: str, made: argparse.ArgumentParser) -> Iterator[str]:
+def _options(words: str, command: click.Command) -> Iterator[str]:
+    context = click.Context(command, info_name=words)
     yield f".. program:: {words}\n\n"
-    for action in made._actions:
-        value = action.metavar or ("|".join(map(str, action.choices)) if action.choices else "")
-        names = ", ".join(f"{name} {value}".strip() for name in action.option_strings)
-        names = names or str(value or action.dest.upper())
-        told = (action.help or "") % {**vars(action), "prog": words}
-        yield f".. option:: {names}\n\n   {_plain(told)}\n\n"
+    for param in command.params:
+        if isinstance(param, click.Option):
+            value = "" if param.is_flag else param.make_metavar(context)
+            names, text = ", ".join(f"{name} {value}".strip() for name in param.opts), param.help or ""
+        else:
+            names, text = param.make_metavar(context), ""
+        yield f".. option:: {names}\n\n   {_plain(text)}\n\n"
 
 
 def _plain(text: str) -> str:
-    """Words of an argument parser as reStructuredText would have them."""
+    """Words of a help as reStructuredText would have them."""
     return re.sub(r"([*`|\\])", r"\\\1", " ".join(text.split()))
 
 

@@ -199,9 +199,9 @@ def test_deconvnet_sees_the_photo_through_max_pooling_only() -> None:
 # The command line
 
 REFUSED = {
-    "--crop centre": "did you mean 'center'",
+    "--crop centre": "'center', 'whole'",
     "--crop 0": "--crop must",
-    "--style heet": "did you mean 'heat'",
+    "--style heet": "'heat', 'contour'",
     "--style contour --alpha 0.5": "--alpha",
     "--method grad-cam": "did you mean 'gradcam'",
     "--metod gradcam": "'--method'",
@@ -263,9 +263,6 @@ def test_codes_tell_what_was_asked_for_from_what_failed(
     assert run(capsys, CAT, "none.jpg", *options)[0] == 1
     code, _, err = run(capsys, "none.jpg", CAT, *options, "--target", "tabbby", "--force")
     assert code == 2
-    assert [line.split(";")[0] for line in err] == [
-        "explain: image 'none.jpg' does not exist",
-        "explain: target 'tabbby' is not a label of this model",
-    ]
+    assert [line.split(";")[0] for line in err] == ["explain: target 'tabbby' is not a label of this model"]
     twice = run(capsys, CAT, CAT, *options, "--target", "tabbby", "--force")
     assert (twice[0], len(twice[2])) == (2, 1)

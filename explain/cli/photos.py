@@ -211,7 +211,6 @@ class PhotoWork:
     ) -> None:  # fmt: skip
         from explain.baselines.replacements import get_baseline
         from explain.data.files import slug
-        from explain.targets import Text
 
         self.options = options
         self.answer = answer
@@ -224,7 +223,7 @@ class PhotoWork:
         self.group = methods if isinstance(methods, str) else None
         self.methods: list[Method] = [] if self.group else [with_baseline(m, self.baseline) for m in methods]
         self.metrics: list[Metric] = [with_baseline(metric, self.baseline) for metric in metrics]
-        self.targets: list[Any] | None = [*(targets_of(options.target) or ()), *map(Text, options.text)] or None
+        self.targets: Any = targets_of(options.target, self.explainer.categories, options.text)
         self.explanation: Explanation | None = None  # the last one
 
     def __call__(self, path: str, stem: str, bar: ProgressBar) -> PhotoResult:
@@ -249,7 +248,7 @@ class PhotoWork:
             tables = self._evaluated(explanation, photo) if self.metrics else []
             self.sheet.announce(explanation)
             verdicts = self._checked(explanation, bar) if options.check else []
-        if len(options.target) + len(options.text) == 1:
+        if (options.target or options.text) and len(explanation.targets) == 1:
             stem += f"-{slug(explanation.targets[0])}"
         html = None
         if options.html:
@@ -271,7 +270,7 @@ class PhotoWork:
         del call["batch_size"]
         labels = None if explainer.categories is None else list(explainer.categories)
         asked = [
-            call, options.target, options.text, options.ablate, labels, explainer.weights,
+            call, repr(self.targets), options.ablate, labels, explainer.weights,
             described(explainer.preprocess), options.activation, options.unit, options.baseline,
         ]  # fmt: skip
         keys = {}
@@ -301,7 +300,7 @@ class PhotoWork:
 
     def _of_group(self, photo: "Image.Image") -> "list[Method]":
         """Choose the methods of the group for the model by a photo, and say which are left out."""
-        from explain.attribution.api import MANY, select
+        from explain.attribution.selection import MANY, select
         from explain.methods.base import get_method
 
         explainer = self.explainer
@@ -354,7 +353,7 @@ class PhotoWork:
 def _compare(works: Sequence[PhotoWork], path: str, stem: str, bar: ProgressBar) -> PhotoResult:
     """Explain a photo by several models: without a target, all of them for the best class of the first."""
     from explain.data.files import Files
-    from explain.explanation.explanation import compare
+    from explain.explanation.comparison import compare
 
     options = works[0].options
     is_free = not (options.target or options.text or options.top_k)

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from explain._utils.errors import BaselineError, ExplainError
+from explain._utils.errors import BaselineError, ExplainError, TargetError
 from explain.cli.commands import UsageError, as_usage, refuse_without_effect
 
 if TYPE_CHECKING:
     from explain.baselines.base import Baseline
     from explain.methods import Method
     from explain.metrics import Metric
+    from explain.targets import Target
 
 BUDGET = ("samples", "tolerance", "max_seconds")
 
@@ -26,8 +27,8 @@ def methods_of(context: click.Context, options: SimpleNamespace) -> "tuple[str |
     Raises:
         UsageError: one is unknown, or an option has no effect with them.
     """
-    from explain.attribution.api import GROUPS
     from explain.attribution.pictures import Look
+    from explain.attribution.selection import GROUPS
     from explain.methods.base import get_method
 
     evidence = ["sufficient", "necessary"] if options.evidence else []
@@ -131,16 +132,29 @@ def with_baseline(part: Any, baseline: "Baseline | None") -> Any:
     return replace(part, method=with_baseline(part.method, baseline))
 
 
-def targets_of(names: Sequence[str]) -> list[int | str] | None:
-    """Targets as the library takes them: whole numbers are class indices, the rest labels; None without any."""
-    targets = [int(name) if re.fullmatch(r"-?\d+", name) else name for name in names]
-    return list(dict.fromkeys(targets)) or None
-
-
 def target_of(name: str | None) -> int | str | None:
-    """The target of commands that take one."""
-    targets = targets_of([] if name is None else [name])
-    return None if targets is None else targets[0]
+    """A target as the library takes it: a whole number is the index of a class."""
+    if name is not None and re.fullmatch(r"-?\d+", name):
+        return int(name)
+    return name
+
+
+def targets_of(
+    names: Sequence[str], categories: Sequence[str] | None, texts: Sequence[str] = ()
+) -> "list[Target] | None":
+    """The targets that were named, each once; None without any.
+
+    Raises:
+        UsageError: a label is none of the model's.
+    """
+    from explain.targets import Text
+    from explain.targets.resolve import as_targets
+
+    if not names and not texts:
+        return None
+    wanted: list[Any] = [*map(target_of, names), *map(Text, texts)]
+    with as_usage(TargetError):
+        return list(dict.fromkeys(as_targets(targets=wanted, categories=categories)))
 
 
 def call_options(options: SimpleNamespace) -> dict[str, Any]:

@@ -91,9 +91,9 @@ def run(context: click.Context, **values: Any) -> int:
     (.tar).
     """
     import explain
-    from explain.data.images import hushed
+    from explain.data.opening import hushed
     from explain.runs import run_on_ray
-    from explain.runs.files import source_of
+    from explain.store.lists import source_of
 
     options = SimpleNamespace(**values)
     answer: Output = context.obj
@@ -122,8 +122,8 @@ def run(context: click.Context, **values: Any) -> int:
             if answer.quiet:
                 stack.enter_context(hushed())
             finished = runner(
-                source, explainer, group or methods, output=options.output, targets=targets_of(options.target),
-                metrics=metrics, progress=line, **how, **call_options(options),
+                source, explainer, group or methods, output=options.output, metrics=metrics, progress=line,
+                targets=targets_of(options.target, explainer.categories), **how, **call_options(options),
             )  # fmt: skip
     except KeyboardInterrupt:
         answer.complain(f"interrupted{_so_far(options.output)}")

@@ -74,7 +74,7 @@ def _photos_of(folder: str | None) -> dict[str, Path]:
     """The photos of a folder by their names, the first few."""
     if folder is None:
         return {}
-    from explain.data.images import photos_in
+    from explain.data.opening import photos_in
 
     if not Path(folder).is_dir():
         raise UsageError(f"--examples must be a folder of photos, got {folder!r}; name one, or leave it out")

@@ -50,7 +50,7 @@ def find_photos(names: Sequence[str], *, recursive: bool = False, apart_from: st
     Raises:
         UsageError: ``recursive`` has no folder to look into.
     """
-    from explain.data.images import EXTENSIONS, photos_in
+    from explain.data.opening import EXTENSIONS, photos_in
 
     if recursive and not any(map(os.path.isdir, names)):
         raise UsageError("--recursive would have no effect without a folder; name one, or leave it out")
@@ -88,7 +88,8 @@ def title_of(path: str) -> str:
 
 def read_photo(path: str, answer: Output) -> "Image.Image":
     """Read a photo; where it comes from stays with it. What libraries print about it shortens to a note."""
-    from explain.data.images import hushed, load_image, troubles
+    from explain.data.images import load_image
+    from explain.data.opening import hushed, troubles
 
     with hushed() as printed:
         photo = load_image(_piped() if path == STDIN else path)
@@ -104,17 +105,12 @@ def _piped() -> bytes:
     Raises:
         ImageError: there cannot be a photo.
     """
-    from explain.data.images import MAX_BYTES
-
     if sys.stdin is None or sys.stdin.isatty():
         raise ImageError("image - must come through a pipe, but standard input is a terminal or closed; name a file")
     try:
-        content = sys.stdin.buffer.read(MAX_BYTES)
+        return sys.stdin.buffer.read()
     except OSError as error:
         raise ImageError(f"image - cannot be read: {error.strerror}; name a file") from None
-    if len(content) == MAX_BYTES:
-        raise ImageError(f"image - gives {MAX_BYTES} bytes or more; save it to a file first")
-    return content
 
 
 def load_explainer(

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from PIL import Image
 
-from explain.attribution.api import requested
 from explain.attribution.records import decode, digest
+from explain.attribution.selection import requested
 from explain.explanation.explainer import Explainer
 from explain.hooks import intervene, preserve
 

@@ -94,7 +94,6 @@ def test_standard_input_without_a_photo_is_refused(
     ("options", "message"),
     [
         (["--layer", "layer9"], "did you mean 'layer"),
-        (["--target", "expresso"], "target 'expresso' is not a label of this model; did you mean 'espresso'?"),
         (["--target", "500"], "must be a class from 0 to 199"),
     ],
 )

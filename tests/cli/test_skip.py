@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 from explain.cli import main
 from tests.conftest import ROOT
@@ -66,16 +68,19 @@ def test_a_replaced_photo_is_not_skipped(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_another_model_of_the_same_name_is_not_skipped(capsys: pytest.CaptureFixture[str]) -> None:
-    code = (
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5))
+    torch.save(network.state_dict(), "trained.pt")
+    Path("own.py").write_text(
         "import torch\nfrom torch import nn\n"
-        "def make():\n    torch.manual_seed({})\n    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), "
-        "nn.Flatten(), nn.Linear(4, 5))\n"
+        "def make():\n"
+        "    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5))\n"
+        "    network.load_state_dict(torch.load('trained.pt'))\n    return network\n"
     )
     words = ["a.bmp", "--model", "./own.py:make", "--size", "16", "--target", "3"]
-    Path("own.py").write_text(code.format(0))
     assert main(words) == 0
     assert is_skipped(capsys, *words)
-    Path("own.py").write_text(code.format(12))  # as if it had been trained
+    network[3].bias.data += 1
+    torch.save(network.state_dict(), "trained.pt")
     assert not is_skipped(capsys, *words)
 
 

@@ -133,4 +133,4 @@ def test_the_command_writes_both_files(
     assert main([*words, "--output", "dog.mp4"]) == 1
     assert "film must end in .gif or .webp, got 'dog.mp4'" in capsys.readouterr().err
     assert main(["film"]) == 2
-    assert "required: " in capsys.readouterr().err
+    assert "Missing argument 'RUN'" in capsys.readouterr().err
