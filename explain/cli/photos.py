@@ -102,7 +102,7 @@ MOST = 500  # photos of one sheet; a browser opens no more at once with ease
 @cli.verbose
 @cli.json
 @click.pass_context
-def explain_photos(context: click.Context, **values: Any) -> int:
+def explain_photos(context: click.Context, /, **values: Any) -> int:
     """Explain what a vision model predicts for photos: draw the evidence on them as heatmaps."""
     options = SimpleNamespace(**values)
     answer: Output = context.obj
@@ -262,7 +262,8 @@ class PhotoWork:
 
     def _keys(self) -> dict[str, str]:
         """A key for each method: a digest of all that was asked, by which records of the same are recognised."""
-        from explain.attribution.records import described, digest, encode
+        from explain.attribution.encoding import described, encode
+        from explain.attribution.records import digest
 
         explainer = self.explainer
         options = self.options

@@ -84,7 +84,7 @@ target_option = click.option(
 @cli.quiet
 @cli.json
 @click.pass_context
-def run(context: click.Context, **values: Any) -> int:
+def run(context: click.Context, /, **values: Any) -> int:
     """Explain all photos of a source, and store the maps in one file.
 
     SOURCE is a folder of photos, a list (.csv, .tsv, .json, .jsonl: path, label, x0, y0, x1, y1), or WebDataset shards
@@ -237,7 +237,7 @@ def export(answer: Output, run_file: str, file: str, force: bool) -> None:
 @cli.json
 @click.pass_context
 def tell_insight(
-    context: click.Context, run_file: str, method: str | None, count: int, source: str | None, channels: int | None,
+    context: click.Context, /, run_file: str, method: str | None, count: int, source: str | None, channels: int | None,
     concepts: int | None, examples: str | None, target: str | None, layer: str | None, output: str | None, force: bool,
     **model: Any,
 ) -> None:  # fmt: skip
@@ -291,7 +291,7 @@ def tell_insight(
 @cli.json
 @click.pass_context
 def repair(
-    context: click.Context, run_file: str, finding: str, method: str | None, source: str | None,
+    context: click.Context, /, run_file: str, finding: str, method: str | None, source: str | None,
     layer: tuple[str, ...], train: bool, output: str, force: bool, **model: Any,
 ) -> None:  # fmt: skip
     """Remove a finding of insight from a model, and write a page that tests the result."""

@@ -42,7 +42,7 @@ MOST_EXAMPLES = 12
 @flag("--open", help="open it in the browser")
 @click.pass_obj
 def serve(
-    answer: Output, beside: tuple[str, ...], host: str, port: int, examples: str | None, open: bool, **model: Any
+    answer: Output, /, beside: tuple[str, ...], host: str, port: int, examples: str | None, open: bool, **model: Any
 ) -> None:
     """Start the app: explain photos in the browser."""
     from explain.app import application

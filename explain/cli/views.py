@@ -18,7 +18,7 @@ from explain.cli.several import PhotoResult, blaming, find_photos, for_all, load
 @model_options()
 @cli.json
 @click.pass_obj
-def list_layers(answer: Output, images: tuple[str, ...], **model: Any) -> None:
+def list_layers(answer: Output, /, images: tuple[str, ...], **model: Any) -> None:
     """List the layers that a model calls for a photo."""
     from PIL import Image
 
@@ -48,7 +48,7 @@ def list_layers(answer: Output, images: tuple[str, ...], **model: Any) -> None:
 @model_options()
 @cli.json
 @click.pass_obj
-def inspect(answer: Output, images: tuple[str, ...], recursive: bool, **model: Any) -> int:
+def inspect(answer: Output, /, images: tuple[str, ...], recursive: bool, **model: Any) -> int:
     """Print the output of every layer of the model for a photo."""
     photos = find_photos(images, recursive=recursive)
     explainer = load_explainer(answer, **model)
@@ -78,7 +78,7 @@ def inspect(answer: Output, images: tuple[str, ...], recursive: bool, **model: A
 @cli.json
 @click.pass_obj
 def draw_concepts(
-    answer: Output, images: tuple[str, ...], recursive: bool, count: int, layer: str | None, output: str, force: bool,
+    answer: Output, /, images: tuple[str, ...], recursive: bool, count: int, layer: str | None, output: str, force: bool,
     **model: Any,
 ) -> int:  # fmt: skip
     """Draw the concepts that a layer sees in a photo."""
@@ -118,7 +118,7 @@ PARTS = ["layers", "channels", "heads", "tokens", "positions", "regions"]
 @cli.json
 @click.pass_obj
 def trace(
-    answer: Output, images: tuple[str, ...], at: Any, layer: tuple[str, ...], target: str | None,
+    answer: Output, /, images: tuple[str, ...], at: Any, layer: tuple[str, ...], target: str | None,
     batch_size: int | None, output: str | None, force: bool, **model: Any,
 ) -> None:  # fmt: skip
     """Find which part of a network makes the difference between two photos."""

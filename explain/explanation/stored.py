@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from PIL import Image
 
-from explain.attribution.records import decode, digest
+from explain.attribution.encoding import decode
+from explain.attribution.records import digest
 from explain.attribution.selection import requested
 from explain.explanation.explainer import Explainer
 from explain.hooks import intervene, preserve
