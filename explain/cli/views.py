@@ -78,7 +78,8 @@ def inspect(answer: Output, /, images: tuple[str, ...], recursive: bool, **model
 @cli.json
 @click.pass_obj
 def draw_concepts(
-    answer: Output, /, images: tuple[str, ...], recursive: bool, count: int, layer: str | None, output: str, force: bool,
+    answer: Output, /, images: tuple[str, ...], recursive: bool, count: int, layer: str | None, output: str,
+    force: bool,
     **model: Any,
 ) -> int:  # fmt: skip
     """Draw the concepts that a layer sees in a photo."""
