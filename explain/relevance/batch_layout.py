@@ -77,7 +77,8 @@ class BatchLayout:
 
     def _joined(self, call: Call, dependent: Sequence[int]) -> Tensor | None:
         """The numbers of tensors that are joined; a constant belongs to the images that it is joined with."""
-        beside, found = self._numbers(call.flat[dependent[0]]), {}
+        beside = self._numbers(call.flat[dependent[0]])
+        found = {}
         for i in places(call, lambda tensor: True):
             tensor = call.flat[i]
             shared = i not in dependent and beside is not None and fits(beside, tensor.shape)
@@ -113,7 +114,8 @@ class BatchLayout:
         if numbers is None or (alone and torch.equal(numbers, compact(first(self._count, tensor)))):
             self._known.pop(tensor, None)
         else:
-            self._known[tensor], self._seen_any = numbers, True
+            self._known[tensor] = numbers
+            self._seen_any = True
 
 
 def first(count: int, like: Tensor) -> Tensor:

@@ -74,7 +74,8 @@ class Call:
     @property
     def named(self) -> dict[str, Any]:
         """The arguments by name, where the names are known; a tensor's method calls its own ``self``."""
-        names, first = self.info.arguments, next(iter(self.args), None)
+        names = self.info.arguments
+        first = next(iter(self.args), None)
         if self.name == "where" and self.args and not (isinstance(first, Tensor) and first.dtype == torch.bool):
             names = ("input", "condition", "other")
         return {**dict(zip(names, self.args, strict=False)), **self.kwargs}
@@ -116,7 +117,8 @@ def plain(call: Call) -> Call:
     if call.name != "instance_norm":
         return call
     given = call.named
-    mean, variance = given.get("running_mean"), given.get("running_var")
+    mean = given.get("running_mean")
+    variance = given.get("running_var")
     if mean is None or variance is None or given.get("use_input_stats", True):
         return call
     affine = given["input"], given.get("weight"), given.get("bias")
@@ -244,7 +246,8 @@ def linear_map(call: Call, places: Sequence[int]) -> LinearMap | None:
     """The linear map that a call is, in the one argument that a gradient leads to; None where it is none."""
     if len(places) != 1:
         return None
-    place, name = places[0], call.name
+    place = places[0]
+    name = call.name
     if name == "batch_norm":
         return _batch_norm(call, place)
     if name.startswith("conv"):
@@ -253,11 +256,13 @@ def linear_map(call: Call, places: Sequence[int]) -> LinearMap | None:
         return _deformed_convolution(call, place)
     if name == "linear" and place == 0:
         given = call.named
-        weight, bias = detached(given["weight"]), detach(given.get("bias"))
+        weight = detached(given["weight"])
+        bias = detach(given.get("bias"))
         return LinearMap(0, F.linear, weight, bias, -1, lambda g, x, w: g @ w, lambda factor: weight * factor[:, None])
     if name == "addmm" and place == 1:
         given = call.named
-        scale, weight = given.get("alpha", 1), detached(given["mat2"])
+        scale = given.get("alpha", 1)
+        weight = detached(given["mat2"])
         bias = detached(given["input"]) * given.get("beta", 1)
         return LinearMap(1, lambda x, w, b: scale * (x @ w) + (0 if b is None else b), weight, bias, -1)
     if name in ("matmul", "rmatmul", "mm", "bmm", "mv", "einsum"):
@@ -274,13 +279,16 @@ def _convolution(call: Call, place: int) -> LinearMap | None:
     given = call.named
     if place != 0 or "weight" not in given:
         return None
-    weight, bias = detached(given["weight"]), detach(given.get("bias"))
+    weight = detached(given["weight"])
+    bias = detach(given.get("bias"))
     rest = {name: value for name, value in given.items() if name not in ("input", "weight", "bias")}
     if weight.shape[2:].numel() == 1 and weight.dtype == torch.float32 and weight.device.type == "cpu":
         # With one thread, PyTorch takes a plain matrix product for few photos, which oneDNN needs half the time for;
         # it takes oneDNN where the kernel is dilated, and to a kernel of one place that makes no difference.
         rest["dilation"] = 2
-    transposed, spatial, groups = "transpose" in call.name, weight.ndim - 2, rest.get("groups", 1)
+    transposed = "transpose" in call.name
+    spatial = weight.ndim - 2
+    groups = rest.get("groups", 1)
     function: Callable[..., Tensor] = call.function
 
     def run(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
@@ -329,7 +337,9 @@ def _convolution_back(rest: Mapping[str, Any], spatial: int, *, transposed: bool
         """One number for each dimension, where one for all may be given."""
         return [value] * spatial if isinstance(value, int) else list(value) * (spatial if len(value) == 1 else 1)
 
-    stride, dilation, more = rest.get("stride", 1), rest.get("dilation", 1), rest.get("output_padding", 0)
+    stride = rest.get("stride", 1)
+    dilation = rest.get("dilation", 1)
+    more = rest.get("output_padding", 0)
     options = each(stride), each(padding), each(dilation), transposed, each(more), rest.get("groups", 1)
 
     def back(gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor:
@@ -341,11 +351,14 @@ def _convolution_back(rest: Mapping[str, Any], spatial: int, *, transposed: bool
 
 def _batch_norm(call: Call, place: int) -> LinearMap | None:
     given = call.named
-    mean, variance = given.get("running_mean"), given.get("running_var")
+    mean = given.get("running_mean")
+    variance = given.get("running_var")
     if given.get("training", False) or mean is None or variance is None or place != 0:
         return None
     shape = (-1, *[1] * (given["input"].ndim - 2))
-    weight, bias, epsilon = detach(given.get("weight")), detach(given.get("bias")), given.get("eps", 1e-5)
+    weight = detach(given.get("weight"))
+    bias = detach(given.get("bias"))
+    epsilon = given.get("eps", 1e-5)
     factor = (variance + epsilon).rsqrt_()
     factor = factor if weight is None else factor * weight
     shift = -mean * factor if bias is None else torch.addcmul(bias, mean, factor, value=-1)
@@ -353,7 +366,8 @@ def _batch_norm(call: Call, place: int) -> LinearMap | None:
     def run(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return x * weight if bias is None else (x * weight).add_(bias)
 
-    factor, shift = factor.reshape(shape), shift.reshape(shape)
+    factor = factor.reshape(shape)
+    shift = shift.reshape(shape)
 
     def scaled(other: Tensor) -> Tensor:
         return other.reshape(shape).mul(factor)

@@ -119,7 +119,8 @@ class Composite:
         return next((rule for rule in meeting if isinstance(step, rule.acts_on) and rule.fits(step)), None)
 
 
-_MAPS, _CONVOLUTIONS = When(LINEAR), When(("convolution",))
+_MAPS = When(LINEAR)
+_CONVOLUTIONS = When(("convolution",))
 _AT_INPUT = When(("convolution", "dense", "matrixproduct"), first=True)
 
 
@@ -132,13 +133,17 @@ def attn_lrp(epsilon: float = 1e-6, gamma: float = 0.0) -> Composite:
 def transformer_attribution() -> Composite:
     """The rules of Chefer et al. (CVPR 2021): z+ without biases, pass-through elsewhere, balanced sums."""
     passed = When(("activation", "deviation", "softmax", "attention")), nonlinear.ElementwisePassThrough()
-    sums, factors = (When(("sum",)), nonlinear.Balanced()), (_FACTORS, nonlinear.Uniform(constant=False))
+    sums = (When(("sum",)), nonlinear.Balanced())
+    factors = (_FACTORS, nonlinear.Uniform(constant=False))
     return Composite("TransformerAttribution", ((_MAPS, ZPlus(1e-9, bias=False)), passed, sums, factors, *_CONSTANT))
 
 
 AUTOMATIC = Composite("automatic", ())
-_EPSILON, _FLAT, _BOX = (_MAPS, Epsilon()), (_AT_INPUT, Flat()), (_AT_INPUT, ZBox())
-_PLUS, _ALPHA_BETA = (_CONVOLUTIONS, ZPlus()), (_CONVOLUTIONS, AlphaBeta(2, 1))
+_EPSILON = (_MAPS, Epsilon())
+_FLAT = (_AT_INPUT, Flat())
+_BOX = (_AT_INPUT, ZBox())
+_PLUS = (_CONVOLUTIONS, ZPlus())
+_ALPHA_BETA = (_CONVOLUTIONS, AlphaBeta(2, 1))
 _AT_THE_INPUT: dict[str, Rules] = {"": (), "Flat": (_FLAT,), "Box": (_BOX,)}
 _ABOVE: dict[str, Rules] = {"": (), "Plus": (_PLUS,), "Alpha2Beta1": (_ALPHA_BETA,)}
 _RULES: dict[str, Rules] = {
@@ -185,11 +190,14 @@ class PropagationResult:
 
     @property
     def coverage(self) -> Coverage:
-        by_kind, by_rule = Counter[str](), dict[str, dict[str, int]]()
+        by_kind = Counter[str]()
+        by_rule = dict[str, dict[str, int]]()
         for (rule, kind), count in self.covered.items():
             by_rule.setdefault(rule, {})[kind] = count
             by_kind[kind] += count
-        flow, missed, taken = self.flow, Counter(self.missed), dict(self.flow.taken)
+        flow = self.flow
+        missed = Counter(self.missed)
+        taken = dict(self.flow.taken)
         for cause, size in flow.watched.items():
             if not flow.lost(cause, 1e3 * torch.finfo(size.dtype).eps):
                 del taken[cause]  # rounding errors: it conserves
@@ -213,16 +221,19 @@ def propagate(
     reached: list[Step | LinearNode] = [*maps_in(behind, nodes, do_not_merge), *(s for s in behind if not s.is_map)]
     calls: set[int] = set()
     for step in reached:
-        name, rule = step.kind, chosen.rule(step)
+        name = step.kind
+        rule = chosen.rule(step)
         is_first = True
         if isinstance(step, LinearNode):
-            rule, flow = rule or Gradient(), found.flow.for_step(step.exit)
+            rule = rule or Gradient()
+            flow = found.flow.for_step(step.exit)
             for entrance in step.constants:
                 flow.give(entrance, send_nothing)
         else:
             flow = found.flow.for_step(step)
             if step.kind == "other":
-                name, rule = step.function, nonlinear.NoRule()
+                name = step.function
+                rule = nonlinear.NoRule()
                 is_first = id(step.entrances) not in calls  # of the results of one call
                 calls.add(id(step.entrances))
         if is_first:

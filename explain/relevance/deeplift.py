@@ -48,11 +48,13 @@ def propagate_differences(
     """
     if [step.function for step in steps] != [step.function for step in of_reference]:
         raise MethodError("baseline of deeplift must run the operations of the photo, but does not; choose another")
-    nodes, flow = consumers(score), RelevanceFlow(group, count, ())
+    nodes = consumers(score)
+    flow = RelevanceFlow(group, count, ())
     for step, other in zip(steps, of_reference, strict=True):
         if step.node not in nodes or not step.values or step.linear is not None:
             continue
-        pair, back = StepPair(step, other), _BACK.get(step.kind)
+        pair = StepPair(step, other)
+        back = _BACK.get(step.kind)
         if step.kind in ("rectifier", "activation"):
             _rescale(pair, flow)
         elif back is not None and step.entrances:
@@ -93,20 +95,23 @@ def _through(step: Step, arrived: Tensor) -> Tensor:
 
 
 def _product(pair: StepPair, gradient: Tensor) -> dict[int, Tensor]:
-    (a, a0), (b, b0) = pair.given(0), pair.given(1)
+    a, a0 = pair.given(0)
+    b, b0 = pair.given(1)
     return {0: _meeting(gradient * _mean(b, b0), a), 1: _meeting(gradient * _mean(a, a0), b)}
 
 
 def _quotient(pair: StepPair, gradient: Tensor) -> dict[int, Tensor]:
     above, below = (1, 0) if pair.step.function.startswith("r") else (0, 1)
-    (a, a0), (b, b0) = pair.given(above), pair.given(below)
+    a, a0 = pair.given(above)
+    b, b0 = pair.given(below)
     of_a = gradient * _mean(1 / b, 1 / b0)
     of_b = -gradient * _mean(a, a0) / (b * b0).conj()
     return {above: _meeting(of_a, a), below: _meeting(of_b, b)}
 
 
 def _matrix_product(pair: StepPair, gradient: Tensor) -> dict[int, Tensor]:
-    (a, a0), (b, b0) = pair.given(0), pair.given(1)
+    a, a0 = pair.given(0)
+    b, b0 = pair.given(1)
     of_a = gradient @ _mean(b, b0).transpose(-2, -1)
     of_b = _mean(a, a0).transpose(-2, -1) @ gradient
     return {0: _meeting(of_a, a), 1: _meeting(of_b, b)}
@@ -129,7 +134,8 @@ def _of_softmax(x: Tensor, x0: Tensor, dim: int, gradient: Tensor) -> Tensor:
     Its slopes m are the logarithmic means of the two softmaxes. Softmaxes sum to one, so that the differences of x
     times m add up to that of L times the sum of m: L shares itself out in proportion to m.
     """
-    s, s0 = x.softmax(dim), x0.softmax(dim)
+    s = x.softmax(dim)
+    s0 = x0.softmax(dim)
     change = x.log_softmax(dim) - x0.log_softmax(dim)
     ratio = torch.where(change.isnan(), 0, change).abs()  # of what is masked, NaN
     slope = torch.maximum(s, s0) * torch.where(ratio == 0, 1, -torch.expm1(-ratio) / torch.where(ratio == 0, 1, ratio))
@@ -139,24 +145,31 @@ def _of_softmax(x: Tensor, x0: Tensor, dim: int, gradient: Tensor) -> Tensor:
 
 def _attention(pair: StepPair, gradient: Tensor) -> dict[int, Tensor]:
     (q, q0), (k, k0), (v, v0) = (pair.given(i) for i in range(3))
-    (scores, scale), (scores0, _) = attention_scores(pair.step, q, k), attention_scores(pair.step, q0, k0)
+    scores, scale = attention_scores(pair.step, q, k)
+    scores0, _ = attention_scores(pair.step, q0, k0)
     weights = (scores.softmax(-1) + scores0.softmax(-1)) / 2
     of_scores = _of_softmax(scores, scores0, -1, gradient @ ((v + v0) / 2).transpose(-2, -1)) * scale
-    of_query, of_key = of_scores @ (k + k0) / 2, of_scores.transpose(-2, -1) @ (q + q0) / 2
+    of_query = of_scores @ (k + k0) / 2
+    of_key = of_scores.transpose(-2, -1) @ (q + q0) / 2
     return {0: of_query, 1: of_key, 2: weights.transpose(-2, -1) @ gradient}
 
 
 def _deviation(pair: StepPair, gradient: Tensor) -> dict[int, Tensor]:
     """The mean is taken off, which is linear; then a product with the inverse root of the mean square."""
-    step, (x, x0) = pair.step, pair.given(0)
-    (shape, dims), weight = normalised_rows(step, x), parameter_of(step, "weight")
-    centred, epsilon = step.function != "rms_norm", epsilon_of(step, x)
+    step = pair.step
+    x, x0 = pair.given(0)
+    shape, dims = normalised_rows(step, x)
+    weight = parameter_of(step, "weight")
+    centred = step.function != "rms_norm"
+    epsilon = epsilon_of(step, x)
     arrived = (gradient if weight is None else gradient * weight).reshape(shape)
-    rows, rows0 = x.reshape(shape), x0.reshape(shape)
+    rows = x.reshape(shape)
+    rows0 = x0.reshape(shape)
     if centred:
         rows, rows0 = (r - r.mean(dims, keepdim=True) for r in (rows, rows0))
     square, square0 = (r.square().mean(dims, keepdim=True) + epsilon for r in (rows, rows0))
-    inverse, inverse0 = square.rsqrt(), square0.rsqrt()
+    inverse = square.rsqrt()
+    inverse0 = square0.rsqrt()
     slope = -(inverse * inverse0).square() / (inverse + inverse0)  # of the inverse root, between the two squares
     size = rows.numel() // square.numel()
     of_square = (arrived * (rows + rows0) / 2).sum(dims, keepdim=True) * slope
@@ -172,7 +185,8 @@ def _maximum(pair: StepPair, gradient: Tensor) -> dict[int, Tensor]:
     pool = getattr(F, pair.step.function)
     options = {name: value for name, value in pair.step.options.items() if name not in ("input", "return_indices")}
     (y, at), (y0, at0) = (pool(each, **options, return_indices=True) for each in (x, x0))
-    flat, flat0 = x.flatten(2), x0.flatten(2)
+    flat = x.flatten(2)
+    flat0 = x0.flatten(2)
     held = (y.flatten(2), at.flatten(2)), (y0.flatten(2), at0.flatten(2))
     return {0: _to_holders(flat, flat0, *held, gradient.flatten(2)).reshape(x.shape)}
 
@@ -190,7 +204,8 @@ def _over_dimensions(x: Tensor, x0: Tensor, options: Mapping[str, Any], gradient
 
 def _to_holders(x: Tensor, x0: Tensor, held: Sequence[Any], held0: Sequence[Any], gradient: Tensor) -> Tensor:
     """From the maxima's values and places, along the last dimension."""
-    (y, at), (y0, at0) = held, held0
+    y, at = held
+    y0, at0 = held0
     places = torch.where(y >= y0, at, at0)
     slope = _slope(x.gather(-1, places), x0.gather(-1, places), y, y0)
     return torch.zeros_like(x).scatter_add(-1, places, gradient * torch.where(slope.isnan(), 1, slope))

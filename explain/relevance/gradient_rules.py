@@ -55,7 +55,8 @@ class Deconvnet(Guided):
     name: ClassVar[str] = "deconvnet"
 
     def backward(self, operation: Operation, grad_inputs: Gradients, grad_outputs: Gradients) -> Gradients:
-        arrived, sent = grad_outputs[0], list(grad_inputs)
+        arrived = grad_outputs[0]
+        sent = list(grad_inputs)
         waiting = _positive(operation, arrived)
         for i in operation.inputs:
             gradient = grad_inputs[i] if i < len(sent) else None

@@ -117,7 +117,8 @@ class _Operation:
         if place not in self.sizes:
             size = self.slopes[place].abs()
             if len(self.edges) == 1:
-                made, none = size * weights, weights == 0
+                made = size * weights
+                none = weights == 0
                 made = made.clamp(min=torch.finfo(size.dtype).eps ** 0.5 * made.amax())
                 size = torch.where(none, size, made / torch.where(none, 1, weights))
             self.sizes[place] = size
@@ -137,7 +138,9 @@ class Prefix:
     """
 
     def __init__(self, end: Edge, sources: Mapping[Edge, int], operations: Sequence[_Operation]) -> None:
-        self._end, self._sources, self._operations = end, sources, operations
+        self._end = end
+        self._sources = sources
+        self._operations = operations
         self._weights = self._forward({edge: _ones(edge) for edge in sources}, sizes=True)
         self.outside = self._weights == 0
         """Which values that the map is given are made of no pixel, but of constants: padding, for one."""
@@ -172,7 +175,8 @@ class Prefix:
         """The least and largest values that the map can be given, where it was given x, from those of each source."""
         middle = {e: (ends[i][0] + ends[i][1]) / 2 - detached(sources[i]) for e, i in self._sources.items()}
         half = {e: (ends[i][1] - ends[i][0]) / 2 for e, i in self._sources.items()}
-        middle_of_x, half_of_x = detached(x) + self._forward(middle, sizes=False), self._forward(half, sizes=True)
+        middle_of_x = detached(x) + self._forward(middle, sizes=False)
+        half_of_x = self._forward(half, sizes=True)
         return middle_of_x - half_of_x, middle_of_x + half_of_x
 
     def _forward(self, given: Values, *, sizes: bool) -> Tensor:

@@ -61,7 +61,8 @@ class Epsilon(_Stabilised):
 
     def back(self, of: LinearNode, gradient: Tensor, flow: RelevanceFlow) -> Tensor:
         """With R = z g, what is sent back is g z / (z + e sign(z)), which is g less g e / (|z| + e)."""
-        linear, z = of.linear, of.result.tensor
+        linear = of.linear
+        z = of.result.tensor
         small = self._small(flow, z.clamp(min=0) if of.rectified else z)
         taken = _over(gradient, z.abs().add_(small)).mul_(small)
         flow.take("stabiliser", taken, z)
@@ -104,7 +105,8 @@ class AlphaBeta(_Stabilised):
 
         Where there are no contributions of the sign, nobody gets any.
         """
-        linear, x = of.linear, of.x.tensor
+        linear = of.linear
+        x = of.x.tensor
         bias = None if linear.bias is None or not self.bias else _signed(linear.bias, sign)
         parts = [(x, _signed(linear.weight, sign))]
         if not bool(x.amin() >= 0):
@@ -143,7 +145,9 @@ class Gamma(_Stabilised):
     def back(self, of: LinearNode, gradient: Tensor, flow: RelevanceFlow) -> Tensor:
         if of.rectified and bool(of.x.tensor.amin() >= 0):
             return self._of_positive(of, gradient, flow)
-        linear, x, z = of.linear, of.x.tensor, of.result.tensor
+        linear = of.linear
+        x = of.x.tensor
+        z = of.result.tensor
         half = self.gamma / 2
         weight = linear.weight.abs().mul_(half)
         bias = None if linear.bias is None else linear.bias.abs().mul_(half)
@@ -161,7 +165,8 @@ class Gamma(_Stabilised):
 
     def _of_positive(self, of: LinearNode, gradient: Tensor, flow: RelevanceFlow) -> Tensor:
         """Where x and z are not negative, the positive weights alone count for more."""
-        linear, x = of.linear, of.x.tensor
+        linear = of.linear
+        x = of.x.tensor
         weight = linear.weight.clamp(min=0).mul_(self.gamma).add_(linear.weight)
         bias = None if linear.bias is None else linear.bias + self.gamma * linear.bias.clamp(min=0)
         z = _run(of, [(x, weight)], bias).clamp_(min=0)  # nothing arrives where it is negative
@@ -180,7 +185,8 @@ class _AtInput(_Stabilised):
     """
 
     def back(self, of: LinearNode, gradient: Tensor, flow: RelevanceFlow) -> Tensor:
-        x, prefix = of.x.tensor, Prefix.to(of.node, flow.sources) if of.nearest else None
+        x = of.x.tensor
+        prefix = Prefix.to(of.node, flow.sources) if of.nearest else None
         shares = self.shares(of, gradient * of.result.tensor, flow, prefix)
         if prefix is not None:
             if bool(prefix.outside.any()):
@@ -220,11 +226,13 @@ class Flat(_ByWeights):
     """The flat rule (Bach et al., 2016): every input of a unit gets the same share, whatever x and w."""
 
     def shares(self, of: LinearNode, relevance: Tensor, flow: RelevanceFlow, prefix: Prefix | None) -> Tensor:
-        linear, x = of.linear, of.x.tensor
+        linear = of.linear
+        x = of.x.tensor
         if not linear.alike:
             return self._by_weights(of, torch.ones_like(linear.weight), relevance, flow)
         # All channels are alike: one of each is enough.
-        weight, one = torch.ones_like(linear.weight[:1, :1]), torch.ones_like(x[:1, :1])
+        weight = torch.ones_like(linear.weight[:1, :1])
+        one = torch.ones_like(x[:1, :1])
         z = linear.run(one, weight, None).mul_(x.shape[1])
         share = self._quotient(relevance.sum(1, keepdim=True), z, flow)
         return linear.backward(share, x[:, :1], weight).expand_as(x)
@@ -252,7 +260,8 @@ class ZBox(_AtInput):
     absolute: bool = False
 
     def shares(self, of: LinearNode, relevance: Tensor, flow: RelevanceFlow, prefix: Prefix | None) -> Tensor:
-        linear, x = of.linear, of.x.tensor
+        linear = of.linear
+        x = of.x.tensor
         ends = self._range(of, flow, prefix)
         weights = (linear.weight, -linear.weight.clamp(min=0), -linear.weight.clamp(max=0))
         parts = list(zip((x, *ends), weights, strict=True))
@@ -264,7 +273,8 @@ class ZBox(_AtInput):
 
     def _range(self, of: LinearNode, flow: RelevanceFlow, prefix: Prefix | None) -> tuple[Tensor, Tensor]:
         """The least and largest values that the map can be given."""
-        x, channels = of.x.tensor, of.linear.channels
+        x = of.x.tensor
+        channels = of.linear.channels
         if self.low is None or self.high is None:
             # Of a convolution that is given a single picture, there are no rows before the channels.
             apart = range(x.ndim + channels + 1) if of.kind == "convolution" else (flow.images_in(x),)
@@ -312,7 +322,8 @@ def _take(
 ) -> None:
     """Take what the bias and the stabiliser get of a share of relevance."""
     # Both are the same for all that lies behind the dimension of the channels, unless images lie there.
-    dims, images = tuple(range(of.linear.channels + 1, 0)), of.exit.images
+    dims = tuple(range(of.linear.channels + 1, 0))
+    images = of.exit.images
     if dims and (images is None or all(images.shape[d] == 1 for d in dims)):
         share = share.sum(dims, keepdim=True)
     if bias is not None:

@@ -157,7 +157,8 @@ class Taylor(RelevanceRule):
 
 def attention_scores(step: Step, query: Tensor, key: Tensor) -> tuple[Tensor, float]:
     """The scores of a fused attention, lowest where the mask keeps keys from queries; and what they are scaled by."""
-    given, mask = step.options.get("scale"), step.options.get("attn_mask")
+    given = step.options.get("scale")
+    mask = step.options.get("attn_mask")
     scale: float = query.shape[-1] ** -0.5 if given is None else given
     causal = bool(step.options.get("is_causal"))
     return fused_scores(query, key, mask, causal, scale, torch.finfo(query.dtype).min), scale
@@ -172,7 +173,8 @@ class ConstantDeviation(RelevanceRule):
         return bool(step.entrances) and tuple(step.dependent) == (0,) and step.linear is None
 
     def back(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Tensor:
-        weight, bias = parameter_of(step, "weight"), parameter_of(step, "bias")
+        weight = parameter_of(step, "weight")
+        bias = parameter_of(step, "bias")
         if bias is not None:
             flow.take("biases", gradient * bias)
         return _through(step, gradient if weight is None else gradient * weight)
@@ -211,7 +213,8 @@ def _through(step: Step, gradient: Tensor) -> Tensor:
     shape, dims = normalised_rows(step, x)
     if step.function == "rms_norm":
         return gradient * (x.square().mean(dims, keepdim=True) + epsilon).rsqrt()
-    rows, arrived = x.reshape(shape), gradient.reshape(shape)
+    rows = x.reshape(shape)
+    arrived = gradient.reshape(shape)
     inverse = _inverse_deviation(rows, dims, epsilon)
     found: Tensor = (arrived - arrived.mean(dims, keepdim=True)).mul_(inverse).reshape(x.shape)
     return found
@@ -296,7 +299,8 @@ def _joined(step: Step, gradient: Tensor) -> list[Tensor]:
 
 def _chosen(step: Step, gradient: Tensor) -> list[Tensor]:
     if step.function == "masked_fill":
-        mask, value = step.options.get("mask", step.shapes[1]), step.shapes[2]
+        mask = step.options.get("mask", step.shapes[1])
+        value = step.shapes[2]
         return [torch.where(mask & (gradient != 0), gradient * value, 0)]
     mask = step.options["condition"]
     signals = [i for i, value in enumerate(step.shapes) if isinstance(value, torch.Size)]
@@ -358,7 +362,8 @@ class ElementwisePassThrough(RelevanceRule):
 
 def _normalised(step: Step) -> Tensor:
     """What a normalisation gave, which is computed once more."""
-    x, options = step.values[0].tensor, dict(step.options)
+    x = step.values[0].tensor
+    options = dict(step.options)
     shape = () if step.function in ("group_norm", "instance_norm") else (options.pop("normalized_shape"),)
     groups = (options.pop("num_groups"),) if step.function == "group_norm" else ()
     found: Tensor = getattr(F, step.function)(x, *shape, *groups, **options)
@@ -382,7 +387,8 @@ class Balanced(RelevanceRule):
             if one is None or other is None:
                 return grad_inputs
             sums = [flow.by_image(g * step.values[i].tensor) for i, g in enumerate((one, other))]
-            whole, sizes = sums[0] + sums[1], sums[0].abs() + sums[1].abs()
+            whole = sums[0] + sums[1]
+            sizes = sums[0].abs() + sums[1].abs()
             factors = (torch.where(s == 0, 0, s.sign() * whole / torch.where(sizes == 0, 1, sizes)) for s in sums)
             scaled = ((g * spread(f, g)).to(g.dtype) for g, f in zip((one, other), factors, strict=True))
             return (*scaled, *grad_inputs[2:])

@@ -126,7 +126,8 @@ class ConstantRecorder:
 
     def seen(self, call: Call, result: Any) -> Any:
         """Note what a call adds; return its result, in the graph."""
-        info, args = call.info, call.args
+        info = call.info
+        args = call.args
         if not isinstance(result, Tensor) or not (result.is_floating_point() or result.is_complex()):
             return self.derive(call, result)
         if info.has("biased"):
@@ -219,7 +220,9 @@ def _bias(given: Mapping[str, Any]) -> Tensor | None:
     For a normalisation by running statistics it is ``beta - gamma mean / sqrt(var + eps)``: the shift by the running
     mean counts, which the bias alone leaves out.
     """
-    bias, mean, variance = given.get("bias"), given.get("running_mean"), given.get("running_var")
+    bias = given.get("bias")
+    mean = given.get("running_mean")
+    variance = given.get("running_var")
     bias = None if bias is None else detached(bias)
     batch = given.get("training", False) or given.get("use_input_stats", "training" not in given)
     if mean is None or variance is None or batch:
@@ -322,10 +325,12 @@ class OperationRecorder(Tracer):
         call = Call(func, name, args, kwargs)
         rectified = None if rectifiers is None else rectifiers.find(call)
         if rectified is not None and not call.info.has("rectifies") and is_transforming():
-            must, module = "guidedbackprop must see rectifiers", self._running()[0]
+            must = "guidedbackprop must see rectifiers"
+            module = self._running()[0]
             raise inside_transform(must, f"{name}()", module, "use relu() there, or saliency")
         noted = rectified is not None or (self._constants is not None and call.info.has("adds"))
-        first, apart = args[0] if args else None, None
+        first = args[0] if args else None
+        apart = None
         if noted and call.in_place and isinstance(first, Tensor):
             constant = self._constants is not None and self._constants.is_constant(first)
             apart = call.out_of_place() if constant or first._is_view() else None
@@ -387,7 +392,9 @@ class Rectifiers:
 
     def find(self, call: Call) -> Rectified | None:
         """What a call rectifies, before it is made; None where it is no rectifier."""
-        name, args, kwargs = call.name, call.args, call.kwargs
+        name = call.name
+        args = call.args
+        kwargs = call.kwargs
         if call.info.has("rectifies"):
             return Rectified()
         values = [*args, *kwargs.values()]
@@ -460,7 +467,8 @@ def _masked(values: list[Any], keeps_negative: Callable[[Tensor, Any], bool | No
     if len(values) != 2:
         return None
     for own, other in ((0, 1), (1, 0)):
-        value, mask = values[own], values[other]
+        value = values[own]
+        mask = values[other]
         known = isinstance(mask, Tensor) and not mask.requires_grad
         if isinstance(value, Tensor) and value.requires_grad and known:
             found = keeps_negative(value, mask)

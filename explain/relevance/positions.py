@@ -147,10 +147,12 @@ class PositionTracer(Tracer):
             return _first(self._multiplied(call, states), result)
         if name in _PRODUCTS:
             added = call.info.has("adds to first")
-            first, second = states[added], states[added + 1]
+            first = states[added]
+            second = states[added + 1]
             if first in (UNKNOWN, EVERYWHERE):
                 return first
-            rows, columns = _mean(first, [-1]), NOWHERE if name == "linear" else _mean(second, [-2])
+            rows = _mean(first, [-1])
+            columns = NOWHERE if name == "linear" else _mean(second, [-2])
             found = _first([rows, columns], result)
             of_constants = NOWHERE in (first, second)
             return NOWHERE if found is EVERYWHERE and not of_constants else found  # of what the first's rows belong to
@@ -260,7 +262,8 @@ def _resampled(call: Call, state: State, result: Tensor) -> State:
     found = []
     for position in mean:
         values = position.double().expand(len(position), 1, *call.flat[0].shape[2:])
-        sums, counts = run(values), run((values > 0).double())
+        sums = run(values)
+        counts = run((values > 0).double())
         found.append(_quotient(sums, counts))
     return _first([tuple(found)], result)
 

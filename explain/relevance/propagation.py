@@ -88,7 +88,8 @@ class RelevanceFlow:
         """Replace the gradient in a step's first input, from the one that arrives and the one that autograd sends."""
 
         def after(grad_inputs: Gradients, grad_outputs: Gradients) -> Gradients:
-            arrived, plain = grad_outputs[step.output], grad_inputs[0]
+            arrived = grad_outputs[step.output]
+            plain = grad_inputs[0]
             if arrived is None or plain is None:
                 return grad_inputs
             return (change(arrived, plain).to(plain.dtype), *grad_inputs[1:])
@@ -149,7 +150,8 @@ class RelevanceFlow:
         if not isinstance(factor, Tensor):
             found = self.by_image(part) * factor
         elif factor.shape == part.shape and factor.dtype == part.dtype and by_rows:
-            rows, others = part.reshape(self.count, 1, -1), factor.reshape(self.count, -1, 1)
+            rows = part.reshape(self.count, 1, -1)
+            others = factor.reshape(self.count, -1, 1)
             found = (rows @ others).reshape(self.count)
         elif factor.shape == part.shape[-1:] and part.ndim > 1 and factor.dtype == part.dtype:
             found = self.by_image((part @ factor).unsqueeze(-1))
@@ -284,7 +286,8 @@ def stop_other_paths(group: HookGroup, node: Node, after: Mapping[Node, Sequence
 
     Hooks run in their order: this comes after those of the rules, which see the whole gradient of a step.
     """
-    leading, waiting = {node}, [node]
+    leading = {node}
+    waiting = [node]
     while waiting:
         new = [each for each in after[waiting.pop()] if each not in leading]
         leading.update(new)
@@ -313,13 +316,16 @@ def maps_in(
             continue
         assert step.linear is not None
         assert step.result is not None
-        linear, first, preceding = step.linear, step, step.preceding
+        linear = step.linear
+        first = step
+        preceding = step.preceding
         # Without an entrance of its own, as of a second normalisation, the two cannot be answered for as one.
         if step.kind == "batchnorm" and preceding is not None and preceding.linear is not None and preceding.entrances:
             alone = len(nodes.get(preceding.node, ())) == 1 and preceding.node not in do_not_merge
             joined = preceding.linear.then(linear.weight, linear.bias) if alone else None
             if joined is not None:
-                linear, first = joined, preceding
+                linear = joined
+                first = preceding
                 within.add(id(preceding))
         after = nodes[step.node]
         rectified = bool(after) and all(node.name().startswith("ReluBackward") for node in after)

@@ -136,7 +136,8 @@ class StepRecorder(Tracer):
     def __init__(
         self, model: nn.Module, sources: list[Tensor], *, values: bool = False, summands: bool = False, images: int = 1
     ) -> None:
-        self._values, self._summands = values, summands
+        self._values = values
+        self._summands = summands
         self._entered = _ENTERED | (_WITH_VALUES - {"rectifier", "activation"}) if values else _ENTERED
         self.steps: list[Step] = []
         self._running = ModuleTracker(model)
@@ -160,7 +161,8 @@ class StepRecorder(Tracer):
         dependent = calls.places(call, self._dependence.of)
         if is_transforming() and call.info.kind is not None and any(map(self._dependence.of, call.tensors)):
             # Tensors are proxies of those that the gradient leads to.
-            must, module = "relevance must be propagated", self._running()[0]
+            must = "relevance must be propagated"
+            module = self._running()[0]
             raise calls.inside_transform(must, f"{name}()", module, "use integratedgradients")
         if not dependent or not torch.is_grad_enabled():
             result = call.made()
@@ -182,7 +184,8 @@ class StepRecorder(Tracer):
         """Make a call that no rule knows; each of its results is a step, the first of which has the entrances."""
         if is_registered(call.name) and call.overwritten:
             return self._record_name(call, dependent)
-        first, run = call.flat[0], call
+        first = call.flat[0]
+        run = call
         given = {i: call.flat[i] for i in dependent}
         if call.in_place:
             run = call.out_of_place() or call
@@ -217,7 +220,8 @@ class StepRecorder(Tracer):
 
     def _add(self, kind: str, function: str, dependent: Sequence[int], gave: Tensor, **noted: Any) -> Step:
         """Add the step that gave a result, which has a Node."""
-        images, node = self._layout.of(gave), gave.grad_fn
+        images = self._layout.of(gave)
+        node = gave.grad_fn
         assert node is not None
         step = Step(kind, function, self._running()[0], dependent, node, gave.output_nr, images=images, **noted)
         self.steps.append(step)
@@ -226,7 +230,8 @@ class StepRecorder(Tracer):
     def _written(self, first: Tensor, made: Tensor) -> Tensor:
         """Write a result where it belongs; the rest of a constant that it is written into counts as added."""
         first.copy_(made)
-        beside, base = self._dependence.rest_of_base(first), first._base
+        beside = self._dependence.rest_of_base(first)
+        base = first._base
         if beside is not None and base is not None and base.grad_fn is not None:
             self._add("sum", "iadd", [0], base, shapes=[base.shape, beside])
         return first
@@ -262,7 +267,8 @@ class StepRecorder(Tracer):
             scales = _positions(call, dependent)
             linear = calls.linear_map(call, [place for place in dependent if place not in scales])
             if linear is not None:
-                x, preceding = call.flat[linear.place], None
+                x = call.flat[linear.place]
+                preceding = None
                 if kind == "batchnorm":  # what gave x, unless something has been done to it in place
                     step, version = self._made_by.get(x) or (None, 0)
                     preceding = step if step and step.node is x.grad_fn and version == x._version else None
@@ -317,7 +323,8 @@ class StepRecorder(Tracer):
             again = (step.linear, step.values[0]) if step.kind == "batchnorm" and step.linear else None
             step.result = self._keeper.keep(result, is_result=True, again=again)
         if step.kind == "activation":
-            x, y = step.values[0].tensor, detached(result)
+            x = step.values[0].tensor
+            y = detached(result)
             step.offset = _at_zero(call, x)
             if call.in_place:
                 with torch._C.DisableTorchFunction():  # with a graph, another recorder would take it for the model's

@@ -148,5 +148,6 @@ def operator_of_node(node_name: str) -> str | None:
     return next((row for row in TABLE if row.rpartition("::")[2].replace("_", "") == name.lower()), name)
 
 
-_OF_PYTHON, _OF_CPP = "GeneratedBackwardFor_", "CppNode<"
+_OF_PYTHON = "GeneratedBackwardFor_"
+_OF_CPP = "CppNode<"
 """How the Nodes are called of operators whose derivatives are registered in Python and in C++."""
