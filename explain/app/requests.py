@@ -1,17 +1,17 @@
 """What comes to the app from anybody: its limits, uploaded photos, requests in JSON, and regions to cover."""
 
-import ctypes
 import io
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
+from math import ceil
 from pathlib import PurePosixPath
 from typing import Any
 
-import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
+from torchvision.transforms.functional import pil_to_tensor, to_pil_image
 
 from explain._utils.errors import ExplainError, ImageError, overheard, printable, quiet, shown
 from explain.baselines.replacements import get_baseline
@@ -29,9 +29,8 @@ class Limits:
     ``upload`` is the largest number of bytes of a photo and ``pixels`` its largest number of pixels, both checked
     before it is decoded. ``photos`` and ``kept_pixels`` limit the photos in memory and their pixels together;
     ``explanations`` and ``kept_values`` limit the answers in memory and the values of their maps together. All of these
-    expire after ``age`` seconds without use. ``waiting`` requests may wait for a model. ``uploads`` photos may be on
-    their way or wait, of which ``decoders`` are decoded at a time; one of which nothing comes for ``stall`` seconds is
-    given up. A request has at most ``body`` bytes, ``methods`` methods and ``targets`` targets, and a slow method may
+    expire after ``age`` seconds without use. ``waiting`` requests may wait for a model; ``decoders`` photos are decoded
+    at a time. A request has at most ``body`` bytes, ``methods`` methods and ``targets`` targets, and a slow method may
     take ``seconds``.
 
     >>> Limits().upload
@@ -46,9 +45,7 @@ class Limits:
     kept_values: int = 100_000_000
     age: float = 3600.0
     waiting: int = 64
-    uploads: int = 16
     decoders: int = 2
-    stall: float = 20.0
     body: int = 64 * 2**10
     methods: int = 16
     targets: int = 8
@@ -56,11 +53,13 @@ class Limits:
 
 
 class TooLargeError(ImageError):
-    """A photo has more bytes or pixels than the app takes."""
+    """A photo or a request has more bytes or pixels than the app takes."""
 
 
-class StalledError(ExplainError):
-    """The body of a request stopped coming."""
+def check_size(what: str, count: int, most: int) -> None:
+    """Refuse what has too many bytes."""
+    if count > most:
+        raise TooLargeError(f"{what} must have at most {most / 2**20:g} MiB, got more; make it smaller")
 
 
 def decode_upload(content: bytes, name: str, limits: Limits) -> Image.Image:
@@ -74,40 +73,18 @@ def decode_upload(content: bytes, name: str, limits: Limits) -> Image.Image:
     Traceback (most recent call last):
     explain.ImageError: image of 0 bytes is empty (0 bytes); get the file again
     """
-    check_bytes(len(content), limits)
-    try:
-        with quiet(), Image.open(io.BytesIO(content)) as header:
-            width, height = header.size
-    except Image.DecompressionBombError:
-        raise TooLargeError("photo has far too many pixels; resize it first") from None
-    except Exception:  # broken files raise nearly anything; `load_image` says what is wrong
-        width = height = 0
+    check_size("photo", len(content), limits.upload)
+    width = height = 0
+    with suppress(Exception), quiet():  # broken files raise nearly anything; `load_image` says what is wrong
+        width, height = Image.open(io.BytesIO(content)).size
     if width * height > limits.pixels:
         raise TooLargeError(f"photo must have at most {limits.pixels / 1e6:g} megapixels, got {width} x {height}")
     notes: list[str] = []
     with overheard(notes):
         photo = load_image(content)
     photo.notes = notes  # type: ignore[attr-defined]  # what its answers say of it
-    if width * height >= TRIMMED:
-        give_memory_back()
     photo.filename = file_name(name)  # type: ignore[attr-defined]  # the name in records
     return photo
-
-
-TRIMMED = 4_000_000
-"""Pixels of a photo from which on the memory of decoding it is given back at once."""
-
-
-def give_memory_back() -> None:
-    """Have the C library return freed memory to the system; glibc keeps it otherwise."""
-    with suppress(AttributeError, OSError):  # not glibc
-        ctypes.CDLL(None).malloc_trim(0)
-
-
-def check_bytes(count: int, limits: Limits) -> None:
-    """Refuse a photo of more bytes than the app takes."""
-    if count > limits.upload:
-        raise TooLargeError(f"photo must have at most {limits.upload / 2**20:g} MiB, got more; resize it")
 
 
 def file_name(name: str) -> str:
@@ -153,27 +130,28 @@ class CoveredRegion:
     def apply(self, photo: Image.Image, box: Box) -> Image.Image:
         """Return a copy of a photo with the region covered; ``box`` is the part of the photo that the model sees."""
         covered = photo.copy()  # without the name of a file: no record must claim that it is the photo
-        wide, high = box.right - box.left, box.bottom - box.top
-        left, right = (min(max(round(box.left + share * wide), 0), photo.width) for share in self.region[::2])
-        top, bottom = (min(max(round(box.top + share * high), 0), photo.height) for share in self.region[1::2])
-        edges = left, top, right, bottom
+        x0, y0, x1, y1 = self.region
+        left = min(max(round(box.left + x0 * box.width), 0), photo.width)
+        top = min(max(round(box.top + y0 * box.height), 0), photo.height)
+        right = min(max(round(box.left + x1 * box.width), 0), photo.width)
+        bottom = min(max(round(box.top + y1 * box.height), 0), photo.height)
         if left < right and top < bottom:
-            covered.paste(self._filled(photo, edges).crop(edges), (left, top))
+            edges = (left, top, right, bottom)
+            covered.paste(self._filled(photo, edges).crop(edges), edges)
         return covered
 
     def _filled(self, photo: Image.Image, edges: tuple[int, int, int, int]) -> Image.Image:
         """Compute the baseline on a smaller copy, and return it at the photo's size."""
-        share = min(1.0, SIDE / max(photo.size))
-        size = max(1, round(photo.width * share)), max(1, round(photo.height * share))
-        small = np.array(photo.resize(size, Image.Resampling.BOX))
-        x = torch.from_numpy(small).permute(2, 0, 1)[None].float() / 255
+        small = ImageOps.contain(photo, (SIDE, SIDE), Image.Resampling.BOX) if max(photo.size) > SIDE else photo
+        share = small.width / photo.width
         left, top, right, bottom = (edge * share for edge in edges)
-        keep = torch.ones(1, 1, *x.shape[2:])
-        rows = slice(int(top), max(int(top) + 1, -int(-bottom // 1)))
-        columns = slice(int(left), max(int(left) + 1, -int(-right // 1)))
+        x = pil_to_tensor(small)[None] / 255
+        keep = torch.ones(1, 1, small.height, small.width)
+        rows = slice(int(top), max(int(top) + 1, ceil(bottom)))
+        columns = slice(int(left), max(int(left) + 1, ceil(right)))
         keep[:, :, rows, columns] = 0
-        levels = (get_baseline(self.fill)(x, keep)[0].clamp(0, 1) * 255).round().byte().permute(1, 2, 0)
-        return Image.fromarray(levels.numpy()).resize(photo.size, Image.Resampling.BICUBIC)
+        levels = (get_baseline(self.fill)(x, keep)[0].clamp(0, 1) * 255).round().byte()
+        return to_pil_image(levels).resize(photo.size, Image.Resampling.BICUBIC)
 
 
 CHECKS = ("curve", "check")
@@ -208,19 +186,25 @@ class ExplainRequest:
         (3,)
         """
         _check_fields(values, cls)
-        names = _list("methods", values.get("methods", ["gradcam"]), limits.methods)
-        methods = {method.name: method for method in map(_method, names or ["gradcam"])}
+        names = _list("methods", values.get("methods"), limits.methods) or ["gradcam"]
+        methods = {method.name: method for method in map(_method, names)}
         targets = [
             _text("target", each) if isinstance(each, str) else whole("target", each, 10**6)
-            for each in _list("targets", values.get("targets", []), limits.targets)
+            for each in _list("targets", values.get("targets"), limits.targets)
         ]
         seconds = values.get("seconds", 20.0)
         if not _is_number(seconds) or not 0 < seconds <= limits.seconds:
             raise ExplainError(f"seconds must be above 0 and up to {limits.seconds:g}, got {shown(seconds)}; change it")
-        photo, model = _text("photo", values.get("photo")), whole("model", values.get("model", 0), models)
-        layer, before = (None if values.get(key) is None else _text(key, values[key]) for key in ("layer", "before"))
-        cover = None if values.get("cover") is None else _cover(values["cover"])
-        return cls(photo, model, tuple(methods.values()), tuple(targets), layer, float(seconds), cover, before)
+        optional = {name: _text(name, values[name]) for name in ("layer", "before") if values.get(name) is not None}
+        return cls(
+            _text("photo", values.get("photo")),
+            whole("model", values.get("model", 0), models),
+            tuple(methods.values()),
+            tuple(targets),
+            seconds=float(seconds),
+            cover=None if values.get("cover") is None else _cover(values["cover"]),
+            **optional,
+        )
 
 
 @dataclass(frozen=True)
@@ -243,8 +227,8 @@ class CheckRequest:
         what = _text("what", values.get("what"))
         if what not in CHECKS:
             raise ExplainError(f"what must be one of {', '.join(CHECKS)}, got {shown(what)}; choose one of them")
-        method, target = _text("method", values.get("method")), whole("target", values.get("target", 0), limits.targets)
-        return cls(_text("answer", values.get("answer")), what, method, target)
+        target = whole("target", values.get("target", 0), limits.targets)
+        return cls(_text("answer", values.get("answer")), what, _text("method", values.get("method")), target)
 
 
 def _check_fields(values: Any, kind: type[Any]) -> None:
@@ -278,6 +262,9 @@ def _text(name: str, value: Any, longest: int = 200) -> str:
 
 
 def _list(name: str, value: Any, most: int) -> list[Any]:
+    """Return a list; an empty one where there is none."""
+    if value is None:
+        return []
     if not isinstance(value, list) or len(value) > most:
         raise ExplainError(f"{name} must be a list of at most {most}, got {shown(value)}; send fewer at a time")
     return value

@@ -15,7 +15,7 @@ from PIL import Image
 
 from explain._utils.errors import ExplainError, TargetError, muted, printable, raised, shown
 from explain.app.jobs import AbandonedError, Answer, CheckJob, ExplainJob, Job, Scheduler, SendStep, WorkerThread
-from explain.app.requests import CheckRequest, ExplainRequest, Limits, decode_upload, give_memory_back, whole
+from explain.app.requests import CheckRequest, ExplainRequest, Limits, decode_upload, whole
 from explain.attribution.selection import select
 from explain.data.boxes import locate
 from explain.data.images import load_image
@@ -186,7 +186,6 @@ class Service:
         while not self._closed.wait(CLEANUP):
             for cache in (self._photos, self._answers, self._jobs):
                 cache.remove_expired()
-            give_memory_back()
 
     def prepare(self) -> None:
         """Warm up the models before the first request; returns at once."""

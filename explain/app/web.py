@@ -8,11 +8,12 @@ import logging
 import re
 import secrets
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property
 from importlib import resources
+from pathlib import PurePath
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -20,6 +21,7 @@ from explain._utils.errors import AppError, ExplainError, optional
 from explain.app import jobs, requests
 from explain.app.service import ExpiredError, Service
 from explain.data.files import slug
+from explain.explanation.explanation import Explanation
 from explain.report.pages import SCRIPTS, STYLES, PageTemplate, page, static
 
 COOKIE = "explain-token"
@@ -132,7 +134,17 @@ HEADERS = {
     "x-frame-options": "DENY",
 }
 NEEDED: Any = ("for the app", "app", AppError)
-STATUS = {ExpiredError: 404, requests.StalledError: 408, requests.TooLargeError: 413, jobs.BusyError: 503}
+STATUS = {ExpiredError: 404, requests.TooLargeError: 413, jobs.BusyError: 503}
+
+
+def _reply(content: str | bytes, kind: str, status: int = 200, headers: Mapping[str, str] | None = None) -> Any:
+    from starlette.responses import Response
+
+    return Response(content, status, {**HEADERS, **(headers or {})}, kind)
+
+
+def _json(values: Any) -> Any:
+    return _reply(json.dumps({} if values is None else values, allow_nan=False), "application/json")
 
 
 def application(service: Service, access: Access | None = None) -> Any:
@@ -143,45 +155,50 @@ def application(service: Service, access: Access | None = None) -> Any:
     """
     starlette, routing = (optional(f"starlette.{part}", *NEEDED) for part in ("applications", "routing"))
     handlers = Handlers(service, access or Access())
-    call, jpeg, as_made = handlers.call, partial(_reply, kind="image/jpeg"), lambda reply: reply
-    get = {
-        "/": handlers.index,
-        "/photo/{name}": call(lambda values: service.picture(values["name"]), jpeg),
-        "/example/{name}": call(lambda values: service.example_picture(values["name"]), jpeg),
-    }
-    post = {
-        "/api/examples": call(lambda values: service.example(str(values.get("name")))),
-        "/api/methods": call(lambda values: service.model(values).methods()),
-        "/api/layers": call(service.layers),
-        "/api/stop": call(lambda values: service.stop(str(values.get("work")))),
-        "/api/photos": handlers.upload,
-        "/api/explain": handlers.steps(service.explain),
-        "/api/check": handlers.steps(service.check),
-        "/api/save": call(partial(handlers.download, ending="zip"), as_made),
-        "/api/report": call(partial(handlers.download, ending="html"), as_made),
-    }
-    every = [("GET", *each) for each in get.items()] + [("POST", *each) for each in post.items()]
-    made = starlette.Starlette(
-        routes=[routing.Route(path, handlers.guarded(path, how), methods=[verb]) for verb, path, how in every]
-    )
-    made.router.redirect_slashes = False  # a path that begins with two slashes would name another host
-    return made
+    routes = [
+        routing.Route(path, handlers.guarded(handler), methods=[method])
+        for method, path, handler in (
+            ("GET", "/", handlers.index),
+            ("GET", "/photo/{name}", handlers.picture(service.picture)),
+            ("GET", "/example/{name}", handlers.picture(service.example_picture)),
+            ("POST", "/api/photos", handlers.upload),
+            ("POST", "/api/examples", handlers.call(lambda values: service.example(str(values.get("name"))))),
+            ("POST", "/api/methods", handlers.call(lambda values: service.model(values).methods())),
+            ("POST", "/api/layers", handlers.call(service.layers)),
+            ("POST", "/api/stop", handlers.call(lambda values: service.stop(str(values.get("work"))))),
+            ("POST", "/api/explain", handlers.steps(service.explain)),
+            ("POST", "/api/check", handlers.steps(service.check)),
+            ("POST", "/api/save", handlers.call(handlers.archive, lambda reply: reply)),
+            ("POST", "/api/report", handlers.call(handlers.report, lambda reply: reply)),
+        )
+    ]
+    app = starlette.Starlette(routes=routes)
+    app.router.redirect_slashes = False  # a path that begins with two slashes would name another host
+    return app
+
+
+Handler = Callable[[Any], Awaitable[Any]]
 
 
 class Handlers:
     """One function for each address; ``request`` is Starlette's."""
 
     def __init__(self, service: Service, access: Access) -> None:
-        self._service, self._access = service, access
-        self._page: bytes | None = None
-        self._uploads = 0  # on their way, waiting or being decoded
+        self._service = service
+        self._access = access
         self._decoders = asyncio.Semaphore(service.limits.decoders)
 
-    def guarded(self, path: str, handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    @cached_property
+    def _page(self) -> str:
+        return app_page(self._service)
+
+    def guarded(self, handler: Handler) -> Handler:
         """Refuse requests that are not allowed, and reply to an error with one line."""
 
         async def handle(request: Any) -> Any:
-            token = (request.query_params.get("token") if path == "/" else None) or request.cookies.get(COOKIE)
+            token = request.cookies.get(COOKIE)
+            if request.url.path == "/":
+                token = request.query_params.get("token", token)
             refused = self._access.refusal(request.method, dict(request.headers), token)
             if refused:
                 return _reply(refused[1], "text/plain", refused[0])
@@ -195,118 +212,94 @@ class Handlers:
 
     async def index(self, request: Any) -> Any:
         """The page; a token in the address becomes a cookie, and leaves the address."""
-        if request.query_params.get("token") is not None:
-            reply = _reply("", "text/plain", 303, {"location": "/"})
-            if self._access.token is not None:
-                reply.set_cookie(COOKIE, self._access.token, httponly=True, samesite="strict")
-            return reply
-        if self._page is None:
-            self._page = app_page(self._service).encode("utf-8")
-        return _reply(self._page, "text/html", headers={"content-security-policy": "frame-ancestors 'none'"})
+        if "token" not in request.query_params:
+            return _reply(self._page, "text/html", headers={"content-security-policy": "frame-ancestors 'none'"})
+        reply = _reply("", "text/plain", 303, {"location": "/"})
+        if self._access.token is not None:
+            reply.set_cookie(COOKIE, self._access.token, httponly=True, samesite="strict")
+        return reply
 
     async def upload(self, request: Any) -> Any:
-        limits = self._service.limits
-        if self._uploads >= limits.uploads:
-            raise jobs.BusyError(f"at most {limits.uploads} photos may wait to be read; send this one again later")
-        self._uploads += 1
-        try:
-            content = await _body(request, lambda count: requests.check_bytes(count, limits), limits.stall)
-            name = unquote(request.headers.get("x-name", ""))
-            async with self._decoders:  # a photo takes hundreds of megabytes while it is decoded
-                return _json(await asyncio.to_thread(self._service.upload, content, name))
-        finally:
-            self._uploads -= 1
+        content = await _body(request, "photo", self._service.limits.upload)
+        name = unquote(request.headers.get("x-name", ""))
+        async with self._decoders:  # a photo takes hundreds of megabytes while it is decoded
+            return _json(await asyncio.to_thread(self._service.upload, content, name))
 
-    async def _values(self, request: Any) -> Any:
-        """Return the JSON object in the body of a request, or the names in its path."""
-        if request.method == "GET":
-            return request.path_params
-        most, values = self._service.limits.body, None
-
-        def check(count: int) -> None:
-            if count > most:
-                raise requests.TooLargeError(f"request must have at most {most} bytes, got more; send less")
-
-        body = await _body(request, check, self._service.limits.stall)
-        with suppress(ValueError, RecursionError):
-            values = json.loads(body)
-        if not isinstance(values, dict):
-            raise ExplainError("request must be an object of JSON, got something else; use the page")
-        return values
-
-    def call(self, function: Callable[[Any], Any], reply: Any = None) -> Callable[[Any], Any]:
-        """Reply with what a function makes of the request's values."""
+    def picture(self, function: Callable[[str], bytes]) -> Handler:
+        """Reply with the JPEG of a name."""
 
         async def handle(request: Any) -> Any:
-            found = await asyncio.to_thread(function, await self._values(request))
-            return _json(found) if reply is None else reply(found)
+            return _reply(await asyncio.to_thread(function, request.path_params["name"]), "image/jpeg")
 
         return handle
 
-    def steps(self, begin: Callable[[Any, jobs.SendStep], str]) -> Callable[[Any], Any]:
+    async def _values(self, request: Any) -> dict[str, Any]:
+        """Return the JSON object in the body of a request."""
+        body = await _body(request, "request", self._service.limits.body)
+        with suppress(ValueError, RecursionError):
+            values = json.loads(body)
+            if isinstance(values, dict):
+                return values
+        raise ExplainError("request must be an object of JSON, got something else; use the page")
+
+    def call(self, function: Callable[[Any], Any], reply: Callable[[Any], Any] = _json) -> Handler:
+        """Reply with what a function makes of the request's values."""
+
+        async def handle(request: Any) -> Any:
+            return reply(await asyncio.to_thread(function, await self._values(request)))
+
+        return handle
+
+    def steps(self, begin: Callable[[Any, jobs.SendStep], str]) -> Handler:
         """Reply step by step, each in one line."""
 
         async def handle(request: Any) -> Any:
-            values, stream = await self._values(request), Stream()
+            from starlette.responses import StreamingResponse
+
+            values = await self._values(request)
+            stream = Stream()
             name = await asyncio.to_thread(begin, values, stream.send)
 
-            async def lines() -> Any:
+            async def lines() -> AsyncIterator[bytes]:
                 try:
                     async for line in stream.lines():
                         yield line
                 finally:
                     self._service.drop(name)  # the reader may have gone
 
-            from starlette.responses import StreamingResponse
-
             return StreamingResponse(lines(), media_type="application/x-ndjson", headers=HEADERS)
 
         return handle
 
-    def download(self, values: Any, ending: str) -> Any:
-        """The files of `Explanation.save` as one archive, or the report, to be saved."""
+    def archive(self, values: Any) -> Any:
+        """The files of `Explanation.save` as one archive, to be saved."""
+        explanation = self._service.answer(str(values.get("answer")))
+        return _download(explanation, explanation.packed(), "zip", "application/zip")
+
+    def report(self, values: Any) -> Any:
+        """The report, to be saved."""
         name = str(values.get("answer"))
-        explanation = self._service.answer(name)
-        source = str(explanation.source or "photo")
-        stem = slug(source.rsplit(".", 1)[0] if "." in source else source)
-        named = f"attachment; filename*=UTF-8''{quote(f'{stem}-explained.{ending}')}"
-        zipped = ending == "zip"
-        made, kind = (explanation.packed(), "application/zip") if zipped else (self._service.report(name), "text/html")
-        return _reply(made, kind, headers={"content-disposition": named})
+        return _download(self._service.answer(name), self._service.report(name), "html", "text/html")
 
 
-async def _body(request: Any, check: Callable[[int], None], stall: float) -> bytes:
-    """Return the body of a request; ``check`` refuses a number of bytes, first the announced one.
+def _download(explanation: Explanation, content: str | bytes, ending: str, kind: str) -> Any:
+    stem = slug(PurePath(explanation.source or "photo").stem)
+    named = f"attachment; filename*=UTF-8''{quote(f'{stem}-explained.{ending}')}"
+    return _reply(content, kind, headers={"content-disposition": named})
 
-    Raises:
-        StalledError: nothing came for ``stall`` seconds.
-    """
-    announced = request.headers.get("content-length", "0")
-    check(int(announced) if announced.isdecimal() else 0)
+
+async def _body(request: Any, what: str, most: int) -> bytes:
+    """Return the body of a request, unless it has too many bytes."""
     body = bytearray()
-    parts = request.stream()
-    while True:
-        try:
-            part = await asyncio.wait_for(anext(parts, None), stall)
-        except TimeoutError:
-            raise requests.StalledError(f"request stopped for {stall:g} s before its end; send it again") from None
-        if part is None:
-            return bytes(body)
+    async for part in request.stream():
         body += part
-        check(len(body))
-
-
-def _reply(content: str | bytes, kind: str, status: int = 200, headers: Mapping[str, str] | None = None) -> Any:
-    from starlette.responses import Response
-
-    return Response(content, status, {**HEADERS, **(headers or {})}, kind)
-
-
-def _json(values: Any) -> Any:
-    return _reply(json.dumps({} if values is None else values, allow_nan=False), "application/json")
+        requests.check_size(what, len(body), most)
+    return bytes(body)
 
 
 BACKLOG = 128
+CONNECTIONS = 512
+"""Connections at the same time; the server refuses more."""
 
 
 def address(host: str, port: int, token: str | None = None) -> str:
@@ -356,7 +349,7 @@ def listen(application: Any, bound_socket: socket.socket, on_start: Callable[[],
     uvicorn = optional("uvicorn", *NEEDED)
     config = uvicorn.Config(
         application, log_level="warning", access_log=False, server_header=False, lifespan="off", ws="none",
-        timeout_graceful_shutdown=1, proxy_headers=False,
+        timeout_graceful_shutdown=1, proxy_headers=False, limit_concurrency=CONNECTIONS,
     )  # fmt: skip
     server = uvicorn.Server(config)
     # Once it ends, it reports each answer that it cuts off by a traceback.
