@@ -5,13 +5,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
-from PIL import Image
 from torch import nn
 
 from explain._utils.errors import LayerError, MethodError, keywords, option, warn
-from explain._utils.html import picture_html
 from explain._utils.random_numbers import normal
-from explain.data.boxes import Box
 from explain.data.inputs import Inputs, InputsLike
 from explain.engine import Activations
 from explain.engine.execution import gather
@@ -21,8 +18,6 @@ from explain.engine.settings import RuntimeSettings
 from explain.engine.validation import check_inputs
 from explain.hooks import layer_names, preserve, unwrap
 from explain.layers import calls, default_layer, layouts
-from explain.render.sheets import Group, Layout, Tile, sheet
-from explain.render.styles import get_style
 from explain.targets import TopClass
 from explain.targets.labels import class_label
 
@@ -66,23 +61,6 @@ class Concepts:
     def __repr__(self) -> str:
         shares = ", ".join(f"{share:.0%}" for share in self.shares)
         return f"Concepts({len(self)} in layer {self.layer!r}, {shares}; {self.error:.0%} of the layer is left over)"
-
-    def layout(self) -> Layout:
-        """Return the concepts' maps in the first few images as the tiles of a sheet, a group for each image."""
-        heatmaps = self.heatmaps[: max(1, SHOWN // len(self))]
-        maps = heatmaps.reshape(len(heatmaps), -1, *heatmaps.shape[-2:])  # of a video, all frames of each concept
-        style, blank = get_style("intensity"), Image.new("RGB", (maps.shape[-1], maps.shape[-2]))
-        groups, legend = [], style.legend(blank)
-        for number, image in enumerate(maps):
-            drawn = [style.draw(blank, each.cpu().numpy(), Box(0, 0, *map(float, blank.size))) for each in image]
-            names = [f"{share:.0%}".replace("%", " %") for share in self.shares for _ in range(len(drawn) // len(self))]
-            tiles = tuple(Tile(picture, name, legend=legend) for picture, name in zip(drawn, names, strict=True))
-            groups.append(Group(f"image {number}" if len(self.maps) > 1 else "", tiles))
-        title = f"{len(self)} concepts in {self.layer}"
-        return Layout(title, f"{self.error:.0%} of the layer left over", tuple(groups))
-
-    def _repr_html_(self) -> str:
-        return picture_html(sheet(self.layout(), 180), repr(self))
 
     def classes(self, count: int = 3) -> torch.Tensor:
         """The ``count`` best classes of each concept, best first: ``(K, count)``."""

@@ -220,31 +220,39 @@ class Attribution(Outcome):
         return self.contributions.abs() if of_input else self.contributions.clamp(min=0)
 
     def __repr__(self) -> str:
-        where = "" if self.layer is None else f", layer {self.layer!r}"
-        targets = [] if isinstance(self.target, str) else list(map(str, self.target.tolist()))
-        target = ", ".join(targets[:6] + ["..."] * (len(targets) > 6)) or self.target
         images = f"{len(self)} image{'s' * (len(self) != 1)}"
-        under = f", under {'; '.join(map(str, self.interventions))}" if self.interventions else ""
-        under += "" if self.rounding is None else f", {self.rounded}"
-        values = tuple(self.values.shape)
-        return f"Attribution({self.method!r}, {images}, values {values}{where}, target {target}{under})"
+        layer = "" if self.layer is None else f", layer {self.layer!r}"
+        target = self.target
+        if not isinstance(target, str):
+            shown = ", ".join(str(index) for index in target.tolist()[:6])
+            target = f"{shown}, ..." if len(target) > 6 else shown
+        text = f"Attribution({self.method!r}, {images}, values {tuple(self.values.shape)}{layer}, target {target}"
+        if self.interventions:
+            text += f", under {'; '.join(map(str, self.interventions))}"
+        if self.rounding is not None:
+            text += f", {self.rounded}"
+        return f"{text})"
 
     def layout(self) -> Layout:
         """Return the maps of the first few images, or frames, as the tiles of a sheet."""
-        style = get_style(self.style if self.style in ("signed", "color") and len(self.size) == 2 else "intensity")
-        drawn = {"values": lambda: self.values.float(), "signed": lambda: self.signed, "heatmap": lambda: self.heatmap}
-        maps = drawn[style.reads]().detach().flatten(0, len(self.size) - 2)[:SHOWN]
-        side = max(1, round(ENLARGED / max(maps.shape[-2:])))
-        blank = Image.new("RGB", (maps.shape[-1] * side, maps.shape[-2] * side), "white")
+        in_own_style = self.style in ("signed", "color") and len(self.size) == 2
+        style = get_style(self.style if in_own_style else "intensity")
+        maps = getattr(self, style.reads).detach().float().flatten(0, len(self.size) - 2)
+        times = max(1, round(ENLARGED / max(maps.shape[-2:])))
+        blank = Image.new("RGB", (maps.shape[-1] * times, maps.shape[-2] * times), "white")
         box = Box(0, 0, *map(float, blank.size))
-        names = [name for name in self._names() for _ in range(prod(self.size[:-2]))]
-        drawings = [style.draw(blank, each.cpu().numpy(), box) for each in maps]
+        frames = len(maps) // len(self)
+        names = [name for name in self._names() for _ in range(frames)]
         legend = style.legend(blank)
-        tiles = [Tile(drawing, name, legend=legend) for drawing, name in zip(drawings, names, strict=False)]
-        more = f", the first {len(maps)} of {len(names)} maps" if len(maps) < len(names) else ""
-        where = self.layer if isinstance(self.layer, str) else ", ".join(self.layer or ())
-        title = f"{title_of(self.method)}{f', layer {where}' if where else ''}"
-        detail = f"values {tuple(self.values.shape)}{more}"
+        tiles = []
+        for values, name in zip(maps[:SHOWN], names, strict=False):
+            tiles.append(Tile(style.draw(blank, values.cpu().numpy(), box), name, legend=legend))
+        title = title_of(self.method)
+        if self.layer is not None:
+            title += f", layer {self.layer if isinstance(self.layer, str) else ', '.join(self.layer)}"
+        detail = f"values {tuple(self.values.shape)}"
+        if len(tiles) < len(names):
+            detail += f", the first {len(tiles)} of {len(names)} maps"
         return Layout(title, detail, (Group("", tuple(tiles)),))
 
     def _names(self) -> list[str]:

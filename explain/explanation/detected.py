@@ -37,33 +37,40 @@ def located(
 
     ``seen`` is the part of each photo that its input shows.
     """
-    size, count = tuple(x.shape[2:]), len(x)
+    size = tuple(x.shape[2:])
+    count = len(x)
     inputs = Inputs((x,))
-    with (
-        preserve.untouched(model),
-        torch.no_grad(),
-        reading_once(),
-        reading(model, inputs, activation),
-    ):
+    hits: list[Any] = [[] for _ in range(count)]
+    with preserve.untouched(model), torch.no_grad(), reading_once(), reading(model, inputs, activation):
         output = inputs.call(model)
-        every, found = find_layout(output, count, size), []
+        layout = find_layout(output, count, size)
         settled = [_settled(target, output, count, size) for target in targets]
-        scores = [replace(s, of="score").pick(output, count)[0] if isinstance(s, Detected) else None for s in settled]
-        hits = [Detections(size=size).detected(output, count, i) if every is not None else [] for i in range(count)]
-    for i, part in enumerate(seen):
-        detections, labels = list[Prediction](), list[str]()
-        for q, k in hits[i]:
-            assert every is not None
-            labels.append(class_label(categories, k))
-            box = _on_photo(every.boxes[i][q], part, size)
-            detections.append(Prediction(_numbered(labels), float(every.scores[i][q, k]), k, box))
-        chosen = [
-            _which(target, own, score, i, size, detections, part, categories)
-            for target, own, score in zip(targets, settled, scores, strict=True)
-        ]
-        names, places, concrete = zip(*chosen, strict=True)
-        found.append(Located(tuple(detections), names, places, concrete))
-    return found
+        scores = [_scores(target, output, count) for target in settled]
+        if layout is not None:
+            hits = [Detections(size=size).detected(output, count, image) for image in range(count)]
+    results = []
+    for image, part in enumerate(seen):
+        detections: list[Prediction] = []
+        labels: list[str] = []
+        for query, category in hits[image]:
+            assert layout is not None
+            labels.append(class_label(categories, category))
+            box = _on_photo(layout.boxes[image][query], part, size)
+            score = float(layout.scores[image][query, category])
+            detections.append(Prediction(_numbered(labels), score, category, box))
+        names, boxes, concrete = [], [], []
+        for target, choice, of_images in zip(targets, settled, scores, strict=True):
+            if of_images is not None and isinstance(choice, Detected):
+                prediction, again = _box(choice, float(of_images[image]), image, size, detections, part, categories)
+                name = prediction.label
+            else:
+                prediction = None
+                name, again = _region(target, choice, image, categories)
+            names.append(name)
+            boxes.append(prediction)
+            concrete.append(again)
+        results.append(Located(tuple(detections), tuple(names), tuple(boxes), tuple(concrete)))
+    return results
 
 
 def _settled(target: Target, output: Any, count: int, size: tuple[int, ...]) -> Target:
@@ -75,29 +82,53 @@ def _settled(target: Target, output: Any, count: int, size: tuple[int, ...]) -> 
     return target.sized(size).settled(output, count)
 
 
-def _which(
-    target: Target, settled: Target, score: torch.Tensor | None, i: int, size: tuple[int, ...],
-    detections: Sequence[Prediction], part: Box, categories: Sequence[str] | None,
-) -> tuple[str, Prediction | None, Target]:  # fmt: skip
-    """The name, the box, and the target again of what a target is on one photo."""
-    if isinstance(settled, (ClassTarget, TopClass)):
-        own = settled.index if isinstance(settled, ClassTarget) else None
-        label = (own[i] if isinstance(own, tuple) else own) or 0
-        concrete = Segmentation(Category(label, class_label(categories, label)))
-        return concrete.name, None, concrete
-    if not isinstance(settled, Detected) or score is None:
-        return target.name, None, settled if isinstance(target, Place) else target
-    label, near = settled.labels[i], settled.boxes[i]
-    word, box = class_label(categories, label), _on_photo(near, part, size)
-    same = [each.label for each in detections if each.category == label and each.box == box]
-    rank = 0 if settled.ranks is None else settled.ranks[i]
-    name = same[min(rank, len(same) - 1)] if same else f"{word} box {','.join(f'{edge:.0f}' for edge in box)}"
-    concrete_box = Detections(
-        Category(label, word), tuple(near.tolist()), rank, decode=settled.decode or settled.layout, of=settled.of,
+def _scores(target: Target, output: Any, count: int) -> torch.Tensor | None:
+    """The scores ``(N,)`` of detections; None of other targets."""
+    return replace(target, of="score").pick(output, count)[0] if isinstance(target, Detected) else None
+
+
+def _region(target: Target, settled: Target, image: int, categories: Sequence[str] | None) -> tuple[str, Target]:
+    """The name, and the target again, of what is no box on one photo."""
+    if isinstance(settled, TopClass):
+        index: Any = 0
+    elif isinstance(settled, ClassTarget):
+        index = settled.index[image] if isinstance(settled.index, tuple) else settled.index
+    else:
+        return target.name, settled if isinstance(target, Place) else target
+    region = Segmentation(Category(index, class_label(categories, index)))
+    return region.name, region
+
+
+def _box(
+    settled: Detected,
+    score: float,
+    image: int,
+    size: tuple[int, ...],
+    detections: Sequence[Prediction],
+    part: Box,
+    categories: Sequence[str] | None,
+) -> tuple[Prediction, Target]:
+    """A detection on one photo, and the target that means it again."""
+    category = settled.labels[image]
+    label = class_label(categories, category)
+    corners = settled.boxes[image]
+    box = _on_photo(corners, part, size)
+    rank = 0 if settled.ranks is None else settled.ranks[image]
+    same = [item.label for item in detections if item.category == category and item.box == box]
+    name = f"{label} box {','.join(f'{edge:.0f}' for edge in box)}"
+    if same:
+        name = same[min(rank, len(same) - 1)]
+    if settled.of != "score":
+        name = f"{settled.of} of {name}"
+    again = Detections(
+        Category(category, label),
+        tuple(corners.tolist()),
+        rank,
+        decode=settled.decode or settled.layout,
+        of=settled.of,
         overlap=settled.overlap,
-    )  # fmt: skip
-    name = name if settled.of == "score" else f"{settled.of} of {name}"
-    return name, Prediction(name, float(score[i]), label, box), concrete_box
+    )
+    return Prediction(name, score, category, box), again
 
 
 def _numbered(labels: Sequence[str]) -> str:
@@ -112,5 +143,7 @@ def _numbered(labels: Sequence[str]) -> str:
 
 def _on_photo(box: torch.Tensor, part: Box, size: tuple[int, ...]) -> tuple[float, float, float, float]:
     """A box in pixels of the input in those of the photo."""
-    (left, top, right, bottom), across, down = box.tolist(), part.width / size[-1], part.height / size[-2]
+    left, top, right, bottom = box.tolist()
+    across = part.width / size[-1]
+    down = part.height / size[-2]
     return part.left + left * across, part.top + top * down, part.left + right * across, part.top + bottom * down

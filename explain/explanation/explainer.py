@@ -26,7 +26,7 @@ from explain.data.inputs import InputLayout, Inputs, InputsLike, check_layout
 from explain.engine.validation import check_inputs
 from explain.explanation import photos as several
 from explain.explanation.detected import located
-from explain.explanation.explanation import Explanation, Explanations
+from explain.explanation.explanation import Explanation
 from explain.explanation.photo_concepts import PhotoConcepts
 from explain.explanation.photos import AT_ONCE, Photo, PhotoRequest
 from explain.hooks import Intervention, inspect, inspection, intervene, layer_names, unwrap
@@ -177,7 +177,7 @@ class Explainer:
         """
         request = self._request(methods, target, **options)
         if isinstance(image, list | tuple | Iterator) and not isinstance(image, io.IOBase):
-            return Explanations(several.collected(self._all(image, request)))
+            return several.collected(self._all(image, request))
         (one,) = several.matched([image], request)
         return self._explained([self._photo(one)], request)[0]
 

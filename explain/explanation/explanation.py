@@ -11,7 +11,6 @@ import torch
 from PIL import Image
 
 from explain._utils.errors import MethodError, OutputError, TargetError, did_you_mean, keywords, printable, shown
-from explain._utils.html import picture_html
 from explain.attribution import encoding, pictures, records
 from explain.attribution.pictures import Look, Scene, array, place_of
 from explain.attribution.result import Attribution, alone
@@ -19,7 +18,7 @@ from explain.data.files import Files, distinct, halved, restored, slug
 from explain.engine.settings import Progress
 from explain.methods.base import get_method, title_of
 from explain.render import captions, sheets
-from explain.render.sheets import Group, Layout, Tile
+from explain.render.sheets import Layout
 from explain.render.styles import StyleLike
 from explain.report.pages import Reportable, widget
 from explain.targets.labels import find_label
@@ -415,21 +414,3 @@ class Explanation(Reportable):
     def _model(self) -> str:
         hooks = f" with hooks ({', '.join(self.origin.hooks)})" if self.origin.hooks else ""
         return self.origin.name.split(" ")[0] + hooks
-
-
-SHOWN_PHOTOS = 24
-
-
-class Explanations(list[Explanation]):
-    """The explanations of several photos; a notebook displays the first map of each."""
-
-    def _repr_html_(self) -> str:
-        tiles = []
-        for each in self[:SHOWN_PHOTOS]:
-            style, scene = Look(each.style).of(each[each.methods[0]].style), each.scene
-            where = Path(each.source).name if each.source else ""
-            picture = scene.overlay(each[each.methods[0]], style)
-            tiles.append(Tile(picture, "".join(each._title(0)), where, legend=scene.legend(style)))
-        title = f"{len(self)} photos{', the first of which:' if len(self) > SHOWN_PHOTOS else ''}"
-        names = ", ".join(f"{tile.detail} {tile.name}" for tile in tiles)
-        return picture_html(sheets.sheet(Layout(title, "", (Group("", tuple(tiles)),)), 200), f"{title}: {names}")
