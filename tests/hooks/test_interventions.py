@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torchvision.ops import Permute
 
 import explain
 from explain.baselines import Mean
@@ -521,16 +522,28 @@ def test_activations_of_an_inserted_module_can_be_a_reference() -> None:
 
 
 def test_channels_of_maps_with_channels_last_are_found() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.widen, self.act, self.narrow = (
+                nn.LayerNorm(6),
+                nn.Linear(6, 12),
+                nn.GELU(),
+                nn.Linear(12, 6),
+            )
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.narrow(self.act(self.widen(self.norm(x))))
+
     torch.manual_seed(0)
-    torchvision = pytest.importorskip("torchvision")
-    model = torchvision.models.swin_t(weights=None).double().eval()
-    x = torch.rand(1, 3, 64, 64, dtype=torch.float64)
-    for layer in ("features.1.0.mlp.1", "features.1.0", "features.0", "features.1.0.mlp.0:input"):
-        with intervene(model, [Ablate(layer, channels=[10])]), capture(model, layer, gradients=False) as seen:
-            model(x)
+    patches = nn.Sequential(nn.Conv2d(3, 6, 2, 2), Permute([0, 2, 3, 1]), nn.LayerNorm(6))
+    model = nn.Sequential(patches, Block(), nn.LayerNorm(6), nn.Flatten(), nn.Linear(6 * 30, 5)).double().eval()
+    for layer in ("1.act", "1", "0", "1.widen:input"):
+        with intervene(model, [Ablate(layer, channels=[3])]), capture(model, layer, gradients=False) as seen:
+            model(photos())
         values = seen.activations[layer]
-        assert not values[..., 10].any()
-        assert values[:, 10].any()
+        assert not values[..., 3].any()
+        assert values[:, 3].any()
 
 
 def test_units_are_masks_or_numbers_of_any_kind() -> None:
