@@ -32,10 +32,11 @@ class AttentionRecord:
         self.fused = node.name().startswith(_FUSED)
         if self.fused:
             masks = [getattr(node, f"_saved_attn_{name}", None) for name in ("mask", "bias")]
-            mask = next((each.detach() for each in masks if each is not None), None)
-            causal, scale = getattr(node, "_saved_is_causal", False), getattr(node, "_saved_scale", None)
-            self.query, self.key = node._saved_query.detach(), node._saved_key.detach()
-            scores = fused_scores(self.query, self.key, mask, causal, scale)
+            mask = next((mask.detach() for mask in masks if mask is not None), None)
+            causal = getattr(node, "_saved_is_causal", False)
+            self.query = node._saved_query.detach()
+            self.key = node._saved_key.detach()
+            scores = fused_scores(self.query, self.key, mask, causal, getattr(node, "_saved_scale", None))
             self.key = spread(self.key, self.query.shape[1])
         else:
             self.query, self.key = _multiplied(node)
@@ -68,12 +69,12 @@ def attention(output: torch.Tensor, group: HookGroup, until: int | None = None) 
     for node in nodes:
         for parent, _ in node.next_functions:
             consumers.setdefault(parent, []).append(node)
-    found = [
-        node for node in nodes
-        if (until is None or node._sequence_nr() < until)
-        and (node.name().startswith(_FUSED) or (_is_softmax_of_keys(node) and _weighs_values(node, consumers)))
-    ]  # fmt: skip
-    return [AttentionRecord(node, group) for node in sorted(found, key=lambda node: node._sequence_nr())]
+    earlier = [node for node in nodes if until is None or node._sequence_nr() < until]
+    return [
+        AttentionRecord(node, group)
+        for node in sorted(earlier, key=lambda node: node._sequence_nr())
+        if node.name().startswith(_FUSED) or (_is_softmax_of_keys(node) and _weighs_values(node, consumers))
+    ]
 
 
 def by_image(maps: torch.Tensor, count: int) -> torch.Tensor:
@@ -93,10 +94,10 @@ def _multiplied(node: Any) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     while node is not None and "bmmbackward" not in node.name().lower():
         node = next((parent for parent, _ in node.next_functions if parent is not None), None)
     saved = [getattr(node, f"_saved_{name}", None) for name in ("self", "mat2", "batch1", "batch2")]
-    query, key = [*(each.detach() for each in saved if isinstance(each, torch.Tensor)), None, None][:2]
-    if query is None or key is None or (query.shape[-2], key.shape[-1]) != weights[-2:]:
+    factors = [tensor.detach() for tensor in saved if isinstance(tensor, torch.Tensor)]
+    if len(factors) < 2 or (factors[0].shape[-2], factors[1].shape[-1]) != weights[-2:]:
         return None, None
-    return query, key.transpose(-2, -1)
+    return factors[0], factors[1].transpose(-2, -1)
 
 
 def _is_softmax_of_keys(node: Any) -> bool:
@@ -118,7 +119,9 @@ _PASSED_ON = (
 
 def _weighs_values(softmax: Any, consumers: Mapping[Any, Sequence[Any]]) -> bool:
     """Whether values are multiplied by the result of a softmax: one over classes is read, or multiplied by a mask."""
-    size, seen, waiting = _numel(softmax), {softmax}, [softmax]
+    size = _numel(softmax)
+    seen = {softmax}
+    waiting = [softmax]
     while waiting:
         for consumer in consumers.get(waiting.pop(), ()):
             name = consumer.name()

@@ -7,6 +7,7 @@ keys, and a product with the result, in matrices or by `torch.einsum`; the queri
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from string import ascii_uppercase
 from typing import Any
 
@@ -19,7 +20,7 @@ from explain.hooks.tracer import Tracer
 Edit = Callable[[torch.Tensor], "torch.Tensor | None"]
 """From a part of an attention to what takes its place; None leaves it as it is."""
 NO_ATTENTION = "no attention was recognised in it (a fused kernel, or a softmax over the keys between two products)"
-_PRODUCTS = frozenset(["matmul", "__matmul__", "bmm", "baddbmm"])
+_PRODUCTS = frozenset(["matmul", "__matmul__", "bmm", "baddbmm", "einsum"])
 _HEADS = ("num_heads", "num_attention_heads", "n_heads", "heads", "nhead")
 
 
@@ -29,9 +30,13 @@ def head_count(module: nn.Module) -> int | None:
 
 
 def fused_scores(
-    query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None = None, is_causal: bool = False,
-    scale: float | None = None, lowest: float = float("-inf"),
-) -> torch.Tensor:  # fmt: skip
+    query: torch.Tensor,
+    key: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    lowest: float = float("-inf"),
+) -> torch.Tensor:
     """The scores of a fused attention before its softmax, ``lowest`` where a mask hides a key from a query."""
     key = spread(key, query.shape[-3]) if query.ndim > 3 else key
     scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
@@ -47,40 +52,58 @@ def spread(tensor: torch.Tensor, heads: int) -> torch.Tensor:
     return tensor.repeat_interleave(heads // tensor.shape[-3], -3) if tensor.shape[-3] != heads else tensor
 
 
+@dataclass
 class _Product:
     """A product of two tensors, in the letters of `torch.einsum`: those of both, of each alone, and those summed over.
 
-    >>> found = _Product("einsum", ("bihd,bjhd->bhij", torch.ones(2, 3, 4, 5), torch.ones(2, 6, 4, 5)))
-    >>> found.shared, found.summed, found.own
+    >>> product = product_of("einsum", ("bihd,bjhd->bhij", torch.ones(2, 3, 4, 5), torch.ones(2, 6, 4, 5)))
+    >>> product.shared, product.summed, product.own
     ('bh', 'd', ['i', 'j'])
     """
 
-    def __init__(self, name: str, args: tuple[Any, ...]) -> None:
-        if name == "einsum":
-            tensors = args[1] if len(args) == 2 and isinstance(args[1], (tuple, list)) else args[1:]
-            self._behind: tuple[Any, ...] = ()
-            self._first: tuple[Any, ...] = args[:1]
-            terms = str(args[0]).replace(" ", "").replace("->", ",").split(",")
-        else:
-            first = 1 if name == "baddbmm" else 0  # behind what it adds the product to
-            self._first, tensors, self._behind = args[:first], args[first : first + 2], args[first + 2 :]
-            terms = ["...ij", "...jk", "...ik"]
-        self.tensors = [each for each in tensors if isinstance(each, torch.Tensor)]
-        self.terms, self.shared, self.summed, self.own = terms, "", "", ["", ""]
-        self.may_be_of_attention = False
-        """Whether both are matrices for each image, and each has one letter alone: not so for products with weights."""
-        if len(self.tensors) == 2 and len(terms) == 3:
-            more = max(each.ndim - len(term) + 3 for each, term in zip(self.tensors, terms, strict=False))
-            self.terms = left, right, made = [term.replace("...", ascii_uppercase[:more]) for term in terms]
-            self.shared = "".join(letter for letter in made if letter in left and letter in right)
-            self.summed = "".join(letter for letter in left if letter in right and letter not in made)
-            self.own = ["".join(c for c in a if c not in b) for a, b in ((left, right), (right, left))]
-            fits = all(each.ndim == len(term) for each, term in zip(self.tensors, self.terms, strict=False))
-            self.may_be_of_attention = fits and bool(self.shared) and [*map(len, (self.summed, *self.own))] == [1, 1, 1]
+    before: tuple[Any, ...]
+    tensors: list[torch.Tensor]
+    after: tuple[Any, ...]
+    terms: list[str]
+    """The letters of both tensors and of the result."""
+    shared: str
+    summed: str
+    own: list[str]
 
     def of(self, func: Any, kwargs: dict[str, Any]) -> Any:
         """Make the product."""
-        return func(*self._first, *self.tensors, *self._behind, **kwargs)
+        return func(*self.before, *self.tensors, *self.after, **kwargs)
+
+
+def product_of(name: str, args: tuple[Any, ...]) -> _Product | None:
+    """A product that an attention may make: of matrices for each image, each with one letter alone.
+
+    It is None for anything else, such as products with weights.
+    """
+    if name == "einsum":
+        before = args[:1]
+        tensors = list(args[1]) if isinstance(args[1], (tuple, list)) else list(args[1:])
+        after: tuple[Any, ...] = ()
+        terms = str(args[0]).replace(" ", "").replace("->", ",").split(",")
+    else:
+        first = 1 if name == "baddbmm" else 0  # behind what it adds the product to
+        before = args[:first]
+        tensors = list(args[first : first + 2])
+        after = args[first + 2 :]
+        terms = ["...ij", "...jk", "...ik"]
+    if len(tensors) != 2 or len(terms) != 3 or not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
+        return None
+    more = max(tensor.ndim - len(term) + 3 for tensor, term in zip(tensors, terms, strict=False))
+    terms = [term.replace("...", ascii_uppercase[:more]) for term in terms]
+    left, right, result = terms
+    if tensors[0].ndim != len(left) or tensors[1].ndim != len(right):
+        return None
+    shared = "".join(letter for letter in result if letter in left and letter in right)
+    summed = "".join(letter for letter in left if letter in right and letter not in result)
+    own = [left.translate(dict.fromkeys(map(ord, right))), right.translate(dict.fromkeys(map(ord, left)))]
+    if not shared or len(summed) != 1 or len(own[0]) != 1 or len(own[1]) != 1:
+        return None
+    return _Product(before, tensors, after, terms, shared, summed, own)
 
 
 class AttentionTracer(Tracer):
@@ -109,47 +132,65 @@ class AttentionTracer(Tracer):
         name = getattr(func, "__name__", "")
         if name == "scaled_dot_product_attention":
             return self._fused(*args, **kwargs)
-        if name in _PRODUCTS or name == "einsum":
-            product = _Product(name, args)
-            if product.may_be_of_attention:
-                return self._product(product, func, kwargs)
+        product = product_of(name, args) if name in _PRODUCTS else None
+        if product is not None:
+            return self._product(product, func, kwargs)
         output = func(*args, **kwargs)
-        dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
-        if name == "softmax" and self._scored and output.ndim > 2 and dim in (-1, output.ndim - 1):
-            output = self._edited("pattern", output)
-            self._scored, self._weights = False, [output]
-        elif self._weights and isinstance(output, torch.Tensor) and output.numel() == self._weights[0].numel():
-            self._weights += [output] * any(each is weights for each in args for weights in self._weights)
+        if name == "softmax" and self._scored:
+            dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
+            if output.ndim > 2 and dim in (-1, output.ndim - 1):
+                output = self._edited("pattern", output)
+                self._scored = False
+                self._weights = [output]
+        elif isinstance(output, torch.Tensor) and self._is_made_of_weights(args):
+            if output.numel() == self._weights[0].numel():
+                self._weights.append(output)
         return output
+
+    def _is_made_of_weights(self, args: tuple[Any, ...]) -> bool:
+        return any(arg is weights for arg in args for weights in self._weights)
 
     def _product(self, product: _Product, func: Any, kwargs: dict[str, Any]) -> Any:
         """Make a product: the scores of queries and keys, or the result of weights and values."""
-        tensors, (left, right, made) = product.tensors, product.terms
-        of_weights = [any(each is weights for weights in self._weights) for each in tensors]
+        tensors = product.tensors
+        result = product.terms[2]
+        of_weights = [self._is_made_of_weights((tensor,)) for tensor in tensors]
         if any(of_weights):
             values = of_weights.index(False) if False in of_weights else 1
-            shared, (queries, channels) = product.shared, (product.own[1 - values], product.own[values])
-            term = product.terms[values]
-            tensors[values] = self._edited("v", tensors[values], term, shared + product.summed + channels)
+            queries = product.own[1 - values]
+            channels = product.own[values]
+            order = product.shared + product.summed + channels
+            tensors[values] = self._edited("v", tensors[values], product.terms[values], order)
             self._weights = []
-            return self._edited("heads", product.of(func, kwargs), made, shared + queries + channels)
-        keys = 0 if product.own[0] == made[-1] else 1  # the softmax is over the last dimension
-        for part, i in (("q", 1 - keys), ("k", keys)):
-            order = product.shared + product.own[i] + product.summed
-            tensors[i] = self._edited(part, tensors[i], (left, right)[i], order)
+            return self._edited("heads", product.of(func, kwargs), result, product.shared + queries + channels)
+        keys = 0 if product.own[0] == result[-1] else 1  # the softmax is over the last dimension
+        for part, number in (("q", 1 - keys), ("k", keys)):
+            order = product.shared + product.own[number] + product.summed
+            tensors[number] = self._edited(part, tensors[number], product.terms[number], order)
         self._scored = True
         return product.of(func, kwargs)
 
     def _fused(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None,
-        dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
-    ) -> torch.Tensor:  # fmt: skip
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> torch.Tensor:
         """Compute `F.scaled_dot_product_attention`; in steps if its weights are to be seen."""
-        query, key, value = self._edited("q", query), self._edited("k", key), self._edited("v", value)
+        query = self._edited("q", query)
+        key = self._edited("k", key)
+        value = self._edited("v", value)
         if "pattern" not in self._edits:
-            options: dict[str, Any] = {"scale": scale} | ({"enable_gqa": True} if enable_gqa else {})
-            found = F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, **options)
-            return self._edited("heads", found)
+            options: dict[str, Any] = {"enable_gqa": True} if enable_gqa else {}
+            heads = F.scaled_dot_product_attention(
+                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **options
+            )
+            return self._edited("heads", heads)
         value = spread(value, query.shape[-3]) if enable_gqa else value
         scores = fused_scores(query, key, attn_mask, is_causal, scale)
         weights = F.dropout(self._edited("pattern", scores.softmax(-1)), dropout_p, dropout_p > 0)
@@ -162,7 +203,7 @@ class AttentionTracer(Tracer):
             return tensor
         letters = letters or ascii_uppercase[: tensor.ndim]
         order = order or letters
-        moved = tensor.permute([letters.index(each) for each in order])
-        apart = moved.reshape(-1, self._heads, *moved.shape[1:]) if moved.ndim == 3 and self._heads else moved
-        new = edit(apart)
-        return tensor if new is None else new.reshape(moved.shape).permute([order.index(each) for each in letters])
+        moved = tensor.permute([letters.index(letter) for letter in order])
+        shape = moved.shape
+        new = edit(moved.unflatten(0, (-1, self._heads)) if moved.ndim == 3 and self._heads else moved)
+        return tensor if new is None else new.reshape(shape).permute([order.index(letter) for letter in letters])

@@ -57,10 +57,10 @@ class Gates:
     def add(self, hook: GradientHook, direction: str, *, first: bool) -> Callable[[], None]:
         """Add a hook, ``first`` or last, to those of its direction; return what removes it."""
         if not self._remove:
-            register = partial(self._module.register_forward_pre_hook, with_kwargs=True)
-            self._remove.append(Registered(self.enter, self._sites, self._thread).placed(register))
-            register = self._module.register_forward_hook
-            self._remove.append(Registered(self.leave, self._sites, self._thread).placed(register))
+            before = partial(self._module.register_forward_pre_hook, with_kwargs=True)
+            self._remove.append(Registered(self.enter, self._sites, self._thread).placed(before))
+            after = self._module.register_forward_hook
+            self._remove.append(Registered(self.leave, self._sites, self._thread).placed(after))
         hooks = self.hooks if direction == "backward" else self.pre_hooks
         hooks.insert(0 if first else len(hooks), hook)
         self._sites.append(hook.site)

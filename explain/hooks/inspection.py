@@ -65,9 +65,12 @@ class Inspection:
         return next((row for row in self.ended if not row.finite), None)
 
     def __repr__(self) -> str:
-        trouble = self.first_nonfinite
-        what = "".join(f", {first.type}, {first.parameters:,} parameters" for first in self.rows[:1])
-        return f"Inspection({len(self.rows)} calls{what}{f', NaN or infinity at {trouble.name!r}' if trouble else ''})"
+        words = [f"{len(self.rows)} calls"]
+        if self.rows:
+            words.append(f"{self.rows[0].type}, {self.rows[0].parameters:,} parameters")
+        if self.first_nonfinite is not None:
+            words.append(f"NaN or infinity at {self.first_nonfinite.name!r}")
+        return f"Inspection({', '.join(words)})"
 
     def _repr_html_(self) -> str:
         rows = [(row.name or "model", *_cells(row)[1:]) for row in self.rows]
@@ -75,9 +78,14 @@ class Inspection:
 
     def __str__(self) -> str:
         lines = [HEADER, *map(_cells, self.rows)]
-        widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
-        form = "  ".join(f"{{:{'<' if i in (0, 1, 2, 9) else '>'}{width}}}" for i, width in enumerate(widths))
-        return "\n".join(form.format(*line).rstrip() for line in lines)
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        to_the_left = (0, 1, 2, 9)
+        text = []
+        for line in lines:
+            cells = enumerate(zip(line, widths, strict=True))
+            padded = [cell.ljust(width) if i in to_the_left else cell.rjust(width) for i, (cell, width) in cells]
+            text.append("  ".join(padded).rstrip())
+        return "\n".join(text)
 
     def to_json(self) -> str:
         """Return the rows as a JSON array."""
@@ -85,9 +93,12 @@ class Inspection:
 
 
 def inspect(
-    model: nn.Module, *inputs: Any, kwargs: Mapping[str, Any] | None = None,
-    score: Callable[[Any], torch.Tensor] | None = None, gradients: bool = True,
-) -> Inspection:  # fmt: skip
+    model: nn.Module,
+    *inputs: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    score: Callable[[Any], torch.Tensor] | None = None,
+    gradients: bool = True,
+) -> Inspection:
     """Run a model and list, for every call of every module, what went in and out, and what it cost.
 
     The time is that of a second pass, in which nothing is counted.
@@ -107,29 +118,32 @@ def inspect(
     >>> [(row.name, row.output, row.parameters) for row in found.rows]
     [('', [1, 3], 29), ('0', [1, 2, 1, 1], 20), ('1', [1, 2, 1, 1], 0), ('2', [1, 2], 0), ('3', [1, 3], 9)]
     """
-    watch, options = _Watch(), kwargs or {}
-    sources = as_sources(inputs) if gradients else list(inputs)
+    watch = _Watch()
+    options = kwargs or {}
+    names = list(unwrap.hookable(model))
     with preserve.untouched(model, grad=gradients), HookGroup(model) as group:
-        for name in unwrap.hookable(model):
+        for name in names:
             watch.put(group, name, gradients)
+        sources = as_sources(inputs) if gradients else list(inputs)
         with watch.operations:
             output = model(*sources, **options)
         if gradients:
             _differentiate(output, score, sources)
-    again = as_sources(inputs) if gradients else list(inputs)
-    left, running = iter(watch.rows), list[Row]()
+    rows = iter(watch.rows)
+    running: list[Row] = []
 
     def begin(module: nn.Module, args: Any) -> None:
-        running.append(next(left, replace(watch.rows[-1])))
+        running.append(next(rows, replace(watch.rows[-1])))
         running[-1].seconds = -time.perf_counter()
 
     def end(module: nn.Module, args: Any, output: Any) -> None:
         running.pop().seconds += time.perf_counter()
 
     with preserve.untouched(model, grad=gradients), HookGroup(model) as group:
-        group.forward_pre(list(unwrap.hookable(model)), begin)
-        group.forward(list(unwrap.hookable(model)), end)
-        model(*again, **options)
+        group.forward_pre(names, begin)
+        group.forward(names, end)
+        sources = as_sources(inputs) if gradients else list(inputs)
+        model(*sources, **options)
     return Inspection(watch.rows, watch.ended)
 
 
@@ -145,9 +159,11 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.count = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        output, formula = func(*args, **(kwargs or {})), self._formulas.get(func.overloadpacket)
+        kwargs = kwargs or {}
+        output = func(*args, **kwargs)
+        formula = self._formulas.get(func.overloadpacket)
         if formula is not None:
-            self.count += formula(*args, **(kwargs or {}), out_val=output)
+            self.count += formula(*args, **kwargs, out_val=output)
         elif "scaled_dot_product" in str(func):  # a kernel without a formula, as that of CPUs
             self.count += self._of_attention(*(tensor.shape for tensor in args[:3]))
         return output
@@ -157,7 +173,8 @@ class _Watch:
     """Fills the rows from hooks."""
 
     def __init__(self) -> None:
-        self.rows, self.ended = list[Row](), list[Row]()
+        self.rows: list[Row] = []
+        self.ended: list[Row] = []
         self.operations = _Operations()
         self._running: list[tuple[Row, int]] = []
         self._finished: dict[str, list[Row]] = {}
@@ -180,7 +197,8 @@ class _Watch:
         row.flops = self.operations.count - count
         tensor = first_tensor(output)
         if tensor is not None:
-            row.output, row.memory = list(tensor.shape), tensor.numel() * tensor.element_size()
+            row.output = list(tensor.shape)
+            row.memory = tensor.nbytes
             row.finite = not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())
             if "ReLU" in row.type and tensor.ndim > 1 and tensor.numel():
                 row.dead = (tensor == 0).transpose(0, 1).flatten(1).all(1).float().mean().item()
@@ -189,8 +207,7 @@ class _Watch:
 
     def _came_back(self, name: str, module: nn.Module, grad_input: Any, grad_output: Any) -> None:
         row = self._finished[name].pop()  # backward meets the calls of a module in reverse
-        norms = [g.detach().double().norm().item() for g in grad_output if isinstance(g, torch.Tensor)]
-        total = math.sqrt(sum(norm * norm for norm in norms))
+        total = math.hypot(*(g.detach().double().norm().item() for g in grad_output if g is not None))
         row.gradient_finite = math.isfinite(total)
         row.gradient = total if row.gradient_finite else None
 
@@ -206,13 +223,23 @@ def _differentiate(output: Any, score: Callable[[Any], torch.Tensor] | None, inp
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    label = "  " * row.depth + (row.name.rpartition(".")[2] or "model")
-    output = "" if row.output is None else " x ".join(map(str, row.output))
-    dead = "" if row.dead is None else f"{row.dead:.0%}"
-    gradient = "" if row.gradient is None else f"{row.gradient:.3g}"
-    note = "NaN or infinity" if not row.finite else "" if row.gradient_finite else "NaN or infinity in the gradient"
-    cost = _short(row.flops), f"{_short(row.memory)}B" if row.memory else "", f"{1e3 * row.seconds:.2f}"
-    return printable(label), row.type, output, f"{row.parameters:,}", *cost, dead, gradient, note
+    note = ""
+    if not row.finite:
+        note = "NaN or infinity"
+    elif not row.gradient_finite:
+        note = "NaN or infinity in the gradient"
+    return (
+        printable("  " * row.depth + (row.name.rpartition(".")[2] or "model")),
+        row.type,
+        "" if row.output is None else " x ".join(map(str, row.output)),
+        f"{row.parameters:,}",
+        _short(row.flops),
+        f"{_short(row.memory)}B" if row.memory else "",
+        f"{1e3 * row.seconds:.2f}",
+        "" if row.dead is None else f"{row.dead:.0%}",
+        "" if row.gradient is None else f"{row.gradient:.3g}",
+        note,
+    )
 
 
 def _depth(name: str) -> int:
@@ -242,8 +269,11 @@ class Timeline(list[Event]):
     """Events in the order in which they happened; printing it shows them by depth."""
 
     def __str__(self) -> str:
-        rows = ((f"{'  ' * _depth(each.layer)}{each.kind:<13}", each.layer or "model", each.type) for each in self)
-        return "\n".join(f"{i:>4}  {kind} {layer} ({name})" for i, (kind, layer, name) in enumerate(rows, start=1))
+        lines = []
+        for number, event in enumerate(self, start=1):
+            indent = "  " * _depth(event.layer)
+            lines.append(f"{number:>4}  {indent}{event.kind:<13} {event.layer or 'model'} ({event.type})")
+        return "\n".join(lines)
 
     __repr__ = __str__
 

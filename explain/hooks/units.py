@@ -205,7 +205,7 @@ def _is_channels_last(values: torch.Tensor, module: nn.Module, model: nn.Module,
     before = everything[: next((i for i, other in enumerate(everything) if other is module), 0)]
     nearest_first = inside if of_input else inside[::-1]
     for other in (*nearest_first, *reversed(before)):
-        dims = getattr(other, "dims", None)
+        dims: Any = getattr(other, "dims", None)
         if isinstance(dims, (list, tuple)) and len(dims) == values.ndim:  # a permutation
             return bool(dims[1] == values.ndim - 1) if of_input else bool(dims[-1] == 1)
         if isinstance(other, nn.modules.conv._ConvNd) or "BatchNorm" in type(other).__name__:

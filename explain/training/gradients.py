@@ -147,7 +147,8 @@ class GradientClipper(OnParameters):
         norm = torch.linalg.vector_norm(shares)
         if norm.item() * largest.item() <= limit:
             return None
-        return (shares * (limit / norm)).to(gradient.dtype)
+        scaled: torch.Tensor = shares * (limit / norm)
+        return scaled.to(gradient.dtype)
 
     def _clip_nonfinite(self, name: str, gradient: torch.Tensor, largest: torch.Tensor) -> torch.Tensor | None:
         self.nonfinite[name] = self.nonfinite.get(name, 0) + 1
