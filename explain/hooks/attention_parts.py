@@ -142,19 +142,21 @@ class AttentionTracer(Tracer):
                 output = self._edited("pattern", output)
                 self._scored = False
                 self._weights = [output]
-        elif isinstance(output, torch.Tensor) and self._is_made_of_weights(args):
-            if output.numel() == self._weights[0].numel():
-                self._weights.append(output)
+        elif isinstance(output, torch.Tensor) and self._has_weights(args) and self._has_size_of_weights(output):
+            self._weights.append(output)
         return output
 
-    def _is_made_of_weights(self, args: tuple[Any, ...]) -> bool:
+    def _has_weights(self, args: tuple[Any, ...]) -> bool:
         return any(arg is weights for arg in args for weights in self._weights)
+
+    def _has_size_of_weights(self, output: torch.Tensor) -> bool:
+        return output.numel() == self._weights[0].numel()
 
     def _product(self, product: _Product, func: Any, kwargs: dict[str, Any]) -> Any:
         """Make a product: the scores of queries and keys, or the result of weights and values."""
         tensors = product.tensors
         result = product.terms[2]
-        of_weights = [self._is_made_of_weights((tensor,)) for tensor in tensors]
+        of_weights = [self._has_weights((tensor,)) for tensor in tensors]
         if any(of_weights):
             values = of_weights.index(False) if False in of_weights else 1
             queries = product.own[1 - values]
