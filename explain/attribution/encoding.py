@@ -11,7 +11,7 @@ import importlib
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from functools import cache
 from pkgutil import iter_modules
 from typing import Any
@@ -183,10 +183,11 @@ def _classes() -> dict[str, type]:
         modules += [importlib.import_module(f"{room.__name__}.{info.name}") for info in iter_modules(room.__path__)]
     classes: dict[str, type] = {}
     for module in modules:
-        for name, kind in vars(module).items():
-            is_defined_here = isinstance(kind, type) and kind.__module__ == module.__name__
-            if is_defined_here and is_dataclass(kind) and not name.startswith("_"):
-                classes[name] = kind
+        for name, value in vars(module).items():
+            if not isinstance(value, type) or value.__module__ != module.__name__ or name.startswith("_"):
+                continue
+            if hasattr(value, "__dataclass_fields__"):
+                classes[name] = value
     return classes
 
 

@@ -85,8 +85,9 @@ def lens(
             output = inputs.call(model)
         find_logits(output, len(inputs))  # refuses a model without class scores
         outputs = {}
-        for record in records.records:  # in the order of the pass, of the last call of each
-            outputs[record.layer] = records.of(record.layer).activation
+        for layer in dict.fromkeys(record.layer for record in records.records):  # in the order of the pass
+            if (last_call := records.of(layer)) is not None:
+                outputs[layer] = last_call.activation
         wanted = {name: values for name, values in outputs.items() if name in names}
         if not wanted:
             raise LayerError("model must have blocks to be read by its last layers, got none; name the layers")

@@ -223,7 +223,7 @@ class Request:
     def _evidence(self, lookup: EvidenceLookup, layers: Sequence[str]) -> list[EvidenceOfCalls]:
         """The evidence of a method for each explained input."""
         calls: dict[str | None, Sequence[str | None]] = {layer: self._calls(layer) for layer in layers}
-        evidence = []
+        evidence: list[EvidenceOfCalls] = []
         for path in self._paths:
             of_calls = calls or {None: [None]}
             evidence.append({layer: [lookup(call, path) for call in of_calls[layer]] for layer in of_calls})

@@ -1,10 +1,11 @@
 """`Explainer`: a photo and a model in, an `Explanation` out."""
 
 import io
+import operator
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeAlias, Unpack, overload
 
@@ -25,7 +26,7 @@ from explain.data.images import ImageLike, load_image, source_of
 from explain.data.inputs import InputLayout, Inputs, InputsLike, check_layout
 from explain.engine.validation import check_inputs
 from explain.explanation import photos as several
-from explain.explanation.detected import located
+from explain.explanation.detected import Located, located
 from explain.explanation.explanation import Explanation
 from explain.explanation.photo_concepts import PhotoConcepts
 from explain.explanation.photos import AT_ONCE, Photo, PhotoRequest
@@ -108,37 +109,43 @@ class Explainer:
         if not isinstance(unit, str | None):
             raise ArgumentError(f"unit must be a text such as 'years', got {shown(unit)}; leave it out")
         self.style = None if style is None else get_style(style)
-        self.interventions, self.layout = tuple(interventions), check_layout(layout)
-        found = classifier_of(model, weights, size)
-        self.model = found.model if device is None else classifier.on_device(found.model, device)
+        self.interventions = tuple(interventions)
+        self.layout = check_layout(layout)
+        loaded = classifier_of(model, weights, size)
+        self.name = loaded.name
+        self.weights = loaded.weights
+        self.model = loaded.model if device is None else classifier.on_device(loaded.model, device)
         view: dict[str, Any] = {
             "size": size, "crop": crop, "channels": channels, "mean": mean, "std": std, "interpolation": interpolation,
         }  # fmt: skip
-        own = None if preprocess is None else attached.as_preprocess(preprocess)
-        self.preprocess = attached.resolve_preprocessing(found, own, **view)
-        given = check_categories(categories)
-        self.categories = found.categories if given is None else given
+        callers = None if preprocess is None else attached.as_preprocess(preprocess)
+        self.preprocess = attached.resolve_preprocessing(loaded, callers, **view)
+        labels = check_categories(categories)
+        self.categories = loaded.categories if labels is None else labels
         if text.is_image_text(self.model):
             self.model = text.image_scorer(self.model, labels=self.categories)
-        self.name, self.weights = found.name, found.weights
-        known: Any = {"model": self.model, "preprocess": self.preprocess, "categories": self.categories}
-        self._classifier = replace(found, **known, activation=None)
-        self.activation = self._said = activation or found.activation
+        self._classifier = replace(
+            loaded, model=self.model, preprocess=self.preprocess, categories=self.categories, activation=None
+        )
+        self._said = activation or loaded.activation
+        self.activation = self._said
         self.unit = unit or ""
         self._outputs: Outputs | None = None
-        named = isinstance(model, str | None)
-        made = {"model": model or found.name, "weights": weights and str(weights), **view} if named else {}
-        if activation is not None:
-            made["activation"] = activation
-        if unit:
-            made["unit"] = unit
-        if layout is not None:
-            made["layout"] = layout
-        if named and given is not None:
+        self._origin = records.ModelOrigin(loaded.name, loaded.weights, encoding.described(self.preprocess))
+        parts = []
+        arguments: dict[str, Any] = {}
+        if isinstance(model, str | None):
+            arguments = {"model": model or loaded.name, "weights": weights and str(weights), **view}
+        else:
+            parts.append("model")
+        if preprocess is not None:
+            parts.append("preprocess")
+        said = {"activation": activation, "unit": unit or None, "layout": layout}
+        arguments |= {name: value for name, value in said.items() if value is not None}
+        if isinstance(model, str | None) and labels is not None:
             in_file = isinstance(categories, str | os.PathLike)
-            made["categories"] = os.fspath(categories) if in_file else list(given)  # type: ignore[arg-type]
-        parts = (*([] if named else ["model"]), *([] if preprocess is None else ["preprocess"]))
-        self._origin = records.ModelOrigin(found.name, found.weights, encoding.described(self.preprocess), made, parts)
+            arguments["categories"] = os.fspath(categories) if in_file else list(labels)  # type: ignore[arg-type]
+        self._origin = replace(self._origin, arguments=arguments, own=tuple(parts))
 
     def __repr__(self) -> str:
         return f"Explainer({self.name!r}, {type(self.model).__name__})"
@@ -205,34 +212,45 @@ class Explainer:
     ) -> PhotoRequest:  # fmt: skip
         """Check the arguments, and write them down for records."""
         options.setdefault("interventions", self.interventions)
-        chosen_targets = as_targets(target, targets, top_k, self.categories)
+        wanted = as_targets(target, targets, top_k, self.categories)
         listed = one_per_image(target)
         of_each = None if listed is None else as_targets(targets=listed, categories=self.categories)
+        every_target = [*wanted, *(of_each or ())]
         if self._outputs is None or self._outputs.kind == "numbers":
-            said = activation_for([*chosen_targets, *(of_each or ())], self._said)
-            if said != self._said:
-                self.activation, self._outputs = said, None
-        chosen = methods if isinstance(methods, str) and methods in GROUPS else self._methods(methods)
-        known = list(map(get_method, list_methods())) if isinstance(chosen, str) else chosen
-        classes = {method.name: encoding.class_name(method) for method in known}
-        recorded = tuple(map(encoding.encode_target, chosen_targets))
+            activation = activation_for(every_target, self._said)
+            if activation != self._said:
+                self.activation = activation
+                self._outputs = None
+        chosen: list[Method] | str
+        if isinstance(methods, str) and methods in GROUPS:
+            chosen = methods
+            possible = [get_method(name) for name in list_methods()]
+        else:
+            chosen = possible = self._methods(methods)
         if options.setdefault("precision", "full") == "bfloat16":
             options["precision"] = "bf16"  # one word in records and runs
-        question = records.RecordedRequest(classes, recorded, options["precision"])
-        alone = any(recorded) or any(not isinstance(found, ClassTarget) for found in of_each or ())
-        alone = alone or any(encoding.has_tensor(encoding.encode_fields(method)) for method in known)
-        return PhotoRequest(chosen, chosen_targets, question, options, alone, of_each)
+        encoded = tuple(encoding.encode_target(one) for one in wanted)
+        classes = {method.name: encoding.class_name(method) for method in possible}
+        question = records.RecordedRequest(classes, encoded, options["precision"])
+        alone = (
+            any(encoded)
+            or any(not isinstance(one, ClassTarget) for one in of_each or ())
+            or any(encoding.has_tensor(encoding.encode_fields(method)) for method in possible)
+        )
+        return PhotoRequest(chosen, wanted, question, options, alone, of_each)
 
     def _methods(self, methods: Methods) -> list[Method]:
         """The methods, with the black and white that the preprocessing makes."""
-        single = isinstance(methods, str) or not isinstance(methods, Iterable)
-        found = [get_method(methods)] if single else list(map(get_method, methods))  # type: ignore[arg-type]
-        for i, method in enumerate(found):
+        listed = [methods] if isinstance(methods, str) or not isinstance(methods, Iterable) else list(methods)
+        ends = range_of(self.preprocess)
+        chosen = []
+        for method in map(get_method, listed):
             if options(method).get("baseline") == Black():
-                found[i] = replace(method, baseline=get_baseline(Black(), self.preprocess))  # type: ignore[call-arg]
-            elif (ends := range_of(self.preprocess)) is not None:
-                found[i] = method.within(*ends)
-        return found
+                method = replace(method, baseline=get_baseline(Black(), self.preprocess))  # type: ignore[call-arg]
+            elif ends is not None:
+                method = method.within(*ends)
+            chosen.append(method)
+        return chosen
 
     def _all(self, images: Iterable[ImageLike], request: PhotoRequest) -> Iterator[Explanation | PhotoError]:
         """Explain photos in batches, if it is the same as explaining each alone."""
@@ -250,57 +268,81 @@ class Explainer:
         return several.in_batches(several.matched(images, request), self._photo, explain_batch, at_once)
 
     def _photo(self, image: ImageLike, place: int = 0) -> Photo:
-        photo, source = load_image(image), source_of(image)
+        photo = load_image(image)
+        source = source_of(image)
         return Photo(photo, source, self.as_input(photo), source or f"photo {place}", place)
 
     def _explained(self, photos: list[Photo], request: PhotoRequest) -> list[Explanation]:
         """Explain photos whose inputs have one shape in one batch."""
-        with intervene(self.model, request.options["interventions"]):
-            return self._explained_as_altered(photos, request)
-
-    def _explained_as_altered(self, photos: list[Photo], request: PhotoRequest) -> list[Explanation]:
-        size = photos[0].image.size
         requests = [self._on_photo(request.of(photo), photo) for photo in photos]
         targets: list[TargetLike] = [*requests[0].targets]
+        names = [photos[0].source]
+        if len(photos) > 1:
+            names = [photo.name for photo in photos]
+            if request.of_each is not None:
+                targets = [as_target([own.targets[0] for own in requests])]
         x = torch.cat([photo.x for photo in photos])
-        parts = self._tiles(photos[0]) if x.ndim == 5 else ()
-        names = [photo.name for photo in photos] if len(photos) > 1 else [photos[0].source]
-        if request.of_each is not None and len(photos) > 1:
-            targets = [as_target([each.targets[0] for each in requests])]
         methods: Any = request.methods
-        with naming(names):
-            found: list[dict[str, Attribution]] = attribute(
-                self.model, self._inputs(x), methods, targets=targets, categories=self.categories,
-                activation=self.activation, **request.options,
-            )  # fmt: skip
-        if parts:
-            found = [{name: several.on_photo(each, parts, size) for name, each in result.items()} for result in found]
-        logits = next(iter(found[0].values())).logits
-        probabilities = self._probabilities(x, logits)
+        with intervene(self.model, request.options["interventions"]):
+            with naming(names):
+                results: list[dict[str, Attribution]] = attribute(
+                    self.model,
+                    self._inputs(x),
+                    methods,
+                    targets=targets,
+                    categories=self.categories,
+                    activation=self.activation,
+                    **request.options,
+                )
+            tiles = self._tiles(photos[0]) if x.ndim == 5 else ()
+            logits = next(iter(results[0].values())).logits
+            probabilities = self._probabilities(x, logits)
+            seen = [locate(self.preprocess, photo.image.size) for photo in photos if not tiles]
+            located_targets: Sequence[Located | None] = [None] * len(photos)
+            if logits is None and not tiles:
+                every = as_targets(targets=targets, categories=self.categories)[: len(results)]
+                located_targets = located(self.model, x, every, seen, self.categories, self.activation)
+            hooks = tuple(unwrap.callers_hooks(self.model))
         outputs = self._outputs or Outputs()
-        numbers = logits if outputs.kind == "numbers" else None
-        seen = [Box(0.0, 0.0, *map(float, size))] if parts else [locate(self.preprocess, p.image.size) for p in photos]
-        boxes = None
-        if logits is None and not parts:
-            of_all = as_targets(targets=targets, categories=self.categories)[: len(found)]
-            boxes = located(self.model, x, of_all, seen, self.categories, self.activation)
+        shared: Any = {
+            "crops": tiles,
+            "origin": replace(self._origin, hooks=hooks),
+            "input_size": tuple(x.shape[-2:]),
+            "categories": self.categories,
+            "style": self.style,
+            "explainer": self,
+            "outputs": outputs,
+        }
         explanations = []
-        for i, (photo, own) in enumerate(zip(photos, requests, strict=True)):
-            results = found
+        for index, photo in enumerate(photos):
+            own = requests[index]
+            of_photo = results
+            box = seen[index] if seen else Box(0.0, 0.0, *map(float, photo.image.size))
+            if tiles:
+                of_photo = _each(results, partial(several.on_photo, boxes=tiles, size=photo.image.size))
             if len(photos) > 1:
-                results = [{name: attribution[i] for name, attribution in result.items()} for result in found]
-            if boxes is not None:
-                named = zip(boxes[i].names, results, strict=True)
-                results = [{name: replace(each, target=word) for name, each in of.items()} for word, of in named]
-                own = own.with_targets(boxes[i].targets)
-            explanations.append(Explanation(
-                photo=photo.image, source=photo.source, box=seen[i], results=tuple(results), crops=parts,
-                origin=replace(self._origin, hooks=tuple(unwrap.callers_hooks(self.model))),
-                input_size=(int(x.shape[-2]), int(x.shape[-1])), question=own.question, categories=self.categories,
-                probabilities=None if probabilities is None else probabilities[i].clone(), style=self.style,
-                explainer=self, request=own, outputs=outputs, numbers=None if numbers is None else numbers[i].clone(),
-                detections=() if boxes is None else boxes[i].detections, boxes=() if boxes is None else boxes[i].boxes,
-            ))  # fmt: skip
+                of_photo = _each(results, operator.itemgetter(index))
+            places = located_targets[index]
+            if places is not None:
+                own = own.with_targets(places.targets)
+                of_photo = [
+                    {name: replace(maps, target=label) for name, maps in of_target.items()}
+                    for label, of_target in zip(places.names, of_photo, strict=True)
+                ]
+            explanation = Explanation(
+                photo=photo.image,
+                source=photo.source,
+                box=box,
+                results=tuple(of_photo),
+                question=own.question,
+                request=own,
+                probabilities=None if probabilities is None else probabilities[index].clone(),
+                numbers=logits[index].clone() if logits is not None and outputs.kind == "numbers" else None,
+                detections=() if places is None else places.detections,
+                boxes=() if places is None else places.boxes,
+                **shared,
+            )
+            explanations.append(explanation)
         return explanations
 
     def _on_photo(self, request: PhotoRequest, photo: Photo) -> PhotoRequest:
@@ -399,6 +441,13 @@ class Explainer:
         """Return inputs on the model's device and in its precision."""
         parameter = next((p for p in self.model.parameters() if p.is_floating_point()), None)
         return x if parameter is None else x.to(parameter.device, parameter.dtype)
+
+
+def _each(
+    results: Sequence[Mapping[str, Attribution]], convert: Callable[[Attribution], Attribution]
+) -> list[dict[str, Attribution]]:
+    """The attributions of all targets and methods, converted."""
+    return [{name: convert(maps) for name, maps in of_target.items()} for of_target in results]
 
 
 @keywords(PhotoOptions, elsewhere=_OF_EXPLAINER)
