@@ -1,10 +1,14 @@
 """Insight: statistics of all maps of a run.
 
     maps              all maps on one grid, with what is known about their photos; figures as JSON has them
-    class_statistics  where the maps of each class lie; their clusters (SpRAy); which classes are taken for which
+    class_statistics  where the maps of each class lie
+    clusters          clusters of the maps of each class (SpRAy)
+    mistakes          which classes are taken for which, and why; evidence off the object
+    drawing           pictures of these
     reattribution     the photos of a run, explained again
     channels          the patches that activate the channels of a layer most
-    concepts          concepts that all photos share; concept vectors from examples (TCAV)
+    concepts          concepts that all photos share
+    directions        concept vectors from examples (TCAV)
     marks             the mark of a finding, which other photos can be given
     repaired          what a repair did to the answers, as a table and a page
     repair            a model without a finding: a projection, or training
@@ -17,7 +21,8 @@ there as functions too, of `RunPhotos`, a run and its explainer.
 
 from explain.insight.ablation import corrected, removed
 from explain.insight.channels import channels
-from explain.insight.concepts import concept_direction, shared_concepts
+from explain.insight.concepts import shared_concepts
+from explain.insight.directions import concept_direction
 from explain.insight.reattribution import RunPhotos
 from explain.insight.repair import repair
 from explain.insight.result import Insight

@@ -10,7 +10,8 @@ import torch
 from explain._utils.errors import RunError, muted, shown
 from explain.attribution.api import attribute
 from explain.baselines.replacements import BaselineLike, get_baseline
-from explain.insight import class_statistics, maps
+from explain.insight import maps
+from explain.insight.mistakes import Confusion
 from explain.insight.reattribution import Batch, RunPhotos, one_for_each_photo
 from explain.methods.base import MethodLike
 from explain.store.reading import Row
@@ -140,7 +141,7 @@ def removed(
 
 
 def corrected(
-    photos: RunPhotos, pair: class_statistics.Confusion, method: MethodLike, *, share: float | None = None,
+    photos: RunPhotos, pair: Confusion, method: MethodLike, *, share: float | None = None,
     baseline: BaselineLike = "blur",
 ) -> AblationResult:  # fmt: skip
     """Cover what spoke for the wrong class in all photos of a mistake, and count how often it is still made.

@@ -9,8 +9,9 @@ import torch.nn.functional as F
 
 from explain._utils.errors import LayerError, RunError, option
 from explain.insight.channels import Channel, feature_maps
-from explain.insight.class_statistics import FILLED, ClassStatistics, Cluster
-from explain.insight.concepts import Direction
+from explain.insight.class_statistics import FILLED, ClassStatistics
+from explain.insight.clusters import Cluster
+from explain.insight.directions import Direction
 from explain.insight.maps import object_of
 from explain.insight.reattribution import RunPhotos, class_of, one_for_each_photo
 from explain.layers.layouts import enlarge

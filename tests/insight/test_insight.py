@@ -15,16 +15,8 @@ from torch import nn
 
 import explain
 from explain import OutputError, RunError
-from explain.insight.class_statistics import (
-    Mean,
-    distances,
-    grouped,
-    looks,
-    number_of_groups,
-    reasons,
-    silhouettes,
-    spectrum,
-)
+from explain.insight.class_statistics import Mean, looks
+from explain.insight.clusters import distances, grouped, number_of_groups, reasons, silhouettes, spectrum
 from explain.insight.maps import RunMaps, read_maps
 from explain.insight.reattribution import RunPhotos
 from explain.methods import Necessary, Sufficient

@@ -136,8 +136,8 @@ def test_a_model_that_answers_probabilities_is_repaired_as_the_one_that_answers_
         categories=["red", "green", "blue"],
         activation="none",
     )
-    scores = repair(finding, photos, how=how, steps=20, learning_rate=0.01)
-    probabilities = repair(finding, RunPhotos(photos.run, answers), how=how, steps=20, learning_rate=0.01)
+    scores = repair(finding, photos, how=how, steps=10, learning_rate=0.01)
+    probabilities = repair(finding, RunPhotos(photos.run, answers), how=how, steps=10, learning_rate=0.01)
     assert probabilities.loss == pytest.approx(scores.loss, rel=1e-3)
     assert (probabilities.layer, probabilities.rank) == (scores.layer, scores.rank)
     x = torch.rand(5, 3, SIDE, SIDE)
@@ -218,8 +218,6 @@ def test_the_command_line_writes_the_same(photos: RunPhotos, finding: Any, tmp_p
     (told,) = json.loads(capsys.readouterr().out)["repairs"]
     assert told["accuracy"] == repair(finding, photos).to_dict()["accuracy"]
     assert told["files"] == [str(file), str(tmp_path / "repaired.html")]
-    assert main(["repair", str(photos.run.path), *model, "--output", str(file), "--force"]) == 0
-    assert "\\n" not in capsys.readouterr().out
     assert main(["repair", str(photos.run.path), *model, "--finding", "99"]) == 1
     assert "--finding must be" in capsys.readouterr().err
 

@@ -17,6 +17,7 @@ from PIL import Image
 import explain
 from explain import ExplainError, OutputError, RunError
 from explain.render.styles import get_style
+from explain.runs.result import choice
 from explain.store.lists import source_of
 from tests.report.test_report import Read, unpacked
 from tests.runs.networks import as_it_is, explainer, folder_of, picture
@@ -30,7 +31,7 @@ def run(tmp_path: Path) -> explain.Run:
     )
     return explain.run(
         tmp_path / "photos.csv", explainer(categories=list("abcde")), ["gradcam", "saliency"],
-        output=tmp_path / "run.sqlite", metrics=["insertion", "pointinggame"], workers=0,
+        output=tmp_path / "run.sqlite", metrics=["sparseness", "pointinggame"], workers=0,
     )  # fmt: skip
 
 
@@ -42,7 +43,7 @@ def test_csv_and_json_lines_have_all_but_the_maps(run: explain.Run, tmp_path: Pa
     for row, plain, typed in zip(run.rows(), table, lines, strict=True):
         assert (plain["name"], plain["method"], plain["target"]) == (row.name, row.method, row.target)
         assert float(plain["score"]) == typed["score"] == row.score
-        assert float(plain["insertion"]) == typed["insertion"] == row.metrics["insertion"]
+        assert float(plain["sparseness"]) == typed["sparseness"] == row.metrics["sparseness"]
         assert typed["pointinggame"] == row.metrics["pointinggame"]
         assert typed["boxes"] == [list(box) for box in row.boxes]
         assert (typed["correct"], typed["input_width"]) == (row.correct, 24)
@@ -148,9 +149,9 @@ def test_photos_without_a_file_are_drawn_from_their_source(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("which", ["worst:0", "first", "worst:x", "worst:"])
-def test_an_unknown_choice_of_pictures_is_refused(which: str, run: explain.Run, tmp_path: Path) -> None:
+def test_an_unknown_choice_of_pictures_is_refused(which: str) -> None:
     with pytest.raises(ExplainError, match=f"pictures must .*'{which}'"):
-        run.write_pictures(which, tmp_path)
+        choice(which)
 
 
 def test_a_page_of_a_run_has_its_rows_without_the_model(run: explain.Run, tmp_path: Path) -> None:

@@ -293,13 +293,13 @@ def test_a_folder_is_indexed_once_and_again_where_it_changed(maps: Path) -> None
 def test_no_corruption_of_a_part_gives_other_maps_unseen(maps: Path) -> None:
     first, complete = min(maps.glob("*.parquet")), digests(open_run(maps))
     content, refused = first.read_bytes(), 0
-    for seed in range(60):
+    for seed in range(24):
         first.write_bytes(damaged(content, seed))
         try:
             assert digests(open_run(maps)) == complete
         except RunError:
             refused += 1
-    assert refused > 30
+    assert refused > 12
 
 
 def test_an_address_is_indexed_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

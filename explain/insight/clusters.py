@@ -1,0 +1,207 @@
+"""Clusters of the maps of each class: photos with a reason of their own (SpRAy)."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from explain.insight.class_statistics import Mean
+from explain.insight.maps import RunMaps, as_in, fields_of, percent, plain
+from explain.methods.score_cam import means
+
+FLOOR = 1e-3  # below it, eigenvalues count as the same: as zero
+STARTS = 10  # of the means, of which the best end is taken
+
+
+def distances(maps: torch.Tensor) -> torch.Tensor:
+    r"""How far maps of shares ``(N, ...)`` lie apart, ``(N, N)``: 0 if they are the same, 1 without a common place.
+
+    The Hellinger distance :math:`\sqrt{1 - \sum_i \sqrt{p_i q_i}}`.
+
+    >>> distances(torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]]))[0]
+    tensor([0., 1., 0.], dtype=torch.float64)
+    """
+    roots = maps.flatten(1).double().sqrt()
+    apart: torch.Tensor = (1 - roots @ roots.T).clamp(0, 1).sqrt()
+    apart.fill_diagonal_(0)
+    return apart
+
+
+def spectrum(apart: torch.Tensor, most: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
+    r"""Look at points as a graph in which each is joined to its nearest neighbours.
+
+    Twice as many neighbours as the logarithm of the number of points, at least 5: the logarithm keeps a graph together
+    (von Luxburg, 2007), and with no more than that, groups of some tens of points fall apart by chance. An edge that
+    only one end asks for counts half. Neighbours weigh :math:`\exp(-d^2 / \sigma_i \sigma_j)`, where
+    :math:`\sigma_i` is the distance to the last neighbour (Zelnik-Manor and Perona, NIPS 2004).
+
+    Args:
+        apart: their distances ``(N, N)``.
+        most: how many groups there may be.
+
+    Returns:
+        The smallest eigenvalues of the normalised Laplacian ``(E,)``, which lie between 0 and 2, and the eigenvectors
+        ``(N, E)``.
+    """
+    count = len(apart)
+    near = min(count - 1, max(5, round(2 * math.log(count))))
+    order = apart.clone().fill_diagonal_(math.inf).topk(near, largest=False)
+    scale = order.values[:, -1].clamp(min=1e-12)
+    close = torch.exp(-order.values.square() / (scale[:, None] * scale[order.indices]))
+    weights = torch.zeros_like(apart).scatter_(1, order.indices, close)
+    weights = (weights + weights.T) / 2
+    degree = weights.sum(1).clamp(min=1e-12).rsqrt()
+    laplacian = torch.eye(count, dtype=apart.dtype) - degree[:, None] * weights * degree
+    values, vectors = torch.linalg.eigh(laplacian)
+    return values[: most + 1].clamp(min=0), vectors[:, : most + 1]
+
+
+def number_of_groups(values: torch.Tensor) -> tuple[int, float]:
+    """How many groups there are, from 2, by the eigenvalues of `spectrum`, and the largest gap, behind as many of them.
+
+    A gap is the factor by which an eigenvalue is larger than the one before. Differences would say less: eigenvalues
+    lie the further apart, the larger they are, also where there are no groups.
+    """
+    gaps = (values[1:] + FLOOR) / (values[:-1] + FLOOR)
+    count = int(gaps[1:].argmax()) + 2 if len(gaps) > 1 else 1
+    return count, float(gaps[count - 1])
+
+
+def grouped(vectors: torch.Tensor, count: int, seed: int = 0) -> torch.Tensor:
+    """Put points into groups by their places among the first eigenvectors ``(N, E)``: a number for each, ``(N,)``.
+
+    Each point is brought to length 1 there (Ng, Jordan and Weiss, NIPS 2001).
+    """
+    best, least = torch.zeros(len(vectors), dtype=torch.long), math.inf
+    places = vectors[:, :count] / vectors[:, :count].norm(dim=1, keepdim=True).clamp(min=1e-12)
+    for start in range(STARTS if count > 1 else 0):
+        apart = torch.cdist(places, means(places, count, seed + start))
+        total = float(apart.amin(1).square().sum())
+        if total < least:
+            best, least = apart.argmin(1), total
+    return best
+
+
+def silhouettes(apart: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
+    """How well each point fits its group, ``(N,)``: 1 if the others are far away, below 0 if another group is nearer.
+
+    The mean distance to the nearest other group less that to its own, over the larger (Rousseeuw, 1987); 0 for a
+    point that is alone.
+    """
+    numbers: torch.Tensor = torch.unique(groups)
+    if len(numbers) < 2:
+        return torch.zeros(len(apart), dtype=apart.dtype)
+    member = (groups[:, None] == numbers).to(apart)
+    sizes = member.sum(0)
+    sums = apart @ member
+    own = member.bool()
+    to_own = sums[own] / (sizes - 1).clamp(min=1).expand_as(sums)[own]
+    to_other = (sums / sizes).masked_fill(own, math.inf).amin(1)
+    found = (to_other - to_own) / torch.maximum(to_own, to_other).clamp(min=1e-12)
+    return torch.where(sizes.expand_as(sums)[own] < 2, 0.0, found)
+
+
+LEAST_MAPS = 20
+"""Maps of a class without which no clusters are looked for."""
+SMALLEST = 4  # photos of a cluster that is told
+MOST = 8  # clusters of a class
+AT_ONCE = 2000
+"""Maps of a class that are clustered: of more, as many are drawn by chance."""
+CENTRAL = 9  # photos that stand for a cluster
+MAX_LIKENESS = 0.9
+"""The cosine of two mean maps from which on they show the same places."""
+
+
+@dataclass(frozen=True, eq=False)
+class Cluster:
+    """Photos of one class with the same reason.
+
+    ``stands_out`` is the mean silhouette of its maps: near 1, they are alike and unlike all others of the class, and
+    about 0, they differ from the others as much as from each other. ``share`` is its part of the maps of the class,
+    ``mean`` ``(16, 16)`` their mean. ``gap`` is the largest factor between
+    eigenvalues of the class that follow each other, whose place says how many clusters there are. ``photos`` names
+    those that are most alike the rest of the cluster, ``members`` all of them, and ``rows`` has the numbers of its
+    maps. ``excess`` ``(16, 16)`` is its mean map less that of the others of the class.
+    """
+
+    target: str
+    size: int
+    share: float
+    stands_out: float
+    gap: float
+    of: int
+    accuracy: float
+    on_object: Mean
+    at_border: Mean
+    entropy: Mean
+    photos: tuple[str, ...]
+    mean: torch.Tensor = field(repr=False)
+    rows: torch.Tensor = field(repr=False)
+    members: tuple[str, ...] = field(default=(), repr=False)
+    excess: torch.Tensor | None = field(default=None, repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        names = "target size share stands_out gap accuracy on_object at_border entropy photos"
+        return {**fields_of(self, names), "clusters_of_target": self.of, "map": plain(self.mean)}
+
+    @property
+    def cells(self) -> list[str]:
+        """A row of the table, under its head in ``sections.toml``."""
+        shares = (self.accuracy, self.on_object.value, self.at_border.value)
+        size = [str(self.size), percent(self.share), f"{self.stands_out:.2f}"]
+        return [self.target, *size, *map(percent, shares), as_in(self.photos)]
+
+
+def reasons(maps: RunMaps, *, least: int = LEAST_MAPS, most: int = MOST, seed: int = 0) -> list[Cluster]:
+    """Cluster the maps of each class, and rank all clusters by how much they stand out.
+
+    Args:
+        maps: the maps of a run.
+        least: how many maps a class must have.
+        most: how many clusters a class may have.
+        seed: of what is drawn by chance.
+
+    Lapuschkin et al., "Unmasking Clever Hans predictors and assessing what machines really learn", Nature
+    Communications 2019 (SpRAy).
+    """
+    found = []
+    for rows in maps.of_target.values():
+        if len(rows) >= least:
+            found += clusters_of(maps, rows, most=most, seed=seed)
+    return sorted(found, key=lambda cluster: (-cluster.stands_out, -cluster.size, cluster.target))
+
+
+def clusters_of(maps: RunMaps, rows: torch.Tensor, *, most: int = MOST, seed: int = 0) -> list[Cluster]:
+    """Cluster the maps with these numbers; those of one class that has a single cluster are none.
+
+    A silhouette says how much nearer the maps of a group are to each other than to the rest, and not how far that is.
+    So a group whose mean map shows the same places as that of the others has no reason of its own, and is left out.
+    """
+    if len(rows) > AT_ONCE:
+        rows = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))[:AT_ONCE].sort().values]
+    apart = distances(maps.values[rows])
+    values, vectors = spectrum(apart, min(most, len(rows) - 1))
+    count, gap = number_of_groups(values)
+    groups = grouped(vectors, count, seed)
+    fits = silhouettes(apart, groups)
+    numbers = sorted(set(groups.tolist()))
+    found: list[Cluster] = []
+    for number in numbers:
+        inside = (groups == number).nonzero().flatten()
+        if len(inside) < SMALLEST or len(numbers) < 2:
+            continue
+        own = maps[rows[inside]]
+        mean = own.values.mean(0)
+        mean_of_others = maps.values[rows[groups != number]].mean(0)
+        if F.cosine_similarity(mean.flatten(), mean_of_others.flatten(), dim=0) >= MAX_LIKENESS:
+            continue
+        central = apart[inside][:, inside].mean(1).argsort()[:CENTRAL]
+        found.append(Cluster(
+            own.targets[0], len(inside), len(inside) / len(rows), float(fits[inside].mean()), gap, len(numbers),
+            Mean.of(own.correct).value, Mean.of(own.on_object), Mean.of(own.at_border), Mean.of(own.entropy),
+            tuple(own.names[i] for i in central.tolist()), mean, rows[inside], members=own.names,
+            excess=mean - mean_of_others,
+        ))  # fmt: skip
+    return found

@@ -1,0 +1,134 @@
+"""Pictures of an insight: mean maps with photos that stand for them, and what spoke for either class of a mistake."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import torch
+from PIL import Image
+
+from explain._utils.errors import ExplainError
+from explain.data.boxes import Box
+from explain.insight.class_statistics import ClassStatistics
+from explain.insight.clusters import Cluster, distances
+from explain.insight.maps import RunMaps, heated, percent, short
+from explain.insight.mistakes import Confusion
+from explain.insight.reattribution import RunPhotos
+from explain.render.sheets import Group, Layout, Tile, sheet
+from explain.render.styles import get_style
+from explain.store.reading import Row
+
+SIDE = 180  # pixels of a mean map
+PHOTOS = 4  # that stand for a class or a cluster
+TILE = 200
+GROUPS = 6  # of a picture
+MISTAKES = 2  # of a pair of classes
+
+Key = tuple[str, str]
+"""The name of a photo, and the target."""
+
+
+@dataclass(frozen=True)
+class Album:
+    """Reads rows of one method, and their photos; ``empty`` has no photos."""
+
+    photos: RunPhotos
+    method: str
+    empty: bool = False
+
+    def rows(self, wanted: Collection[Key]) -> dict[Key, Row]:
+        """The rows with these names and targets."""
+        return {
+            (row.name, row.target): row for row in self.photos.run.rows(self.method) if (row.name, row.target) in wanted
+        }
+
+    def photo(self, row: Row) -> Image.Image | None:
+        """A photo, or None where it cannot be read."""
+        if self.empty:
+            return None
+        try:
+            return self.photos.picture(row)
+        except ExplainError as error:
+            self.photos.missing[row.name] = str(error)
+            return None
+
+
+@dataclass(frozen=True, eq=False)
+class MeanMap:
+    """A mean map ``(16, 16)`` with what is said of it, and photos that stand for it."""
+
+    target: str
+    figures: str
+    mean: torch.Tensor
+    remark: str
+    keys: list[Key]
+
+    @property
+    def picture(self) -> Image.Image:
+        """The brightest place has the most."""
+        blank = Image.new("RGB", (SIDE, SIDE), "white")
+        values = (self.mean / self.mean.max().clamp(min=1e-12)).numpy()
+        return get_style("intensity").draw(blank, values, Box(0, 0, float(SIDE), float(SIDE)))
+
+
+def draw_looks(looks: Sequence[ClassStatistics], maps: RunMaps, album: Album) -> Image.Image | None:
+    """Draw where classes look: the mean map, and the photos whose maps are the nearest to it."""
+    means = []
+    for look in looks[:GROUPS]:
+        of_class = maps[maps.of_target[look.target]]
+        mean = of_class.values.mean(0, keepdim=True)
+        apart = torch.stack([distances(torch.cat([mean, one[None]]))[0, 1] for one in of_class.values])
+        nearest = apart.argsort(stable=True)[:PHOTOS].tolist()
+        keys = [(of_class.names[i], look.target) for i in nearest]
+        on_object = f", {percent(look.on_object.value)} on the object" if look.on_object.value >= 0 else ""
+        border = f"{percent(look.at_border.value)} at the border"
+        means.append(MeanMap(look.target, f"{look.photos} photos{on_object}", look.mean, border, keys))
+    return _draw_means("Where classes look, the most striking first", means, album)
+
+
+def draw_clusters(clusters: Sequence[Cluster], album: Album) -> Image.Image | None:
+    """Draw clusters of reasons: the mean map of each, and photos that stand for it."""
+    means = []
+    for cluster in clusters[:GROUPS]:
+        figures = f"{cluster.size} photos, {percent(cluster.share)} of the class"
+        keys = [(name, cluster.target) for name in cluster.photos[:PHOTOS]]
+        means.append(MeanMap(cluster.target, figures, cluster.mean, f"stands out by {cluster.stands_out:.2f}", keys))
+    return _draw_means("Clusters of reasons, those that stand out most first", means, album)
+
+
+def _draw_means(title: str, means: Sequence[MeanMap], album: Album) -> Image.Image | None:
+    """Draw mean maps, each with what is said of it, in the heading where there is room for it, and with photos."""
+    rows = album.rows({key for mean in means for key in mean.keys})
+    groups = []
+    for mean in means:
+        photos = []
+        for key in mean.keys:
+            photo = album.photo(rows[key]) if key in rows else None
+            if photo is not None:
+                photos.append(Tile(rows[key].overlay(get_style(rows[key].style), photo), short(key[0])))
+        if photos:
+            first = Tile(mean.picture, "mean map", mean.remark)
+            groups.append(Group(f"{mean.target}: {mean.figures}", (first, *photos)))
+        else:
+            groups.append(Group(mean.target, (Tile(mean.picture, mean.figures, mean.remark),)))
+    return _drawn(title, groups)
+
+
+def draw_mistakes(pairs: Sequence[Confusion], album: Album) -> Image.Image | None:
+    """Draw what spoke for the wrong class and for the right one, where mistakes were explained."""
+    groups = []
+    for pair in pairs[:GROUPS]:
+        tiles = []
+        for mistake in pair.spoken[:MISTAKES]:
+            photo = album.photo(mistake.row)
+            if photo is not None:
+                name = short(mistake.row.name)
+                box = mistake.row.box
+                tiles.append(Tile(heated(photo, mistake.wrong, box), f"for {pair.prediction}", name))
+                tiles.append(Tile(heated(photo, mistake.right, box), f"for {pair.label}", name))
+        groups.append(Group(f"{pair.label} taken for {pair.prediction}: {pair.count} of {pair.of}", tuple(tiles)))
+    return _drawn("Mistakes: what spoke for the wrong class, and for the right one", groups)
+
+
+def _drawn(title: str, groups: Sequence[Group]) -> Image.Image | None:
+    full = tuple(group for group in groups if group.tiles)
+    return sheet(Layout(title, "", full), TILE) if full else None

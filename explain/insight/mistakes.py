@@ -1,0 +1,158 @@
+"""Mistakes: which class is taken for which, and what spoke for either; evidence that is off the object."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from importlib import resources
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from explain._utils.errors import muted
+from explain.attribution.api import attribute
+from explain.insight.maps import GRID, as_in, fields_of, object_of, percent, short
+from explain.insight.reattribution import RunPhotos, one_for_each_photo
+from explain.methods.base import MethodLike
+from explain.store.reading import Row, StoredRun
+from explain.targets import ClassTarget, Difference
+
+HALF = 0.5  # of what is enough that has to lie on the object
+SHOWN = 6  # photos of a pair
+
+
+@dataclass(frozen=True, eq=False)
+class ClassEvidence:
+    """What spoke for each of two classes in one photo.
+
+    ``wrong`` and ``right`` ``(H, W)`` in [0, 1] show what raises the score of the one over that of the other, and
+    ``lead`` is the difference of the two scores.
+    """
+
+    row: Row
+    wrong: torch.Tensor = field(repr=False)
+    right: torch.Tensor = field(repr=False)
+    lead: float
+
+    @property
+    def common(self) -> float:
+        """How much of the two maps lies in the same places: 0 to 1. Near 1, the classes were read from one thing."""
+        wrong, right = (F.adaptive_avg_pool2d(each[None], GRID)[0] for each in (self.wrong, self.right))
+        if not (wrong.any() and right.any()):
+            return float("nan")
+        return float(torch.minimum(wrong / wrong.sum(), right / right.sum()).sum())
+
+
+@dataclass(frozen=True, eq=False)
+class Confusion:
+    """A class that is taken for another: how often, of how many photos of the class, and how sure the model is.
+
+    ``back`` counts the photos of the other class that are taken for this one. ``spoken`` has what spoke for either in
+    some photos, the surest mistake first, where the model was at hand.
+    """
+
+    label: str
+    prediction: str
+    label_class: int
+    prediction_class: int
+    count: int
+    of: int
+    back: int
+    probability: float
+    photos: tuple[str, ...]
+    spoken: tuple[ClassEvidence, ...] = field(default=(), repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        found = fields_of(self, "label prediction count of back probability photos")
+        if self.spoken:
+            found["spoken"] = [{"name": each.row.name, **fields_of(each, "lead common")} for each in self.spoken]
+        return found
+
+    @property
+    def cells(self) -> list[str]:
+        """A row of the table, under its head in ``sections.toml``."""
+        counts = (f"{self.count}", f"{self.of}", f"{self.back}", f"{self.probability:.0%}")
+        return [self.label, self.prediction, *counts, as_in(self.photos)]
+
+
+_PAIRS = (resources.files("explain.insight") / "mistakes.sql").read_text("utf-8")
+_PHOTOS = "SELECT name FROM photos WHERE label_class = ? AND prediction_class = ? ORDER BY probability DESC, id LIMIT ?"
+
+
+def pairs(run: StoredRun, most: int = 20) -> list[Confusion]:
+    """Say which classes are taken for which, the most frequent pair first; photos whose label is known count."""
+    found = []
+    for label, prediction, right, wrong, count, sure, of, back in run.query(_PAIRS, (most,)):
+        photos = tuple(name for (name,) in run.query(_PHOTOS, (right, wrong, SHOWN)))
+        found.append(Confusion(label, prediction, right, wrong, count, of, back, float(sure), photos))
+    return found
+
+
+def with_reasons(found: Sequence[Confusion], photos: RunPhotos, method: MethodLike) -> list[Confusion]:
+    """Explain the mistakes of some pairs: the difference of the two scores is the target, either way round.
+
+    Args:
+        found: the pairs.
+        photos: the photos of the run, and the model.
+        method: how to explain.
+
+    Raises:
+        ExplainError: the method cannot explain the model.
+    """
+    model, done = photos.explainer.model, []
+    for pair in found:
+        wrong, right = ClassTarget(pair.prediction_class), ClassTarget(pair.label_class)
+        rows = one_for_each_photo(photos.run, label=pair.label, correct=False)
+        spoken = []
+        for batch in photos.batches(row for row in rows if row.name in pair.photos):
+            with muted():  # of maps that are zero: nothing speaks for one of the classes, as the picture shows
+                for_wrong = attribute(model, batch.x, method, target=Difference(wrong, right))
+                for_right = attribute(model, batch.x, method, target=Difference(right, wrong))
+            maps = (for_wrong.heatmap.cpu(), for_right.heatmap.cpu(), for_wrong.score.tolist())
+            spoken += [ClassEvidence(*each) for each in zip(batch.rows, *maps, strict=True)]
+        done.append(replace(pair, spoken=tuple(sorted(spoken, key=lambda each: pair.photos.index(each.row.name)))))
+    return done
+
+
+@dataclass(frozen=True)
+class OddEvidence:
+    """A photo of which the part that is enough lies off the object, or whose answer needs nothing of the object.
+
+    ``size`` is the share of the photo in the set of regions, and ``on_object`` the share of the set on the object; NaN
+    for an answer that needs nothing of the whole photo.
+    """
+
+    photo: str
+    target: str
+    finding: str
+    size: float
+    on_object: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return fields_of(self, "photo target finding size on_object")
+
+    @property
+    def cells(self) -> list[str]:
+        """A row of the table, under its head in ``sections.toml``."""
+        return [short(self.photo), self.target, self.finding, f"{self.size:.1%}", percent(self.on_object)]
+
+
+def odd_evidence(run: StoredRun) -> list[OddEvidence] | None:
+    """List photos whose smallest evidence is not on the object; None for a run without `Sufficient` and `Necessary`.
+
+    That is where less than half of what is enough lies in the boxes of the object, where nothing of what is needed
+    does, and where the answer is the same without the whole photo. Photos without boxes are left out of the first two.
+    """
+    methods = [name for name in ("sufficient", "necessary") if name in run.methods]
+    found = []
+    for row in (row for name in methods for row in run.rows(name)):
+        region, inside, enough = object_of(row), row.heatmap > 0, row.method == "sufficient"
+        if enough and row.metrics.get("set_size") == 0:
+            found.append(OddEvidence(row.name, row.target, "needs nothing of the photo", 0.0, math.nan))
+        elif inside.any() and region.any():
+            share, size = float(inside[region].sum() / inside.sum()), float(inside.float().mean())
+            if enough and share < HALF:
+                found.append(OddEvidence(row.name, row.target, "enough is off the object", size, share))
+            elif not enough and not share:
+                found.append(OddEvidence(row.name, row.target, "needs nothing of the object", size, share))
+    return sorted(found, key=lambda each: (each.finding, each.on_object)) if methods else None
