@@ -16,7 +16,7 @@ from explain._utils.random_numbers import seeded, uniform
 from explain._utils.rounding import all_cancel, rounding_error
 from explain.engine import Activations, Evidence, LayerGradients, Need
 from explain.engine.needs import ClassWeights, GradientsBy, LayerCurvature
-from explain.methods.base import MAPS, PATTERNS, Method, Style, map_of, register, spatial_dims
+from explain.methods.base import MAPS, PATTERNS, Method, Style, map_of, over_all, register, spatial_dims
 from explain.targets.functions import Contrast, ResidualSoftmax
 
 BOTH: frozenset[Need[Any]] = frozenset({Activations(), LayerGradients()})
@@ -37,8 +37,7 @@ def unless_rounding(values: torch.Tensor, terms: torch.Tensor, count: int = 1) -
     """Means ``(N, ...)`` of terms ``(N, ...)``, or ``count`` times as much; zero for an image where all are rounding
     errors. Else a map of rounding errors would be as bright as any other.
     """
-    rounding = all_cancel(values / count, terms)
-    return values.masked_fill(rounding.reshape(-1, *[1] * (values.ndim - 1)), 0)
+    return values.masked_fill(over_all(all_cancel(values / count, terms), values), 0)
 
 
 class ClassActivationMap(Method):
@@ -510,7 +509,7 @@ def first_component(maps: torch.Tensor) -> torch.Tensor:
         _, vectors = eigenvectors(rows.transpose(1, 2) @ rows)
         projected = (rows @ vectors[..., -1:])[..., 0]
     projected = torch.where((projected * rows.sum(2)).sum(1, keepdim=True) < 0, -projected, projected)
-    return projected.reshape(len(maps), *maps.shape[2:]).to(maps.dtype)
+    return projected.unflatten(1, maps.shape[2:]).to(maps.dtype)
 
 
 def eigenvectors(matrices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -566,7 +565,7 @@ class KPCACAM(FeatureMapPattern):
         component = vectors[..., -1] * values[:, -1:].clamp(min=0).sqrt()
         largest = component.gather(1, component.abs().argmax(1, keepdim=True))
         component = torch.where(largest < 0, -component, component)
-        return component.reshape(len(maps), *maps.shape[2:]).to(maps.dtype)
+        return component.unflatten(1, maps.shape[2:]).to(maps.dtype)
 
     def _kernel(self, rows: torch.Tensor) -> torch.Tensor:
         gamma: Any = 1 / rows.shape[2] if not isinstance(self.gamma, float) else self.gamma

@@ -18,7 +18,7 @@ from explain.baselines.base import Baseline
 from explain.engine import Accumulator, Attributions, Evidence, Need, Perturbation, PerturbedRows, Reducer
 from explain.engine.perturbations import Make, OneForEach, PerturbationRuns, ScoreOf, Scores, Unperturbed, interleaved
 from explain.methods.base import PERTURBATION, Method, Outcome, relative_error
-from explain.methods.regions import Cell, Regions, Squares
+from explain.methods.regions import Cell, Regions, Squares, pixels_of
 
 T = TypeVar("T")
 Score = Literal["logit", "probability"]
@@ -143,7 +143,7 @@ def box_mask(cells: Sequence[Cell], like: torch.Tensor) -> torch.Tensor:
     """A mask ``(H, W)`` for photos such as ``like``: 1 in the cells, 0 elsewhere."""
     mask = like.new_zeros(like.shape[2:])
     for cell in cells:
-        mask[tuple(slice(*ends) for ends in cell)] = 1
+        mask[pixels_of(cell)] = 1
     return mask
 
 
@@ -182,7 +182,7 @@ def widened(freedom: int) -> float:
     if freedom <= len(STUDENT):
         return STUDENT[freedom - 1] / NORMAL
     terms = (float(np.polyval(c, NORMAL**2)) / freedom**power for power, c in enumerate(SERIES, 1))
-    return 1 + sum(terms)
+    return float(1 + sum(terms))
 
 
 def floored_error(variance: torch.Tensor, freedom: int) -> torch.Tensor:
@@ -588,8 +588,8 @@ class RegionMethod(EstimateMethod):
         shown = Coalitions(Zero(), self.regions, self.design).shown(labels)
         whole = evidence[whole_score(self.score)]
         blank = evidence[blank_score(self.baseline, self.score)] if self.needs_blank else torch.zeros_like(whole)
-        ends = zip(whole.tolist(), blank.tolist(), strict=True)
-        return [_RegionEstimator(self, *each) for each in zip(labels, shown, ends, strict=True)]
+        ends = list(zip(whole.tolist(), blank.tolist(), strict=True))
+        return [_RegionEstimator(self, labels[i], shown[i], ends[i]) for i in range(len(labels))]
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from explain.methods.estimates import (
     floored_error,
     whole_score,
 )
-from explain.methods.regions import Cell
+from explain.methods.regions import Cell, pixels_of
 
 BLOCK = 32  # masks that come from one seed
 FEWEST = 4  # masks that say how far their scores differ
@@ -103,7 +103,7 @@ class _MeanDrop(Estimator):
 
     def take(self, first: int, scores: torch.Tensor) -> None:
         for score, box in zip(scores, self._boxes[first:], strict=False):
-            where = tuple(slice(*ends) for ends in box)
+            where = pixels_of(box)
             self._sums[where] += self._whole - score
             self._times[where] += 1
 

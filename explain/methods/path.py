@@ -370,7 +370,12 @@ class RandomPoints(Path):
 
     def points(self, evidence: Evidence) -> Of:
         drawn = self.drawing(evidence.inputs)
-        return lambda image, sample: torch.lerp(*drawn(image, sample))
+
+        def point(image: int, sample: int) -> torch.Tensor:
+            start, end, share = drawn(image, sample)
+            return torch.lerp(start, end, share)
+
+        return point
 
     def weights(self, evidence: Evidence) -> Of:
         drawn = self.drawing(evidence.inputs)
@@ -386,15 +391,17 @@ class RandomPoints(Path):
 
         Each photo has the same draws, whichever stand beside it.
         """
-        one_each = not isinstance(self.baseline, torch.Tensor)
-        starts = PathStart(self.baseline).of(x) if one_each else several(self.baseline, x[0])
+        choices = isinstance(self.baseline, torch.Tensor)
+        starts = (
+            several(self.baseline, x[0]) if isinstance(self.baseline, torch.Tensor) else PathStart(self.baseline).of(x)
+        )
 
         def drawn(image: int, sample: int) -> tuple[torch.Tensor, torch.Tensor, float]:
             g = seeded(self.seed, sample)
             which, share = uniform((2,), g).tolist()
             photo = x[image]
             end = photo + self.sigma * (photo.max() - photo.min()) * normal(photo.shape, g).to(photo)
-            number = image if one_each else min(int(which * len(starts)), len(starts) - 1)
+            number = min(int(which * len(starts)), len(starts) - 1) if choices else image
             return starts[number], end, share
 
         return drawn

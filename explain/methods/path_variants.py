@@ -87,16 +87,15 @@ class GuidedIntegratedGradients(CompleteMethod):
         share = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
         for step in range(self.steps):
             points = GivenRows(images, start + share.to(x) * way, x, "points of a path")
-            found = runner.read(points, ScoreAndGradient())
-            gradient = found[:, 1:].reshape(x.shape)
-            rows = zip(share.flatten(1), gradient.flatten(1), way.flatten(1), strict=True)
-            further = torch.stack([self._further(*row, step) for row in rows]).reshape(x.shape)
-            yield found[:, 0], gradient, (further - share).to(x) * way
+            scores_and_gradients = runner.read(points, ScoreAndGradient())
+            gradient = scores_and_gradients[:, 1:].reshape(x.shape)
+            further = torch.stack([self._further(share[i], gradient[i], way[i], step) for i in range(len(x))])
+            yield scores_and_gradients[:, 0], gradient, (further - share).to(x) * way
             share = further
             runner.report_progress((step + 1) * len(x), self.steps * len(x))
 
     def _further(self, share: torch.Tensor, gradient: torch.Tensor, way: torch.Tensor, step: int) -> torch.Tensor:
-        """How far each value of an image is after a step, from how far it was before; all are ``(D,)``."""
+        """How far each value of an image is after a step, from how far it was before."""
         done = (step + 1) / self.steps
         lowest = max(done - self.distance, 0.0)
         highest = min(done + self.distance, 1.0)
@@ -106,13 +105,13 @@ class GuidedIntegratedGradients(CompleteMethod):
         size = _ranked(gradient)
         whole = length.sum()
         share = share.clamp(min=lowest)
-        rank = int((len(share) - 1) * self.fraction) + 1
+        rank = int((share.numel() - 1) * self.fraction) + 1
         while True:
             left = (length * (1 - share)).sum() - whole * (1 - done)
             free = (share < highest) & (length > 0)
             if left <= TINY * whole or not bool(free.any()):
                 return share
-            threshold = torch.where(free, size, torch.inf).kthvalue(rank).values
+            threshold = torch.where(free, size, torch.inf).flatten().kthvalue(rank).values
             chosen = free & (size <= threshold)
             gain = (length * (highest - share))[chosen].sum()
             if bool(left < gain):

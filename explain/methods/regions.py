@@ -108,12 +108,17 @@ class Quadtree(Regions):
             spreads |= {part: _spread(image, part) for part in parts}
         labels = torch.zeros(image.shape[1:], dtype=torch.long)
         for number, cell in enumerate(spreads):
-            labels[tuple(slice(*ends) for ends in cell)] = number
+            labels[pixels_of(cell)] = number
         return labels
 
 
 Cell = tuple[tuple[int, int], ...]
 """The first pixel of a box in each direction, and the one behind the last."""
+
+
+def pixels_of(cell: Cell) -> tuple[slice, ...]:
+    """The index of a cell's pixels in a map ``(H, W)``."""
+    return tuple(slice(start, end) for start, end in cell)
 
 
 def halves(cell: Cell) -> list[Cell]:
@@ -128,7 +133,7 @@ def halves(cell: Cell) -> list[Cell]:
 
 def _spread(image: torch.Tensor, cell: Cell) -> float:
     """The sum of squared deviations from a cell's mean colour; -1 for what cannot be cut."""
-    part = image[(slice(None), *(slice(*ends) for ends in cell))].flatten(1)
+    part = image[:, *pixels_of(cell)].flatten(1)
     return -1.0 if part.shape[1] == 1 else float((part - part.mean(1, keepdim=True)).square().sum())
 
 

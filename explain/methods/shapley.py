@@ -21,7 +21,7 @@ from explain.engine.reruns import PerturbationRunner
 from explain.methods import estimates
 from explain.methods.base import register
 from explain.methods.estimates import CoalitionDesign, Estimate, SampledRegions, Score, blank_score, whole_score
-from explain.methods.regions import Cell, region_values
+from explain.methods.regions import Cell, pixels_of, region_values
 
 THREES = (0.0, 0.01, 0.1, 0.3, 1.0)
 REST = (1e-6, 1e-3, 0.01, 0.03, 0.1, 0.3, 1.0)
@@ -495,7 +495,7 @@ class _Tree(estimates.Search):
         """The map ``(H, W)``: each cell's value, spread evenly over its pixels."""
         values = self._like.new_zeros(self._like.shape[2:])
         for part in self._parts:
-            where = tuple(slice(*ends) for ends in part.cell)
+            where = pixels_of(part.cell)
             values[where] += part.value / values[where].numel()
         return values
 

@@ -275,8 +275,8 @@ def cover_ranks(ranks: torch.Tensor, start: Ranks, end: Ranks, baseline: Baselin
         start, end: K ranks for all images, or for each ``(N, K)``.
         baseline, score: as for `cover`.
     """
-    first = torch.as_tensor(start, device=ranks.device).expand(len(ranks), -1)
-    stop = torch.as_tensor(end, device=ranks.device).expand(len(ranks), -1)
+    first = torch.as_tensor(start).to(ranks.device).expand(len(ranks), -1)
+    stop = torch.as_tensor(end).to(ranks.device).expand(len(ranks), -1)
 
     def keep(owners: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
         own = ranks if len(ranks) == 1 else ranks[owners]

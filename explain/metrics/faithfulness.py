@@ -18,13 +18,8 @@ SMALL = 1e-6
 """Figures by the original score are not defined where its share of the largest one is smaller than this."""
 
 
-def intervals(counts: Sequence[int], total: int) -> dict[str, tuple[list[int], list[int]]]:
-    """The first and last ranks of the "largest" values, so many of ``total`` at each step, of the "smallest", and of
-    the "rest", which is all but the largest."""
-    none = [0] * len(counts)
-    everything = [total] * len(counts)
-    smallest = [total - count for count in counts]
-    return {"largest": (none, list(counts)), "smallest": (smallest, everything), "rest": (list(counts), everything)}
+Covers = Literal["largest", "smallest", "rest"]
+"""Which values are covered: the largest ones, the smallest ones, or all but the largest."""
 
 
 class _RankedCurve(ScoreMetric):
@@ -37,7 +32,7 @@ class _RankedCurve(ScoreMetric):
     seed: int
 
     units = PROBABILITY
-    covers: ClassVar[str] = "largest"
+    covers: ClassVar[Covers] = "largest"
 
     def ranks(self, data: MetricInput) -> torch.Tensor:
         """The rank of each pixel, ``(N, H, W)``."""
@@ -51,9 +46,16 @@ class _RankedCurve(ScoreMetric):
         """How many of them are covered at each step."""
         return steps_of(self.total(data), self.steps)
 
+    def request(self, data: MetricInput, covers: Covers, score: ScoreKind) -> ScoreRequest:
+        """The photos of all steps."""
+        counts = torch.tensor(self.counts(data))
+        total = torch.full_like(counts, self.total(data))
+        start = {"largest": torch.zeros_like(counts), "smallest": total - counts, "rest": counts}[covers]
+        end = counts if covers == "largest" else total
+        return base.cover_ranks(self.ranks(data), start, end, self.baseline, score)
+
     def requests(self, data: MetricInput) -> Sequence[ScoreRequest]:
-        start, end = intervals(self.counts(data), self.total(data))[self.covers]
-        return [base.cover_ranks(self.ranks(data), start, end, self.baseline, self.score)]
+        return [self.request(data, self.covers, self.score)]
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
         counts = self.counts(data)
@@ -199,11 +201,9 @@ class ROAD(_ShareCurve):
     baseline: Baseline = Neighbours()
 
     def requests(self, data: MetricInput) -> Sequence[ScoreRequest]:
-        ranks = self.ranks(data)
-        known = intervals(self.counts(data), data.pixels)
-        both = (known["largest"], known["smallest"])
         kinds: list[ScoreKind] = [self.score] if data.probability is None else [self.score, "margin"]
-        return [base.cover_ranks(ranks, *each, self.baseline, kind) for kind in kinds for each in both]
+        both: list[Covers] = ["largest", "smallest"]
+        return [self.request(data, covers, kind) for kind in kinds for covers in both]
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
         curve = (scores[1] - scores[0]) / 2
@@ -480,25 +480,26 @@ def _of_photo(photo: torch.Tensor, count: int, compactness: float, rounds: int) 
     side = max(1.0, (height * width / count) ** 0.5)
     down = max(1, round(height / side))
     across = max(1, round(width / side))
-    rows, columns = (torch.arange(length, device=photo.device) for length in (height, width))
-    row = (rows * down // height)[:, None]
-    column = (columns * across // width)[None]
-    around = [
-        ((row + below).clamp(0, down - 1) * across + (column + right).clamp(0, across - 1)).flatten()
-        for below in (-1, 0, 1)
-        for right in (-1, 0, 1)
-    ]  # the pieces that each pixel may belong to
+    places = torch.stack(torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")).to(photo.device)
+    row = places[0] * down // height
+    column = places[1] * across // width
+    around = torch.stack(
+        [
+            ((row + below).clamp(0, down - 1) * across + (column + right).clamp(0, across - 1)).flatten()
+            for below in (-1, 0, 1)
+            for right in (-1, 0, 1)
+        ]
+    )  # the pieces that each pixel may belong to
     centred = photo - photo.mean((1, 2), keepdim=True)
     colours = centred / centred.pow(2).mean().sqrt().clamp(min=torch.finfo(photo.dtype).tiny)
-    positions = torch.stack(torch.meshgrid(rows, columns, indexing="ij")).to(photo) * (compactness / side)
-    features = torch.cat([colours, positions]).flatten(1)  # (F, H * W)
+    features = torch.cat([colours, places.to(photo) * (compactness / side)]).flatten(1)  # (F, H * W)
     labels = (row * across + column).flatten()
     for _ in range(rounds):
         sizes = torch.bincount(labels, minlength=down * across)
         sums = features.new_zeros(len(features), len(sizes)).index_add_(1, labels, features)
         centres = torch.where(sizes > 0, sums / sizes.clamp(min=1), 1e6)  # one without pixels is out of reach
         apart = torch.stack([(features - centres[:, piece]).pow(2).sum(0) for piece in around])
-        labels = torch.stack(around).gather(0, apart.argmin(0, keepdim=True))[0]
+        labels = around.gather(0, apart.argmin(0, keepdim=True))[0]
     return torch.unique(labels, return_inverse=True)[1].reshape(height, width)  # type: ignore[no-any-return]
 
 

@@ -203,7 +203,7 @@ class RandomLogit(_MapSimilarity):
             yield Variant(("class", offset), classes=(context.classes + offset) % context.count)
 
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
-        return self.result(data, *numbers.unbind(2))
+        return self.result(data, numbers[..., 0], numbers[..., 1])
 
 
 def layers_of(metric: str, context: ModelContext) -> list[str]:

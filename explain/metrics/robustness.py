@@ -139,8 +139,9 @@ class RelativeStability(_NoisyCopies):
     def compare(self, data: MetricInput, found: VariantResult) -> torch.Tensor:
         if found.logits is None:
             raise MetricError(f"model must give class scores for {self.name}, got none; use maxsensitivity")
-        pairs = ((data.maps.values, found.maps.values), (data.images, found.images))
-        return torch.cat([*(norm(self._relative(*pair))[:, None] for pair in pairs), found.logits], 1)
+        of_map = norm(self._relative(data.maps.values, found.maps.values))
+        of_photo = norm(self._relative(data.images, found.images))
+        return torch.cat([torch.stack([of_map, of_photo], 1), found.logits], 1)
 
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
         logits = numbers[:, 0, 2:]

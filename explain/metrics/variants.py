@@ -324,9 +324,10 @@ class ModelContext:
         There is no probability of a class that is the only one.
         """
         probability = None
-        several = self.logits is not None and self.logits.shape[1] > 1
-        if several and self.classes is not None and self.outputs.probabilities(self.logits) is not None:
-            probability = self.outputs.of_classes(self.logits, self.classes)
+        logits = self.logits
+        if self.classes is not None and logits is not None and logits.shape[1] > 1:
+            known = self.outputs.probabilities(logits) is not None
+            probability = self.outputs.of_classes(logits, self.classes) if known else None
         maps = Maps.of(name, given, self.images)
         score = score.to(self.images.device)
         return MetricInput(maps, self.images, score, probability, self.classes, outputs=self.outputs, **truth)

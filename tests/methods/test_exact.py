@@ -105,12 +105,12 @@ def test_a_method_equals_its_plain_computation(case: Case, seed: int) -> None:
     small = get_method(method).name in ("kpcacam", "blurintegratedgradients", "guidedintegratedgradients", "idgi")
     layers, x = random_network(seed), photo(seed + 10, (1, 3, 3, 4) if small else (2, 3, 6, 5))
     model = plain.module_of(layers)
-    for target in (0, 4):
-        found = explain.attribute(model, x, method, target=target, layer=str(LAYER))
-        for i in range(len(x)):
-            expected = slow(layers, x[i], target, LAYER)
-            assert_close(found.values[i], expected, rtol=1e-8, atol=1e-12)
-            assert found.score[i].item() == pytest.approx(plain.forward(layers, x[i])[-1][target].item(), rel=1e-10)
+    target = (0, 4)[seed]
+    found = explain.attribute(model, x, method, target=target, layer=str(LAYER))
+    for i in range(len(x)):
+        expected = slow(layers, x[i], target, LAYER)
+        assert_close(found.values[i], expected, rtol=1e-8, atol=1e-12)
+        assert found.score[i].item() == pytest.approx(plain.forward(layers, x[i])[-1][target].item(), rel=1e-10)
 
 
 STAGES = ["1", "4", "7"]

@@ -366,13 +366,13 @@ def test_the_photo_the_blank_and_equal_masks_are_run_once(curved: Curved) -> Non
 def test_estimates_stop_at_the_same_run_whatever_the_batch_size(method: Any, curved: Curved) -> None:
     class_of = type(method)
     much = class_of(samples=2000, **({"grid": 3} if method.name in ("rise", "sobol") else {"regions": 4}))
-    found = [explain.attribute(curved, photos(2), much, target=1, tolerance=0.2, batch_size=size) for size in (5, 64)]
+    found = [explain.attribute(curved, photos(2), much, target=1, tolerance=0.3, batch_size=size) for size in (5, 64)]
     assert torch.equal(found[0].spent, found[1].spent)
     assert_close(found[0].values, found[1].values, rtol=1e-10, atol=1e-12)
     assert 0 < found[0].samples < 2000
-    assert (found[0].relative_error <= 0.2).all()
+    assert (found[0].relative_error <= 0.3).all()
     assert found[0].finished.all()
-    assert found[0].options["tolerance"] == 0.2
+    assert found[0].options["tolerance"] == 0.3
 
 
 def test_images_that_are_exact_enough_are_not_run_any_more(curved: Curved) -> None:
