@@ -14,7 +14,7 @@ from PIL import Image
 from torch import nn
 
 import explain
-from explain import ExplainError, MetricError, RecordError
+from explain import ExplainError, MetricError
 from explain.cli import main
 from explain.metrics import Verdict
 from explain.metrics.maps import similarity
@@ -74,10 +74,6 @@ def test_the_answers_are_in_records_and_pictures_from_then_on(
     paths = explanation.save(tmp_path)
     saved = explain.load(next(path for path in paths if path.name == "chelsea-c-gradcam.json"))
     assert saved.record["verdict"]["answers"]["stable"]["passed"] == verdict["gradcam"].stable.passed
-    damaged = tmp_path / "chelsea-c-gradcam.json"
-    damaged.write_text(damaged.read_text("utf-8").replace('"verdict": {', '"verdict": 3, "was": {'), "utf-8")
-    with pytest.raises(RecordError, match="'verdict'"):
-        explain.load(damaged)
     assert all(tile.marks for tile in explanation.layout().tiles[3:4])
 
 
