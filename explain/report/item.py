@@ -3,17 +3,18 @@
 import base64
 import io
 import math
-import time
+import timeit
 import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 
 from explain._utils.errors import ExplainError, muted, printable
 from explain.attribution.api import plan
@@ -31,26 +32,26 @@ from explain.report.reproduce import Reproduction, Subject, reproduction
 from explain.targets import Detections, Segmentation
 
 DIGITS = 5
-STEPS, FEWEST_STEPS = 20, 8
+STEPS = 20
+FEWEST_STEPS = 8
 FULL_STEPS_MAPS = 8
 """Maps that get curves in `STEPS` steps; where there are more, each gets fewer, so that the total stays the same."""
 
 
 def costs(subject: Subject) -> dict[str, float]:
     """Return the passes of each method, where they are known; empty without a model."""
+    passes: dict[str, float] = {}
     if not has_model(subject):
-        return {}
-    methods, costs = [], {}
+        return passes
+    x = subject.explainer.as_input(subject.photo)
     for name, attribution in subject.results[0].items():
-        with suppress(ExplainError):  # a method of the caller's own
-            options = {each: encode(value) for each, value in attribution.options.items()}
-            methods.append(method_of({**subject.record(name), "options": options}))
-    with suppress(ExplainError), muted():
-        if methods:
-            found = plan(subject.explainer.model, subject.explainer.as_input(subject.photo), methods, target=0)
-            for name, needs in found.wanted.items():
-                costs[name] = replace(found, wanted={name: needs}, targets=1, images=1).cost()
-    return {name: passes_run(cost, subject.results[0].get(name)) for name, cost in costs.items() if math.isfinite(cost)}
+        with suppress(ExplainError), muted():  # a method of the caller's own
+            options = {key: encode(value) for key, value in attribution.options.items()}
+            method = method_of({**subject.record(name), "options": options})
+            cost = plan(subject.explainer.model, x, method, target=0).cost()
+            if math.isfinite(cost):
+                passes[name] = passes_run(cost, attribution)
+    return passes
 
 
 def passes_run(cost: float, attribution: Attribution | None) -> float:
@@ -78,19 +79,18 @@ def cost_ahead(subject: Subject, *, check: bool, steps: int | None) -> tuple[int
     """About how many passes, and seconds, the checks and curves of all maps will take; the model runs a few times."""
     from explain.metrics import Faithful  # takes long to be imported
 
-    passes, targets = costs(subject), len(subject.results)
-    count = steps_for(targets * len(subject.methods)) if steps is None else steps
-    reruns = CHECK_RERUNS * sum(min(passes.get(name, 0), RERUN_PASSES) for name in subject.methods)
-    total = round(targets * ((Faithful.samples + reruns if check else 0) + 2 * count * len(subject.methods)))
+    passes = costs(subject)
+    maps = len(subject.results) * len(subject.methods)
+    total = 2 * maps * (steps_for(maps) if steps is None else steps)
+    if check:
+        reruns = CHECK_RERUNS * sum(min(passes.get(name, 0), RERUN_PASSES) for name in subject.methods)
+        total += round(len(subject.results) * (Faithful.samples + reruns))
     if not total:
         return 0, 0.0
-    model, x, times = subject.explainer.model, subject.explainer.as_input(subject.photo), []
+    model = subject.explainer.model
+    run = partial(model, subject.explainer.as_input(subject.photo))
     with untouched(model), torch.no_grad():
-        for _ in range(TIMED):
-            begun = time.perf_counter()
-            model(x)
-            times.append(time.perf_counter() - begun)
-    return total, total * min(times)
+        return total, total * min(timeit.repeat(run, number=1, repeat=TIMED))
 
 
 def has_model(subject: Subject) -> bool:
@@ -115,7 +115,7 @@ def curves(subject: Subject, steps: int | None, progress: Progress | None = None
     count = steps_for(sum(map(len, subject.results))) if steps is None else steps
     if not count or not has_model(subject):
         return [{} for _ in subject.results]
-    return [_of_target(subject, index, each, count, progress) for index, each in enumerate(subject.results)]
+    return [_of_target(subject, index, maps, count, progress) for index, maps in enumerate(subject.results)]
 
 
 def curve(
@@ -136,22 +136,32 @@ def _of_target(
     target, score = _target_and_score(subject, index)
     if target is None or not maps:
         return {}
-    metrics = Deletion(steps=steps, score=score), Insertion(steps=steps, score=score)
     explainer = subject.explainer
     try:
         table = evaluate(
-            explainer.model, explainer.as_input(subject.photo), maps, metrics, target=target, progress=progress,
-            activation=explainer.activation, interventions=next(iter(maps.values())).interventions,
-        )  # fmt: skip
+            explainer.model,
+            explainer.as_input(subject.photo),
+            maps,
+            [Deletion(steps=steps, score=score), Insertion(steps=steps, score=score)],
+            target=target,
+            progress=progress,
+            activation=explainer.activation,
+            interventions=next(iter(maps.values())).interventions,
+        )
     except ExplainError:  # a map or target without this metric has no curve
         return {}
-    kinds, found = ("deletion", "insertion"), {}
+    curves = {}
     for name in maps:
-        drawn = {kind: _rounded(table.curve(name, kind)[1][0]) for kind in kinds}
-        areas = {kind: round(float(table[name][kind][0]), DIGITS) for kind in kinds}
-        at, reading = _rounded(table.curve(name, "deletion")[0]), "score" if score == "logit" else score
-        found[name] = {"at": at, **drawn, "areas": areas, "reading": reading}
-    return found
+        at, deletion = table.curve(name, "deletion")
+        _, insertion = table.curve(name, "insertion")
+        curves[name] = {
+            "at": _rounded(at),
+            "deletion": _rounded(deletion[0]),
+            "insertion": _rounded(insertion[0]),
+            "areas": {kind: round(float(table[name][kind][0]), DIGITS) for kind in ("deletion", "insertion")},
+            "reading": "score" if score == "logit" else score,
+        }
+    return curves
 
 
 def _target_and_score(subject: Subject, index: int) -> tuple[Any, Any]:
@@ -189,21 +199,27 @@ def plane(values: Array, *, signed: bool = False) -> dict[str, Any]:
     (2, 16, False, 2.0)
     """
     values = np.nan_to_num(np.asarray(values, np.float64), posinf=0.0, neginf=0.0)
-    signed, scale = signed or bool((values < 0).any()), float(np.abs(values).max(initial=0.0))
+    signed = signed or bool((values < 0).any())
+    scale = float(np.abs(values).max(initial=0.0))
     shares = values / scale if scale > 0 else values
     coarse = values.size <= COARSE
     if not coarse:
         shares = np.sign(shares) * np.sqrt(np.abs(shares))
     kind = np.dtype(f"<{'i' if signed else 'u'}{2 if coarse else 1}")
     steps = np.rint(shares * np.iinfo(kind).max).astype(kind)
-    unsigned = steps.view(f"<u{steps.dtype.itemsize}")
+    unsigned = steps.view(f"<u{kind.itemsize}")
     differences = np.diff(unsigned, axis=1, prepend=np.zeros_like(unsigned[:, :1]))  # modulo the range of the type
-    plain, left = (zlib.compress(each.tobytes(), 9) for each in (steps, differences))
+    plain = zlib.compress(steps.tobytes(), 9)
+    left = zlib.compress(differences.tobytes(), 9)
     return {
-        "width": int(values.shape[1]), "height": int(values.shape[0]), "bits": 16 if coarse else 8, "signed": signed,
-        "scale": scale, "filter": "left" if len(left) < len(plain) else "none",
+        "width": values.shape[1],
+        "height": values.shape[0],
+        "bits": 8 * kind.itemsize,
+        "signed": signed,
+        "scale": scale,
+        "filter": "left" if len(left) < len(plain) else "none",
         "data": base64.b64encode(min(plain, left, key=len)).decode("ascii"),
-    }  # fmt: skip
+    }
 
 
 def map_of(attribution: Attribution, longest: int | None = None) -> tuple[Array, str]:
@@ -241,20 +257,18 @@ def place(subject: Subject, index: int, *, live: bool = False) -> dict[str, Any]
     encoded = subject.question.target(index)
     if encoded is None or unknown(encoded) or subject.crops:
         return None
-    try:
+    with suppress(ExplainError):
         target = decode(encoded)
-        if live and subject.explainer is not None and isinstance(target, Segmentation):
+        if isinstance(target, Detections) and target.box is not None:
+            left, top, right, bottom = torch.as_tensor(target.box).reshape(-1, 4)[0].tolist()
+            height, width = subject.input_size
+            return {"box": [left / width, top / height, right / width, bottom / height]}
+        if isinstance(target, Segmentation) and live and subject.explainer is not None:
             model, inputs = subject.explainer.model, Inputs((subject.explainer.as_input(subject.photo),))
             with untouched(model), torch.no_grad(), reading(model, inputs, subject.explainer.activation):
                 target = target.settled(inputs.call(model), 1)
-    except ExplainError:
-        return None
-    if isinstance(target, Detections) and target.box is not None:
-        edges, (height, width) = torch.as_tensor(target.box).reshape(-1, 4)[0].tolist(), subject.input_size
-        return {"box": [edge / side for edge, side in zip(edges, (width, height, width, height), strict=True)]}
-    if isinstance(target, Segmentation) and target.mask is not None:
-        mask = target.mask.reshape(-1, *target.mask.shape[-2:])[0]
-        return {"mask": plane(mask.float().cpu().numpy())}
+        if isinstance(target, Segmentation) and target.mask is not None:
+            return {"mask": plane(array(target.mask.reshape(-1, *target.mask.shape[-2:])[0]))}
     return None
 
 
@@ -290,44 +304,59 @@ def item(
         address: where the photo is, if it is not part of the page.
     """
     live = detail.live and subject.explainer is not None
-    found = curves(subject, detail.steps, progress) if live else [{} for _ in subject.results]
+    targets = range(len(subject.results))
+    no_curves: list[dict[str, dict[str, Any]]] = [{} for _ in targets]
+    drawn_curves = curves(subject, detail.steps, progress) if live else no_curves
     passes = costs(subject) if live else {}
-    data = "" if address else base64.b64encode(jpeg(subject.photo, detail.side, detail.quality)).decode("ascii")
-    records: list[list[dict[str, Any]]] = []
-    maps: list[list[dict[str, Any]]] = []
+    if address is None:
+        content = base64.b64encode(jpeg(subject.photo, detail.side, detail.quality)).decode("ascii")
+        address = f"data:image/jpeg;base64,{content}"
+    records = [[subject.record(name, index) for name in subject.methods] for index in targets]
+    maps: list[list[dict[str, Any]]] = [[] for _ in targets]
     for index, result in enumerate(subject.results):
-        records.append([subject.record(name, index) for name in subject.methods])
-        maps.append([])
-        for name, record in zip(subject.methods, records[-1], strict=True):
-            known = dict(figures[index].get(name, {})) if index < len(figures) else {}
-            about = {"curve": found[index].get(name), "figures": known, "verdict": record.get("verdict")}
-            maps[-1].append({**_map(result[name], detail), **_sets(result[name], subject, index), **about})
+        values = figures[index] if index < len(figures) else {}
+        for record, (name, attribution) in zip(records[index], result.items(), strict=True):
+            one = {**_map(attribution, detail), **_sets(attribution, subject, index)}
+            one["curve"] = drawn_curves[index].get(name)
+            one["figures"] = dict(values.get(name, {}))
+            one["verdict"] = record.get("verdict")
+            maps[index].append(one)
     return {
-        "name": name_of(subject), "photo": address or f"data:image/jpeg;base64,{data}",
-        "size": list(subject.photo.size), "model": printable(subject.origin.name), "input": list(subject.input_size),
-        "box": list(asdict(subject.box).values()), "crops": [list(asdict(crop).values()) for crop in subject.crops],
+        "name": name_of(subject),
+        "photo": address,
+        "size": list(subject.photo.size),
+        "model": printable(subject.origin.name),
+        "input": list(subject.input_size),
+        "box": list(astuple(subject.box)),
+        "crops": [list(astuple(crop)) for crop in subject.crops],
         "zero": _zero(subject),
         "predictions": [
             [printable(each.label), each.probability, *([each.amount] if each.probability is None else [])]
             for each in subject.predicted
         ],
         "boxes": [_shares(each.box, subject.box) for each in subject.detections if each.box is not None],
-        "targets": [_target(subject, index, live) for index in range(len(subject.results))],
+        "targets": [_target(subject, index, live) for index in targets],
         "methods": [method_info(k, layer_of(each), passes.get(k)) for k, each in subject.results[0].items()],
-        "maps": maps, "again": asdict(reproduction(subject) if made is None else made), "records": records,
-    }  # fmt: skip
+        "maps": maps,
+        "again": asdict(reproduction(subject) if made is None else made),
+        "records": records,
+    }
 
 
 def summary(subject: Subject) -> dict[str, Any]:
     """Return the line of a contact sheet about a photo."""
-    best, verdict = next(iter(subject.predicted), None), subject.record().get("verdict")
+    best = next(iter(subject.predicted), None)
+    verdict = subject.record().get("verdict")
     target = printable(subject.targets[0])
+    probability = None if best is None else best.probability
     return {
-        "name": name_of(subject), "label": target if best is None else printable(best.label), "target": target,
-        "probability": None if best is None else best.probability,
-        "amount": subject.amount(0) if best is None or best.probability is None else "",
+        "name": name_of(subject),
+        "label": target if best is None else printable(best.label),
+        "target": target,
+        "probability": probability,
+        "amount": subject.amount(0) if probability is None else "",
         "passed": None if verdict is None else verdict["passed"],
-    }  # fmt: skip
+    }
 
 
 def name_of(subject: Subject) -> str:
@@ -356,15 +385,19 @@ def map_info(kind: str, drawn: Mapping[str, Any], **values: Any) -> dict[str, An
 def _map(attribution: Attribution, detail: Detail) -> dict[str, Any]:
     values, kind = map_of(attribution, detail.cells)
     layers = [
-        {"layer": name, "plane": plane(each[0].float().cpu().numpy())}
-        for name, each in attribution.maps.items()
-        if len(attribution.maps) > 1 and each.ndim == 3
+        {"layer": name, "plane": plane(array(maps[0]))}
+        for name, maps in attribution.maps.items()
+        if len(attribution.maps) > 1 and maps.ndim == 3
     ]
-    drawn, delta = plane(values, signed=attribution.style == "signed"), attribution.delta
     return map_info(
-        kind, drawn, layers=layers, remark=remark(attribution), score=float(attribution.score[0]),
-        delta=None if delta is None else float(delta[0]), samples=attribution.samples,
-    )  # fmt: skip
+        kind,
+        plane(values, signed=attribution.style == "signed"),
+        layers=layers,
+        remark=remark(attribution),
+        score=float(attribution.score[0]),
+        delta=None if attribution.delta is None else float(attribution.delta[0]),
+        samples=attribution.samples,
+    )
 
 
 def _sets(attribution: Attribution, subject: Subject, index: int) -> dict[str, Any]:
@@ -379,10 +412,8 @@ def _sets(attribution: Attribution, subject: Subject, index: int) -> dict[str, A
 
 def jpeg(photo: Image.Image, side: int, quality: int = 86) -> bytes:
     """Return a photo as a JPEG whose longer side has at most ``side`` pixels."""
-    share = min(1.0, side / max(photo.size))
-    if share < 1:
-        size = max(1, round(photo.width * share)), max(1, round(photo.height * share))
-        photo = photo.resize(size, Image.Resampling.LANCZOS)
+    if max(photo.size) > side:
+        photo = ImageOps.contain(photo, (side, side), Image.Resampling.LANCZOS)
     buffer = io.BytesIO()
     photo.save(buffer, "JPEG", quality=quality, optimize=True)
     return buffer.getvalue()
@@ -401,20 +432,27 @@ def _zero(subject: Subject) -> list[int]:
 
 def _shares(box: Sequence[float], seen: Box) -> list[float]:
     """A box in pixels of the photo as shares of the part that the model saw."""
-    places = zip(box, (seen.left, seen.top) * 2, (seen.width, seen.height) * 2, strict=True)
-    return [(edge - start) / length for edge, start, length in places]
+    x0, y0, x1, y1 = box
+    across = [(x - seen.left) / seen.width for x in (x0, x1)]
+    down = [(y - seen.top) / seen.height for y in (y0, y1)]
+    return [across[0], down[0], across[1], down[1]]
 
 
 def _target(subject: Subject, index: int, live: bool) -> dict[str, Any]:
     attribution = next(iter(subject.results[index].values()))
     category = int(attribution.target[0]) if isinstance(attribution.target, torch.Tensor) else None
-    known = category is not None and subject.probabilities is not None
-    probability = float(subject.probabilities[category]) if known else None  # type: ignore[index]
-    amount = printable(subject.amount(index)) if probability is None else ""
-    box = subject.boxes[index] if index < len(subject.boxes) else None
-    return {
-        "label": printable(subject.targets[index]), "class": category if box is None else box.label,
-        "probability": probability if box is None else box.probability, "score": float(attribution.score[0]),
-        "amount": amount if box is None else "",
+    probability = None
+    if category is not None and subject.probabilities is not None:
+        probability = float(subject.probabilities[category])
+    values = {
+        "label": printable(subject.targets[index]),
+        "class": category,
+        "probability": probability,
+        "score": float(attribution.score[0]),
+        "amount": printable(subject.amount(index)) if probability is None else "",
         "place": place(subject, index, live=live),
-    }  # fmt: skip
+    }
+    box = subject.boxes[index] if index < len(subject.boxes) else None
+    if box is not None:
+        values |= {"class": box.label, "probability": box.probability, "amount": ""}
+    return values
