@@ -1,10 +1,12 @@
 """The command and the Python code that repeat an explanation, from its record."""
 
+import re
 import shlex
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -226,8 +228,8 @@ def _method_code(name: str, spec: str | None, record: Mapping[str, Any]) -> str:
     if spec is not None:
         return repr(spec)
     if record.get("class") is None or unknown(record["options"]):
-        return "your_" + "".join(letter if letter.isalnum() else "_" for letter in name)
-    return _call_code("explain.methods", record)
+        return "your_" + re.sub(r"\W", "_", name)
+    return _code(method_of(record))
 
 
 def _target_code(subject: Subject, index: int) -> str:
@@ -235,26 +237,21 @@ def _target_code(subject: Subject, index: int) -> str:
     if encoded is None:
         category = next(iter(subject.results[index].values())).target
         return str(int(category[0])) if isinstance(category, torch.Tensor) else repr(category)
-    return "your_target" if unknown(encoded) else _code(encoded)
+    return "your_target" if unknown(encoded) else _code(decode(encoded))
 
 
 def _code(value: Any) -> str:
-    """An encoded value as Python code."""
+    """A method, a target or one of their options as Python code."""
+    if isinstance(value, torch.Tensor):
+        return repr(value.tolist()) if value.numel() <= 16 else "your_tensor"
     if isinstance(value, list):
         return f"[{', '.join(map(_code, value))}]"
-    if isinstance(value, Mapping):
-        if "class" in value:
-            return _call_code("explain.targets", value)
-        if "tuple" in value:
-            return f"({', '.join(map(_code, value['tuple']))},)"
-        if "category" in value:
-            return str(value["category"])
-    found = decode(value)
-    if isinstance(found, torch.Tensor):
-        return repr(found.tolist()) if found.numel() <= 16 else "your_tensor"
-    return repr(found)
-
-
-def _call_code(module: str, encoded: Mapping[str, Any]) -> str:
-    options = ", ".join(f"{name}={_code(value)}" for name, value in encoded["options"].items())
-    return f"{module}.{encoded['class']}({options})"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_code, value))},)"
+    if not is_dataclass(value):
+        return repr(value)
+    kind = type(value)
+    room = ".".join(kind.__module__.split(".")[:2])
+    home = room if hasattr(sys.modules[room], kind.__name__) else kind.__module__
+    options = [f"{field.name}={_code(getattr(value, field.name))}" for field in fields(value) if field.init]
+    return f"{home}.{kind.__name__}({', '.join(options)})"

@@ -276,6 +276,17 @@ def test_what_was_the_callers_own_is_said(explanation: Any, explainer: explain.E
     assert "photo = ..." in box.python
 
 
+def test_the_code_of_methods_and_targets_makes_them_again(explainer: explain.Explainer) -> None:
+    method = Smooth(explain.methods.Occlusion(16, 16, explain.baselines.Blur(3)), samples=2)
+    target = explain.targets.Difference(3, 1)
+    found = reproduction(explainer(photo(), [method, LRP("Epsilon")], target))
+    arguments = re.search(r"methods=(.*),\n    target=(.*),  # ", found.python)
+    assert arguments is not None
+    again, _ = eval(arguments[1], {"explain": explain})
+    assert again == method
+    assert eval(arguments[2], {"explain": explain}).terms == target.terms
+
+
 def test_boxes_and_regions_that_were_asked_for_are_marked(explainer: explain.Explainer) -> None:
     from explain.attribution.encoding import encode_target
     from explain.report.item import place
