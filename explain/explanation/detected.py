@@ -113,7 +113,7 @@ def _box(
     label = class_label(categories, category)
     corners = settled.boxes[image]
     box = _on_photo(corners, part, size)
-    rank = 0 if settled.ranks is None else settled.ranks[image]
+    rank = settled.ranks[image]
     same = [item.label for item in detections if item.category == category and item.box == box]
     name = f"{label} box {','.join(f'{edge:.0f}' for edge in box)}"
     if same:

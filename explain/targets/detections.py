@@ -13,7 +13,7 @@ from explain._utils.errors import TargetError, in_short, warn
 from explain.data.boxes import Box
 from explain.targets.base import Labels, Picked, Target, check_count
 from explain.targets.detector_outputs import Boxes, Decode, Size, find_layout, read
-from explain.targets.labels import find_category
+from explain.targets.labels import class_label, find_category
 from explain.targets.regions import Segmentation
 
 Part: TypeAlias = Literal["score", "logit", "existence", "left", "top", "right", "bottom", "overlap"]
@@ -97,85 +97,108 @@ class Detections(Target):
     @property
     def name(self) -> str:
         what = "detection" if self.label is None else f"{self.label} detection"
-        what = what if self.of == "score" else f"{self.of} of {what}"
+        if self.of != "score":
+            what = f"{self.of} of {what}"
         if self.point is not None:
             return f"{what} around {self.point[0]:g} {self.point[1]:g}"
+        number = f" {self.index + 1}" if self.index else ""
         if self.box is None:
-            return f"{what} {self.index + 1}" if self.index else f"best {what}"
-        what = f"{what} {self.index + 1}" if self.index else what
-        near = torch.as_tensor(self.box)
-        return f"{what} at {' '.join(f'{edge:g}' for edge in near.tolist())}" if near.ndim == 1 else f"{what} at boxes"
+            return f"{what}{number}" if number else f"best {what}"
+        box = torch.as_tensor(self.box)
+        where = " ".join(f"{edge:g}" for edge in box.tolist()) if box.ndim == 1 else "boxes"
+        return f"{what}{number} at {where}"
 
     @property
     def gives_probability(self) -> bool:
         return self.of in ("score", "existence")
 
     def settled(self, output: Any, count: int) -> "Detected":
-        found = read(output, count, self.size, self.decode, self.name)
-        if found.doubt and self.decode is None:
-            warn(found.doubt)
-        near = None if self.box is None else torch.as_tensor(self.box)
-        wanted = list(near) if near is not None and near.ndim == 2 else [near] * count
-        check_count("box", len(wanted), count)
-        labels = self.label if isinstance(self.label, tuple) else [self.label] * count
+        boxes = read(output, count, self.size, self.decode, self.name)
+        if boxes.doubt and self.decode is None:
+            warn(boxes.doubt)
+        labels = self.label if isinstance(self.label, tuple) else (self.label,) * count
         check_count("label", len(labels), count)
-        chosen = [self._find(found, i, find_category(label, None), wanted[i]) for i, label in enumerate(labels)]
-        boxes = torch.stack([found.boxes[i][cell].detach() for i, (cell, _) in enumerate(chosen)])
+        wanted: Any = [None] * count
+        if self.box is not None:
+            wanted = torch.as_tensor(self.box)
+            wanted = wanted.expand(count, 4) if wanted.ndim == 1 else wanted
+            check_count("box", len(wanted), count)
+        settled_labels = []
+        settled_boxes = []
         ranks = []
-        for i, (cell, label) in enumerate(chosen):
-            same = coinciding(found.scores[i][:, label].detach(), found.boxes[i].detach(), boxes[i])[0]
+        for image in range(count):
+            cell, label = self._find(boxes, image, find_category(labels[image], None), wanted[image])
+            corners = boxes.boxes[image].detach()
+            same = coinciding(boxes.scores[image][:, label].detach(), corners, corners[cell])[0]
+            settled_labels.append(label)
+            settled_boxes.append(corners[cell])
             ranks.append(same.tolist().index(cell))
+        own_boxes = torch.stack(settled_boxes)
         return Detected(
-            self.name, tuple(label for _, label in chosen), boxes, self.overlap, self.of, found.layout, self.decode,
-            boxes if near is None else torch.stack([each.to(boxes) for each in wanted if each is not None]), self.size,
+            self.name,
+            tuple(settled_labels),
+            own_boxes,
             tuple(ranks),
-        )  # fmt: skip
+            compared=own_boxes if self.box is None else wanted.to(own_boxes),
+            overlap=self.overlap,
+            of=self.of,
+            layout=boxes.layout,
+            decode=self.decode,
+            size=self.size,
+        )
 
     def labelled(self, categories: Labels) -> "Detections":
-        found = find_category(self.label, categories) if isinstance(self.label, str) else self.label
-        return replace(self, label=found, categories=categories)
+        return replace(self, label=find_category(self.label, categories), categories=categories)
 
     def sized(self, size: Size) -> "Detections":
         return self if self.size is not None else replace(self, size=size)
 
     def detected(self, output: Any, count: int, image: int) -> list[tuple[int, int]]:
         """Return the detections with this label in one image, best first: the position of each, and its label."""
-        found = read(output, count, self.size, self.decode, self.name)
+        boxes = read(output, count, self.size, self.decode, self.name)
         label = self.label[image] if isinstance(self.label, tuple) else self.label
-        return list(self._detected(found, image, find_category(label, None)))
+        return list(self._detected(boxes, image, find_category(label, None)))
 
-    def _detected(self, found: Boxes, image: int, label: int | None) -> Iterator[tuple[int, int]]:
-        scores, least = found.scores[image].detach(), self.threshold if found.dense else -torch.inf
-        return suppressed(_of_label(scores, label), found.boxes[image].detach(), least, found.dense)
+    def _detected(self, boxes: Boxes, image: int, label: int | None) -> Iterator[tuple[int, int]]:
+        scores = _of_label(boxes.scores[image].detach(), label)
+        least = self.threshold if boxes.dense else -torch.inf
+        return suppressed(scores, boxes.boxes[image].detach(), least, boxes.dense)
 
-    def _find(self, found: Boxes, image: int, label: int | None, wanted: torch.Tensor | None) -> tuple[int, int]:
+    def _find(self, boxes: Boxes, image: int, label: int | None, wanted: torch.Tensor | None) -> tuple[int, int]:
         """The position and label of the box that is meant in one image."""
-        scores, boxes = found.scores[image].detach(), found.boxes[image].detach()
+        corners = boxes.boxes[image].detach()
         if wanted is not None:
-            best = _of_label(scores, label).amax(1) if scores.numel() else scores.new_zeros(0)
-            cell, shared = matched(best, boxes, wanted, self.index) if len(best) else (0, -1.0)
-            if shared >= self.overlap:
-                return cell, int(scores[cell].argmax()) if label is None else label
-            nearest = ", ".join(f"{edge:.0f}" for edge in boxes[cell].tolist()) if len(boxes) else "none"
-            raise TargetError(
-                f"target {self.name} must overlap a detection of image {image} by {self.overlap:g}, but the nearest "
-                f"in pixels of the input, ({nearest}), does so by {max(shared, 0):.2f}; give it, or a lower overlap"
-            )
-        detected = self._detected(found, image, label)
+            return self._nearest(boxes.scores[image].detach(), corners, image, label, wanted)
+        detected = self._detected(boxes, image, label)
         if self.point is not None:
             x, y = self.point
-            around = (boxes[:, 0] <= x) & (x <= boxes[:, 2]) & (boxes[:, 1] <= y) & (y <= boxes[:, 3])
-            detected = (each for each in detected if around[each[0]])
+            around = (corners[:, 0] <= x) & (x <= corners[:, 2]) & (corners[:, 1] <= y) & (y <= corners[:, 3])
+            detected = (detection for detection in detected if around[detection[0]])
         chosen = next(islice(detected, self.index, None), None)
         if chosen is not None:
             return chosen
-        known = self.categories or ()
-        numbers = sorted({own for _, own in self._detected(found, image, None)})
-        there = [known[number] if number < len(known) else number for number in numbers]
+        numbers = sorted({number for _, number in self._detected(boxes, image, None)})
+        words = ", ".join(class_label(self.categories, number).removeprefix("class ") for number in numbers[:8])
         raise NotDetectedError(
             f"target {self.name} must be detected in the unaltered image {image}, but is not; take one of the labels "
-            f"found there ({', '.join(map(str, there[:8])) or 'none at all'}), a lower threshold, or the box of a "
-            "region to see why nothing is found"
+            f"found there ({words or 'none at all'}), a lower threshold, or the box of a region to see why nothing is "
+            "found"
+        )
+
+    def _nearest(
+        self, scores: torch.Tensor, corners: torch.Tensor, image: int, label: int | None, wanted: torch.Tensor
+    ) -> tuple[int, int]:
+        """The position and label of the box that overlaps the wanted one best."""
+        nearest = "none"
+        shared = 0.0
+        if scores.numel():
+            cell, shared = matched(_of_label(scores, label).amax(1), corners, wanted, self.index)
+            if shared >= self.overlap:
+                return cell, int(scores[cell].argmax()) if label is None else label
+            nearest = ", ".join(f"{edge:.0f}" for edge in corners[cell].tolist())
+        raise TargetError(
+            f"target {self.name} must overlap a detection of image {image} by {self.overlap:g}, but the nearest "
+            f"in pixels of the input, ({nearest}), does so by {max(shared, 0):.2f}; give it, or a lower overlap"
         )
 
 
@@ -189,30 +212,29 @@ class Detected(Target):
     name: str
     labels: tuple[int, ...]
     boxes: torch.Tensor
-    overlap: float = 0.5
-    of: Part = "score"
-    layout: str = ""
-    decode: Decode | str | None = None
-    compared: torch.Tensor | None = None
-    size: Size | None = None
-    ranks: tuple[int, ...] | None = None
+    ranks: tuple[int, ...]
+    compared: torch.Tensor
+    overlap: float
+    of: Part
+    layout: str
+    decode: Decode | str | None
+    size: Size | None
 
     __repr__ = in_short
 
     def pick(self, output: Any, count: int) -> Picked:
-        found = read(output, count, self.size, self.decode or self.layout, self.name)
+        boxes = self._read(output, count)
         values = []
         for image in range(count):
-            value = self._value(found, image)
-            values.append(_nothing(found.scores[image]) if value is None else value)
+            value = self._value(boxes, image)
+            values.append(_nothing(boxes.scores[image]) if value is None else value)
         return torch.stack(values), None
 
     def class_scores(self, output: Any, count: int) -> tuple[torch.Tensor, torch.Tensor] | None:
-        found = read(output, count, self.size, self.decode or self.layout, self.name)
-        if not found.dense or self.of not in ("score", "logit"):  # a result has one label for each box
+        boxes = self._read(output, count)
+        if not boxes.dense or self.of not in ("score", "logit"):  # a result has one label for each box
             return None
-        cells = [self._matched(found, image)[0] for image in range(count)]
-        scores = torch.stack([each[cell].detach() for each, cell in zip(found.scores, cells, strict=True)])
+        scores = torch.stack([boxes.scores[i][self._matched(boxes, i)[0]].detach() for i in range(count)])
         return None if scores.isinf().any() else (scores, torch.tensor(self.labels, device=scores.device))
 
     def of_classes(self, classes: tuple[int, ...]) -> "Detected":
@@ -224,48 +246,55 @@ class Detected(Target):
         Of a box that may have the same label, the overlap times the score; 0 where there is none. (In Petsiuk et al.,
         2021, the cosine of the class distributions takes part; with a label for each box, that is 1 or 0.)
         """
-        found = read(output, count, self.size, self.decode or self.layout, self.name)
-        best = []
-        for i, (scores, boxes) in enumerate(zip(found.scores, found.boxes, strict=True)):
-            own = _of_label(scores, self.labels[i]).amax(1) if scores.numel() else scores.new_zeros(0)
-            alike = torch.where(own > -torch.inf, overlaps(boxes, self.boxes[i]) * own.float(), 0.0)
-            best.append(alike.max() if len(alike) else self.boxes.new_zeros(()))
-        return torch.stack(best)
+        boxes = self._read(output, count)
+        best = self.boxes.new_zeros(count)
+        for image, (scores, corners) in enumerate(zip(boxes.scores, boxes.boxes, strict=True)):
+            if scores.numel():
+                of_label = _of_label(scores, self.labels[image]).amax(1).float()
+                alike = overlaps(corners, self.boxes[image]) * of_label
+                best[image] = torch.where(of_label > -torch.inf, alike, 0.0).max()
+        return best
 
     def rows(self, images: torch.Tensor) -> "Detected":
-        own = images.to(self.boxes.device)
-        labels = tuple(self.labels[image] for image in images.tolist())
-        compared = None if self.compared is None else self.compared[own]
-        ranks = None if self.ranks is None else tuple(self.ranks[image] for image in images.tolist())
-        return replace(self, labels=labels, boxes=self.boxes[own], compared=compared, ranks=ranks)
+        numbers = images.tolist()
+        return replace(
+            self,
+            labels=tuple(self.labels[image] for image in numbers),
+            boxes=self.boxes[numbers],
+            compared=self.compared[numbers],
+            ranks=tuple(self.ranks[image] for image in numbers),
+        )
 
-    def _matched(self, found: Boxes, image: int) -> tuple[int, float]:
+    def _read(self, output: Any, count: int) -> Boxes:
+        return read(output, count, self.size, self.decode or self.layout, self.name)
+
+    def _matched(self, boxes: Boxes, image: int) -> tuple[int, float]:
         """The box in one image, and how much it overlaps the settled one: less than 0 where there is none."""
-        scores = found.scores[image][:, self.labels[image]].detach()
-        rank = 0 if self.ranks is None else self.ranks[image]
-        return matched(scores, found.boxes[image].detach(), self.boxes[image], rank)
+        scores = boxes.scores[image][:, self.labels[image]].detach()
+        return matched(scores, boxes.boxes[image].detach(), self.boxes[image], self.ranks[image])
 
-    def _value(self, found: Boxes, image: int) -> torch.Tensor | None:
+    def _value(self, boxes: Boxes, image: int) -> torch.Tensor | None:
         """What is explained of the box in one image; None where it is not there."""
-        scores, boxes, label = found.scores[image], found.boxes[image], self.labels[image]
-        if not len(boxes) or label >= scores.shape[1]:
+        scores = boxes.scores[image]
+        corners = boxes.boxes[image]
+        label = self.labels[image]
+        if not len(corners) or label >= scores.shape[1]:
             return None
-        cell, shared = self._matched(found, image)
+        cell, shared = self._matched(boxes, image)
         if shared < 0:
             return None
         if self.of in SIDES:
-            return boxes[cell, SIDES.index(self.of)]
+            return corners[cell, SIDES.index(self.of)]
         if self.of == "logit":
-            if found.logits is None:
-                raise TargetError(f"of must be 'score' where a model returns no logits ({found.layout}), got 'logit'")
-            return found.logits[image][cell, label]
+            if boxes.logits is None:
+                raise TargetError(f"of must be 'score' where a model returns no logits ({boxes.layout}), got 'logit'")
+            return boxes.logits[image][cell, label]
         if shared < self.overlap:
             return None
         if self.of == "overlap":
-            compared = self.boxes if self.compared is None else self.compared
-            return overlaps(boxes[cell][None], compared[image])[0]
+            return overlaps(corners[cell][None], self.compared[image])[0]
         if self.of == "existence":
-            return scores[cell].amax() if found.existence is None else found.existence[image][cell]
+            return scores[cell].amax() if boxes.existence is None else boxes.existence[image][cell]
         return scores[cell, label]
 
 
@@ -341,13 +370,14 @@ def overlaps(boxes: torch.Tensor, box: torch.Tensor) -> torch.Tensor:
     >>> overlaps(torch.tensor([[0.0, 0, 2, 2], [1, 0, 3, 2]]), torch.tensor([0.0, 0, 2, 2]))
     tensor([1.0000, 0.3333])
     """
-    boxes, box = boxes.float(), box.to(boxes.device).float()
-    sides = (torch.minimum(boxes[:, 2:], box[2:]) - torch.maximum(boxes[:, :2], box[:2])).clamp(min=0)
-    shared, areas = sides.prod(1), (boxes[:, 2:] - boxes[:, :2]).clamp(min=0).prod(1)
+    boxes = boxes.float()
+    box = box.to(boxes.device).float()
+    sides = torch.minimum(boxes[:, 2:], box[2:]) - torch.maximum(boxes[:, :2], box[:2])
+    shared = sides.clamp(min=0).prod(1)
+    areas = (boxes[:, 2:] - boxes[:, :2]).clamp(min=0).prod(1)
     union = areas + (box[2:] - box[:2]).prod() - shared
-    found = shared / union.clamp(min=torch.finfo(union.dtype).tiny)
-    flat = areas.detach() <= 0
-    return torch.where(flat & (boxes == box).all(1), 1.0, found) if bool(flat.any()) else found
+    is_same = (areas.detach() <= 0) & (boxes == box).all(1)  # a box without an area
+    return torch.where(is_same, 1.0, shared / union.clamp(min=torch.finfo(union.dtype).tiny))
 
 
 _NUMBER = r"\s*(-?\d+(?:\.\d+)?)\s*"
@@ -382,22 +412,25 @@ class Place(Target):
         label = "" if self.label is None else str(self.label)
         if self.box is not None:
             return f"{label} box {','.join(f'{edge:g}' for edge in self.box)}".strip()
-        where = self.index + 1 if self.point is None else ",".join(f"{edge:g}" for edge in self.point)
-        return f"{label}@{where}"
+        if self.point is not None:
+            return f"{label}@{','.join(f'{edge:g}' for edge in self.point)}"
+        return f"{label}@{self.index + 1}"
 
     def settled(self, output: Any, count: int) -> Target:
         if find_layout(output, count, self.size) is not None:
-            how: Any = {"size": self.size, "categories": self.categories}
-            return Detections(self.label, self.box, self.index, self.point, **how).settled(output, count)
+            detections = Detections(
+                self.label, self.box, self.index, self.point, size=self.size, categories=self.categories
+            )
+            return detections.settled(output, count)
         if self.size is None or (self.box is None and self.point is None):
             raise TargetError(f"target {self.name} must have a model that returns boxes; use Segmentation for maps")
         height, width = self.size[-2:]
         if self.point is not None:
-            point = self.point[0] / width, self.point[1] / height
+            point = (self.point[0] / width, self.point[1] / height)
             return Segmentation(self.label, point=point).settled(output, count)
-        left, top, right, bottom = (round(edge) for edge in self.box or ())
+        left, top, right, bottom = (max(round(edge), 0) for edge in self.box or ())
         mask = torch.zeros(height, width, dtype=torch.bool)
-        mask[max(top, 0) : max(bottom, 0), max(left, 0) : max(right, 0)] = True
+        mask[top:bottom, left:right] = True
         return Segmentation(self.label, mask).settled(output, count)
 
     def labelled(self, categories: Labels) -> "Place":
@@ -408,10 +441,14 @@ class Place(Target):
 
     def on_photo(self, seen: Box, size: Size) -> "Place":
         """Return a place in pixels of a photo in those of an input of ``size``, which shows a part of it."""
-        scales, starts = (size[-1] / seen.width, size[-2] / seen.height) * 2, (seen.left, seen.top) * 2
+        across = size[-1] / seen.width
+        down = size[-2] / seen.height
 
         def moved(place: Any) -> Any:
-            return place and tuple((at - b) * s for at, b, s in zip(place, starts, scales, strict=False))
+            if place is None:
+                return None
+            edges = enumerate(place)
+            return tuple((e - seen.top) * down if i % 2 else (e - seen.left) * across for i, e in edges)
 
         return replace(self, point=moved(self.point), box=moved(self.box), size=size, called=self.name)
 
@@ -422,12 +459,13 @@ def as_place(text: str) -> Place | None:
     >>> as_place("cup@2").index, as_place("person@320,200").point, as_place("box 120,40,300,380").label
     (1, (320.0, 200.0), None)
     """
-    if found := _BOX.fullmatch(text):
-        return Place(_label(found[1]), box=(float(found[2]), float(found[3]), float(found[4]), float(found[5])))
-    if found := _POINT.fullmatch(text):
-        return Place(_label(found[1]), point=(float(found[2]), float(found[3])))
-    if (found := _INDEX.fullmatch(text)) and int(found[2]) > 0:
-        return Place(_label(found[1]), int(found[2]) - 1)
+    if match := _BOX.fullmatch(text):
+        left, top, right, bottom = map(float, match.groups()[1:])
+        return Place(_label(match[1]), box=(left, top, right, bottom))
+    if match := _POINT.fullmatch(text):
+        return Place(_label(match[1]), point=(float(match[2]), float(match[3])))
+    if (match := _INDEX.fullmatch(text)) and int(match[2]) > 0:
+        return Place(_label(match[1]), int(match[2]) - 1)
     return None
 
 
