@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
 
 from torch import nn
 
@@ -18,15 +17,13 @@ from explain.layers.layouts import (
     Size,
     find_grid,
     frames_in_batch,
+    has_aspect,
     layout_of,
     read_map,
 )
 from explain.layers.located import FOLDED, PLACES, Places, folded_by_time, locate
-from explain.layers.recording import ModuleCall, input_producers
 from explain.layers.stitched import Stitched
 from explain.layers.summary import ForwardSummary, summary_of
-
-PRODUCERS = "which call gave what a module is given"
 
 
 def grids_of(model: nn.Module, inputs: Inputs) -> "NetworkGrids":
@@ -62,7 +59,12 @@ class NetworkGrids(Grids):
         return self._look(layer)[1]
 
     def of_tokens(self, length: int) -> Grid | None:
-        return self._once(PLACES, self._locate).of_tokens.get(length)
+        summary = self._summary
+        if PLACES not in summary.chosen:
+            inputs = self._inputs.first() if summary.alone else self._inputs
+            summary.chosen[PLACES] = locate(self._model, inputs.detached(), summary.calls)
+        places: Places = summary.chosen[PLACES]
+        return places.of_tokens.get(length)
 
     @cached_property
     def joint(self) -> JointTokens | None:  # type: ignore[override]
@@ -80,20 +82,19 @@ class NetworkGrids(Grids):
 
     def grid(self, shape: Size, layer: str | None = None) -> Grid | None:
         layout = None
+        frames = frames_in_batch(shape, self.size, self.count)
         if layer is not None:
-            module = submodule(self._model, self._in_window(layer).module)
-            layout = layout_of(module, shape, self.size)
+            place = self._in_window(layer)
+            layout = layout_of(submodule(self._model, place.module), shape, self.size)
+            if place.part == "input" and not frames:
+                return self._of_input(shape)
             if len(shape) != len(self.size) + 2 or read_map(shape, self.size, layout).open:
                 return self.of_layer(layer)
-        frames = frames_in_batch(shape, self.size, self.count)
         if frames:
             return self._of_frames(shape, frames)
-        if len(shape) != 3:
-            return find_grid(shape, self.size, layout) if shape[:1] == (self.count,) else None
-        if shape[0] == self.count:
-            return self.of_tokens(shape[1])
-        grid = self.of_tokens(shape[0]) if shape[1] == self.count else None
-        return None if grid is None else replace(grid, layout="tokens first")
+        if len(shape) == 3:
+            return self._of_sequence(shape)
+        return find_grid(shape, self.size, layout) if shape[:1] == (self.count,) else None
 
     def _of_frames(self, shape: Size, frames: int) -> Grid | None:
         """The grid of frames that are folded into the batch."""
@@ -107,17 +108,6 @@ class NetworkGrids(Grids):
                 return grid.folded_from(frames)
         return None
 
-    def _once(self, key: str, compute: Callable[[Inputs], Any]) -> Any:
-        """What is computed once for the summary, on the inputs that it was made of."""
-        chosen = self._summary.chosen
-        if key not in chosen:
-            inputs = self._inputs.first() if self._summary.alone else self._inputs
-            chosen[key] = compute(inputs.detached())
-        return chosen[key]
-
-    def _locate(self, inputs: Inputs) -> Places:
-        return locate(self._model, inputs, self._summary.calls)
-
     def _in_window(self, layer: str) -> LayerPlace:
         """A layer's place in the segmenter of a `Stitched` model, with the number of its call there."""
         place = place_of(layer, self._whole)
@@ -130,7 +120,10 @@ class NetworkGrids(Grids):
 
     def _look(self, layer: str) -> tuple[Grid | None, str]:
         if layer not in self._seen:
-            call = self._call_of(self._in_window(layer))
+            place = self._in_window(layer)
+            # A module that has several names was noted under its first.
+            name = modules_of(self._model)[submodule(self._model, place.module)]
+            call = None if place.part == "input" else self._summary.call_of(name, place.call)
             grid = None if call is None else call.grid
             if call is not None and grid is not None and grid.folded and self.count > 1:
                 chosen = self._summary.chosen
@@ -141,15 +134,24 @@ class NetworkGrids(Grids):
             self._seen[layer] = grid, "" if call is None else call.doubt
         return self._seen[layer]
 
-    def _call_of(self, place: LayerPlace) -> ModuleCall | None:
-        """The call that returned what is meant: the layer's output, or its input."""
-        # A module that has several names was noted under its first.
-        name = modules_of(self._model)[submodule(self._model, place.module)]
-        if place.part != "input":
-            return self._summary.call_of(name, place.call)
-        producers = self._once(PRODUCERS, lambda inputs: input_producers(self._model, inputs))
-        numbers = [number for module, number in producers if module == name and place.call in (None, number)]
-        return self._summary.call_of(*producers[name, max(numbers)]) if numbers else None
+    def _of_input(self, shape: Size) -> Grid | None:
+        """The grid of what a layer is given: by the input's aspect ratio, and of tokens by their number."""
+        if len(shape) != len(self.size) + 2:
+            return self._of_sequence(shape)
+        if shape[0] != self.count:
+            return None
+        reading = read_map((1, *shape[1:]), self.size, None)
+        fitting = [grid for grid in reading.grids if has_aspect(grid.size, self.size)]
+        return fitting[0] if len(fitting) == 1 else None
+
+    def _of_sequence(self, shape: Size) -> Grid | None:
+        """The grid of a sequence of tokens, as all of their number lie."""
+        if len(shape) != 3:
+            return None
+        if shape[0] == self.count:
+            return self.of_tokens(shape[1])
+        grid = self.of_tokens(shape[0]) if shape[1] == self.count else None
+        return None if grid is None else replace(grid, layout="tokens first")
 
 
 def grids_of_photo(model: nn.Module, inputs: Inputs) -> Callable[[str, int], Grid | None]:

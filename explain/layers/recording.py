@@ -200,48 +200,6 @@ def _version(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-_KEEPING = (*_BY_ELEMENT, nn.LayerNorm, nn.modules.batchnorm._NormBase, nn.GroupNorm)
-"""Modules that lay out their output like their input."""
-
-
-def input_producers(model: nn.Module, inputs: Inputs) -> dict[CallKey, CallKey]:
-    """Run a network on these inputs; for each call of a module, return the call that gave its first tensor.
-
-    A call that keeps the layout of its input stands for itself where that was computed between modules.
-
-    >>> import torch
-    >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
-    >>> input_producers(model, Inputs((torch.zeros(1, 3, 4, 4),)))
-    {('1', 0): ('0', 0)}
-    """
-    producers: dict[CallKey, CallKey] = {}
-    outputs: dict[int, tuple[Tensor, CallKey]] = {}  # the tensors too: while they are there, nothing has their ids
-    called = Counter[str]()
-    returned = Counter[str]()
-
-    def enter(name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
-        tensor = nested.first_tensor((args, kwargs))
-        key = (name, called[name])
-        called[name] += 1
-        if tensor is not None and id(tensor) in outputs:
-            producers[key] = outputs[id(tensor)][1]
-        elif isinstance(module, _KEEPING):
-            producers[key] = key
-
-    def leave(name: str, module: nn.Module, args: Any, output: Any) -> None:
-        tensor = nested.first_tensor(output)
-        if tensor is not None:
-            outputs[id(tensor)] = (tensor, (name, returned[name]))
-            returned[name] += 1
-
-    with untouched(model), HookGroup(model) as group:
-        for name in filter(None, dict(model.named_modules())):
-            group.forward_pre(name, partial(enter, name), with_kwargs=True)
-            group.forward(name, partial(leave, name))
-        inputs.call(model)
-    return producers
-
-
 def record(model: nn.Module, inputs: Inputs, kept: int = 0) -> tuple[ModuleCallRecorder, Any, list[str]]:
     """Run a network; return its calls, its output, and what ran.
 
