@@ -21,9 +21,8 @@ from explain.targets.base import Picked, Target, find_tensor, unsuitable
 from explain.targets.text import Prepared, find_embedding, targets_in
 from explain.targets.tokenizer import (
     TokenIds,
-    _as_list,
-    _ids_of,
     check_text,
+    ids_of,
     named_text,
     need_tokenizer,
     token_names,
@@ -71,12 +70,16 @@ class Answer(Target):
         return whole if self.word is None else f"word {self.word} of {whole}"
 
     def pick(self, output: Any, count: int) -> Picked:
-        found = output.get("answer") if isinstance(output, Mapping) else None
-        if found is None:
+        of_words = output.get("answer") if isinstance(output, Mapping) else None
+        if of_words is None:
             raise unsuitable(repr(self.name), "logits of the next token (N, L, V) for input_ids", output)
-        if self.word is not None and self.word >= found.shape[1]:
-            raise TargetError(f"word must be one of the answer's {found.shape[1]} words, got {self.word}; count from 0")
-        return (found.sum(1) if self.word is None else found[:, self.word]), None
+        if self.word is None:
+            return of_words.sum(1), None
+        if self.word >= of_words.shape[1]:
+            raise TargetError(
+                f"word must be one of the answer's {of_words.shape[1]} words, got {self.word}; count from 0"
+            )
+        return of_words[:, self.word], None
 
 
 def with_answers(model: nn.Module, inputs: Inputs, targets: Sequence[Target]) -> Prepared:
@@ -105,44 +108,55 @@ def with_answers(model: nn.Module, inputs: Inputs, targets: Sequence[Target]) ->
     if not torch.allclose(alone, last, rtol=1e-3, atol=1e-3 * float(last.abs().max())):
         remedy = "give the argument that marks the answer, such as token_type_ids"
         raise ModelError(f"model must predict words from those before, {type(model).__name__} looks behind; {remedy}")
-    numbers = longer.kwargs["input_ids"][0].tolist()
-    names = token_names(tokenizer_of(model), numbers)
-    of_words = _are_words(model, longer)[0].tolist()
-    tokens = tuple(name if is_word else "" for is_word, name in zip(of_words, names, strict=True))
-    written = token_names(tokenizer_of(model), list(ids))
+    tokenizer = tokenizer_of(model)
+    written = token_names(tokenizer, ids)
     words = words_of(written) if any(written) else [[place] for place in range(len(ids))]
     answered = copy.copy(model)  # its modules, parameters and hooks are those of the model
     answered.forward = partial(_log_probabilities, answered, model.forward, layer, ids, words)
     answered.joint_tokens = _joint_tokens(model, longer, len(ids))  # type: ignore[assignment]
     if not any(answer.words for answer in answers):
         return answered, longer, {}
-    if not bool((longer.kwargs["input_ids"] == longer.kwargs["input_ids"][0]).all()):
+    prompts = longer.kwargs["input_ids"]
+    if not bool((prompts == prompts[0]).all()):
         raise TargetError(
             "inputs must have the same prompt for all photos with words=True, got several; explain one each"
         )
-    given = {**longer.kwargs, "words": embedded.to(inputs.x)}
-    explained = Inputs(longer.args, given, [inputs.path, "words"], inputs.shared, inputs.layout)
-    return answered, explained, {"words": tokens}
+    names = list(token_names(tokenizer, prompts[0].tolist()))
+    is_no_word = torch.isin(prompts[0], _image_ids(model, prompts.device))
+    if "attention_mask" in longer.kwargs:
+        is_no_word |= longer.kwargs["attention_mask"][0] == 0
+    for place in is_no_word.nonzero()[:, 0].tolist():
+        names[place] = ""
+    kwargs = {**longer.kwargs, "words": embedded.to(inputs.x)}
+    explained = Inputs(longer.args, kwargs, [inputs.path, "words"], inputs.shared, inputs.layout)
+    return answered, explained, {"words": tuple(names)}
 
 
 def _log_probabilities(
-    model: nn.Module, run: Callable[..., Any], layer: str, ids: TokenIds, parts: list[list[int]], /, *args: Any,
-    words: torch.Tensor | None = None, **kwargs: Any,
-) -> dict[str, torch.Tensor]:  # fmt: skip
+    model: nn.Module,
+    run: Callable[..., Any],
+    layer: str,
+    ids: TokenIds,
+    parts: list[list[int]],
+    /,
+    *args: Any,
+    words: torch.Tensor | None = None,
+    **kwargs: Any,
+) -> dict[str, torch.Tensor]:
     """The log-probability of each word of the answer, ``(N, W)``.
 
     ``ids`` are its tokens, which ``parts`` puts together to words; ``words`` take the place of what ``layer`` embeds.
     """
     with HookGroup(model) as group:
         if words is not None:
-            group.forward(layer, lambda module, given, output: words)
+            group.forward(layer, lambda module, args, output: words)
         output = run(*args, **kwargs)
     count = len(kwargs["input_ids"])
     first = _ends(kwargs)[:, None] - len(ids) - 1
     logits = _at(_logits(output, count), first + torch.arange(len(ids), device=first.device))
     tokens = torch.tensor(ids, device=logits.device).expand(count, -1)
-    found = logits.log_softmax(-1).gather(-1, tokens[..., None])[..., 0]
-    return {"answer": torch.stack([found[:, places].sum(1) for places in parts], 1)}
+    of_tokens = logits.log_softmax(-1).gather(-1, tokens[..., None])[..., 0]
+    return {"answer": torch.stack([of_tokens[:, places].sum(1) for places in parts], 1)}
 
 
 def _joint_tokens(model: nn.Module, inputs: Inputs, answered: int) -> tuple[Any, ...] | None:
@@ -151,25 +165,27 @@ def _joint_tokens(model: nn.Module, inputs: Inputs, answered: int) -> tuple[Any,
     It is the number of all tokens, where those of the photo are and those that the answer's are read from, and how the
     photo's lie, where neighbouring patches make one token.
     """
-    ids, packed = inputs.kwargs["input_ids"], inputs.kwargs.get("image_grid_thw")
-    of_photo = torch.isin(ids, torch.tensor(_image_ids(model), device=ids.device))
-    first = _ends(inputs.kwargs) - answered - 1
-    places, length, size = of_photo[0].nonzero()[:, 0].tolist(), ids.shape[1], None
+    ids = inputs.kwargs["input_ids"]
+    of_photo = torch.isin(ids, _image_ids(model, ids.device))
+    places = of_photo[0].nonzero()[:, 0].tolist()
     if not places or not bool((of_photo == of_photo[0]).all()):
         return None
-    if packed is not None:
-        _, rows, columns = packed[0].tolist()
+    size = None
+    if "image_grid_thw" in inputs.kwargs:
+        _, rows, columns = inputs.kwargs["image_grid_thw"][0].tolist()
         merge = round((rows * columns / len(places)) ** 0.5)
-        size = rows // merge, columns // merge
-    starts = first.tolist() if bool((first != first[0]).any()) else first[:1].tolist()
-    return length, places, [range(start, start + answered) for start in starts], size
+        size = (rows // merge, columns // merge)
+    starts = (_ends(inputs.kwargs) - answered - 1).tolist()
+    if len(set(starts)) == 1:
+        starts = starts[:1]
+    return ids.shape[1], places, [range(start, start + answered) for start in starts], size
 
 
 def _logits(output: Any, count: int) -> torch.Tensor:
-    found: torch.Tensor | None = find_tensor(output, count, (3,), ("logits",))
-    if found is None:
+    logits: torch.Tensor | None = find_tensor(output, count, (3,), ("logits",))
+    if logits is None:
         raise unsuitable("answer", "logits of the next token (N, L, V) for input_ids", output)
-    return found
+    return logits
 
 
 def _at(logits: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
@@ -183,26 +199,28 @@ def _with_padding(model: nn.Module, inputs: Inputs) -> Inputs:
     Raises:
         TargetError: the mask says more than which tokens there are.
     """
-    prompt, mask = inputs.kwargs["input_ids"], inputs.kwargs.get("attention_mask")
+    prompt = inputs.kwargs["input_ids"]
+    mask = inputs.kwargs.get("attention_mask")
     if mask is not None:
         if mask.shape != prompt.shape or not bool((mask != 0).any(1).all()):
             got = f"{tuple(mask.shape)}; give the one that the processor makes"
-            need = f"mark the tokens of each prompt, {tuple(prompt.shape)}"
-            raise TargetError(f"attention_mask must {need}, for an answer, got {got}")
+            raise TargetError(f"attention_mask must mark tokens of each prompt, {tuple(prompt.shape)}, got {got}")
         return inputs
-    padding, ends = _ids_of(model, "pad_token_id"), _ids_of(model, "eos_token_id")
-    filling = torch.isin(prompt, torch.tensor(sorted(padding - ends), device=prompt.device))
-    there = (~filling).long().flip(1).cummax(1).values.flip(1)  # all up to the last token that does not fill up
-    if bool(there.all()):
+    fillers = ids_of(model, "pad_token_id") - ids_of(model, "eos_token_id")
+    is_token = ~torch.isin(prompt, torch.tensor(sorted(fillers), device=prompt.device))
+    mask = is_token.long().flip(1).cummax(1).values.flip(1)  # all up to the last token that does not fill up
+    if bool(mask.all()):
         return inputs
-    return replace(inputs, kwargs={**inputs.kwargs, "attention_mask": there}, explained=list(inputs.paths))
+    return replace(inputs, kwargs={**inputs.kwargs, "attention_mask": mask}, explained=list(inputs.paths))
 
 
 def _ends(kwargs: Mapping[str, Any]) -> torch.Tensor:
     """The number of the place ``(N,)`` behind each text's last token, which padding may follow."""
-    ids, mask = kwargs["input_ids"], kwargs.get("attention_mask")
-    places = torch.arange(1, ids.shape[1] + 1, device=ids.device).expand(len(ids), -1)
-    return places[:, -1] if mask is None else (places * (mask != 0)).amax(1)
+    ids = kwargs["input_ids"]
+    mask = kwargs.get("attention_mask")
+    if mask is None:
+        mask = torch.ones_like(ids)
+    return (torch.arange(1, ids.shape[1] + 1, device=ids.device) * (mask != 0)).amax(1)
 
 
 def _behind(inputs: Inputs, ids: TokenIds) -> Inputs:
@@ -210,36 +228,25 @@ def _behind(inputs: Inputs, ids: TokenIds) -> Inputs:
 
     What fills up the prompts comes behind the new tokens.
     """
-    prompt, ends = inputs.kwargs["input_ids"], _ends(inputs.kwargs)[:, None]
-    new = torch.arange(len(ids), device=prompt.device)
-    places = torch.arange(prompt.shape[1] + len(ids), device=prompt.device)
-    is_new = (places >= ends) & (places < ends + len(ids))
-    before = torch.where(places < ends, places, torch.where(is_new, ends - 1, places - len(ids)))
-    more = torch.tensor(ids, dtype=prompt.dtype, device=prompt.device)
-    fill = {"input_ids": more, "attention_mask": torch.ones_like(more), "token_type_ids": torch.ones_like(more)}
+    prompt = inputs.kwargs["input_ids"]
+    ends = _ends(inputs.kwargs).tolist()
     longer = dict(inputs.kwargs)
     for name, tokens in inputs.kwargs.items():
-        if not isinstance(tokens, torch.Tensor) or tokens.shape[-1:] != prompt.shape[-1:]:
-            continue
         if name == "position_ids":  # also (1, L), and (3, N, L) of rotary positions in time, height and width
             tokens = tokens.expand(*tokens.shape[:-2], *prompt.shape)
-            last = tokens.gather(-1, (ends - 1).expand(*tokens.shape[:-1], 1))
-            values = last + 1 + new
-        elif tokens.shape == prompt.shape:
-            values = fill.get(name, torch.zeros_like(more)).expand(len(prompt), -1)
-        else:
+        elif not isinstance(tokens, torch.Tensor) or tokens.shape != prompt.shape:
             continue
-        moved = tokens.gather(-1, before.expand(*tokens.shape[:-1], -1))
-        where = (ends + new).expand(values.shape)
-        longer[name] = moved.scatter(-1, where, values.to(moved))
+        rows = []
+        for row, end in zip(tokens.unbind(-2), ends, strict=True):
+            if name == "input_ids":
+                new = row.new_tensor(ids)
+            elif name == "position_ids":
+                new = row[..., end - 1 : end] + torch.arange(1, len(ids) + 1, device=row.device)
+            else:
+                new = row.new_full((len(ids),), name in ("attention_mask", "token_type_ids"))
+            rows.append(torch.cat([row[..., :end], new, row[..., end:]], -1))
+        longer[name] = torch.stack(rows, -2)
     return replace(inputs, kwargs=longer, explained=list(inputs.paths))
-
-
-def _are_words(model: nn.Module, inputs: Inputs) -> torch.Tensor:
-    """Which tokens ``(N, L)`` stand for no patch, and do not fill up."""
-    ids, mask = inputs.kwargs["input_ids"], inputs.kwargs.get("attention_mask")
-    of_photo = torch.isin(ids, torch.tensor(_image_ids(model), device=ids.device))
-    return ~of_photo if mask is None else ~of_photo & (mask != 0)
 
 
 def _ids(model: nn.Module, inputs: Inputs, answer: Answer) -> TokenIds:
@@ -256,22 +263,22 @@ def _own_answer(model: nn.Module, inputs: Inputs) -> TokenIds:
     """The most probable tokens, one after the other, up to one that ends the answer."""
     if len(inputs) > 1:
         raise TargetError(f"x must hold one photo for the model's own answer, got {len(inputs)}; explain one at a time")
-    ends = _ids_of(model, "eos_token_id")
+    ends = ids_of(model, "eos_token_id")
     last = int(_ends(inputs.kwargs)) - 1
-    found: TokenIds = ()
+    answer: TokenIds = ()
     with torch.no_grad(), untouched(model):
-        while len(found) < LONGEST:
-            longer = _behind(inputs, found) if found else inputs
-            scores = _logits(longer.call(model), 1)[0, last + len(found)].clone()
-            scores[_image_ids(model)] = -torch.inf  # these stand for patches
+        while len(answer) < LONGEST:
+            longer = _behind(inputs, answer)
+            scores = _logits(longer.call(model), 1)[0, last + len(answer)].clone()
+            scores[_image_ids(model, scores.device)] = -torch.inf  # these stand for patches
             best = int(scores.argmax())
-            if best in ends and found:
+            if best in ends and answer:
                 break
-            found += (best,)
-    return found
+            answer += (best,)
+    return answer
 
 
-def _image_ids(model: nn.Module) -> list[int]:
+def _image_ids(model: nn.Module, device: torch.device) -> torch.Tensor:
     """The ids of tokens that stand for patches."""
-    config = getattr(model, "config", None)
-    return [i for name in ("image_token_id", "image_token_index") for i in _as_list(getattr(config, name, None))]
+    ids = ids_of(model, "image_token_id") | ids_of(model, "image_token_index")
+    return torch.tensor(sorted(ids), dtype=torch.long, device=device)

@@ -22,12 +22,12 @@ from explain.hooks.preserve import untouched
 from explain.targets.base import Picked, Target, described, unsuitable
 from explain.targets.tokenizer import (
     TokenIds,
-    _warn_of_cut,
     check_text,
     named_text,
     need_tokenizer,
     token_names,
     tokenizer_of,
+    warn_of_cut,
 )
 
 _PAIRS = (("get_image_features", "get_text_features"), ("encode_image", "encode_text"))
@@ -248,11 +248,11 @@ def _tokenized(model: nn.Module, texts: Sequence[Text]) -> dict[str, torch.Tenso
     written = [each.name for each in texts]
     tokenizer = need_tokenizer(model, f"the text {written[0]!r}")
     if not hasattr(tokenizer, "convert_ids_to_tokens"):  # of open_clip: a function of texts
-        _warn_of_cut(written, tokenizer, tokenizer)
+        warn_of_cut(written, tokenizer, tokenizer)
         return {"ids": tokenizer(written).to(device)}
     config = getattr(model, "config", None)
     length = getattr(getattr(config, "text_config", config), "max_position_embeddings", None)
     how = {"padding": "max_length", "truncation": True, "max_length": length, "return_tensors": "pt"}
-    _warn_of_cut(written, tokenizer, lambda texts: tokenizer(texts, **how)["input_ids"])
+    warn_of_cut(written, tokenizer, lambda texts: tokenizer(texts, **how)["input_ids"])
     given = tokenizer(written, **how)
     return {"ids" if name == "input_ids" else name: each.to(device) for name, each in given.items()}

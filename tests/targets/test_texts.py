@@ -270,3 +270,9 @@ def test_a_text_that_is_cut_is_said_so(padding: str | None) -> None:
     with pytest.warns(explain.ExplainWarning, match="3 of the 5 tokens"):
         cut = explain.attribute(model, x, "saliency", target=Text("a red bus and truck"))
     assert_close(cut.values, fits.values)
+
+
+def test_ids_of_tokens_may_be_a_row_of_a_tensor() -> None:
+    assert Text(torch.tensor([[1, 4, 2]])) == Text((1, 4, 2))
+    with pytest.raises(explain.TargetError, match="text must"):
+        Text(torch.tensor([[1, 4], [2, 3]]))
