@@ -3,9 +3,9 @@
 import math
 import operator
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
@@ -22,7 +22,7 @@ from explain.hooks.graph import ValueDroppedError, differentiate, graph
 from explain.layers.calls import split_call
 from explain.layers.frames import with_layout
 from explain.layers.grids import grids_of
-from explain.layers.layouts import MAPS, Size, has_aspect, to_spatial
+from explain.layers.layouts import MAPS, Grid, Size, has_aspect, to_spatial
 from explain.layers.recording import ForwardGraph, ModuleCall, tensors_in
 from explain.layers.stitched import Stitched
 from explain.layers.summary import GRAPH, ForwardSummary, summary_of
@@ -64,16 +64,12 @@ def default_layer(
     inputs = with_layout(model, inputs)
     if isinstance(model, Stitched):
         return f"model.{default_layer(model.model, model.first(inputs), model.energy(inputs), refresh=refresh)}"
-    summary = summary_of(model, inputs, with_graph=True)
-    recorded = summary.chosen.pop(GRAPH, None)
-    of_image = recorded if len(inputs) == 1 else None  # a score is of all images
-    if score is not None and not summary.gives_scores:
-        return _map_behind_answers(model, inputs, summary, score, of_image)
-    if score is not None and (refresh or summary.outputs > 1):
-        kept = of_class and not refresh
-        return _once(summary, "class" if kept else None, lambda: _choose(model, inputs, summary, score, of_image))
-    first = inputs.first() if summary.alone else inputs
-    return _once(summary, "default", lambda: _choose(model, first, summary, recorded=recorded))
+    search = _begin(model, inputs, score, refresh)
+    if score is not None and not search.summary.gives_scores:
+        return _map_behind_answers(search, score)
+    if search.score is None:
+        return _once(search.summary, "default", lambda: _choose(search))
+    return _once(search.summary, "class" if of_class and not refresh else None, lambda: _choose(search))
 
 
 def stage_layers(
@@ -94,58 +90,91 @@ def stage_layers(
     """
     inputs = with_layout(model, x)
     if isinstance(model, Stitched):
-        found = stage_layers(model.model, model.first(inputs), model.energy(inputs), count=count, refresh=refresh)
-        return [f"model.{layer}" for layer in found]
+        energy = model.energy(inputs)
+        layers = stage_layers(model.model, model.first(inputs), energy, count=count, refresh=refresh)
+        return [f"model.{layer}" for layer in layers]
+    search = _begin(model, inputs, score, refresh)
+    key: str | None = f"stages {count}"
+    if search.score is not None:
+        key = f"class {count}" if of_class and search.summary.gives_scores and not refresh else None
+    layers = _once(search.summary, key, lambda: _stages(search, count))
+    return [*layers] or [default_layer(model, inputs, score, of_class=of_class, refresh=refresh)]
+
+
+@dataclass(frozen=True, eq=False)
+class _Search:
+    """What a layer is looked for with; without a score, the model's best one counts."""
+
+    model: nn.Module
+    inputs: Inputs
+    summary: ForwardSummary
+    score: Score | None
+    recorded: ForwardGraph | None
+    """The graph of a pass of these inputs, if there is one: the model then does not run again."""
+
+    def influences_in_turn(self, layers: Sequence[str]) -> Iterator[dict[str, "_Influence"]]:
+        """How layers reach the score, some at a time."""
+        for start in range(0, min(len(layers), MOST), CANDIDATES):
+            yield _influences(self, layers[start : start + CANDIDATES])
+
+
+def _begin(model: nn.Module, inputs: Inputs, score: Score | None, refresh: bool) -> _Search:
+    """A search on the first image, or where it depends on the score, on all images."""
     summary = summary_of(model, inputs, with_graph=True)
     recorded = summary.chosen.pop(GRAPH, None)
-    if score is not None and (refresh or summary.outputs > 1 or not summary.gives_scores):
-        kept = of_class and summary.gives_scores and not refresh
-        key = f"class {count}" if kept else None
-        of_image = recorded if len(inputs) == 1 else None
-        found = _once(summary, key, lambda: _stages(model, inputs, summary, count, score, of_image))
-    else:
-        first = inputs.first() if summary.alone else inputs
-        found = _once(summary, count, lambda: _stages(model, first, summary, count, recorded=recorded))
-    return [*found] or [default_layer(model, inputs, score, of_class=of_class, refresh=refresh)]
+    if score is None or (summary.gives_scores and summary.outputs == 1 and not refresh):
+        return _Search(model, inputs.first() if summary.alone else inputs, summary, None, recorded)
+    return _Search(model, inputs, summary, score, recorded if len(inputs) == 1 else None)
 
 
-def _once(summary: ForwardSummary, key: str | int | None, find: Callable[[], tuple[T, bool]]) -> T:
+def _once(summary: ForwardSummary, key: str | None, compute: Callable[[], tuple[T, bool]]) -> T:
     """Compute something once for a summary, if the result is certain; without a key, each time."""
-    found, certain = (summary.chosen[key], False) if key in summary.chosen else find()
-    if certain and key is not None:
-        summary.chosen[key] = found
-    return found
+    if key in summary.chosen:
+        layers: T = summary.chosen[key]
+        return layers
+    layers, is_certain = compute()
+    if is_certain and key is not None:
+        summary.chosen[key] = layers
+    return layers
 
 
-def _stages(
-    model: nn.Module,
-    inputs: Inputs,
-    summary: ForwardSummary,
-    count: int,
-    score: Score | None = None,
-    recorded: ForwardGraph | None = None,
-) -> tuple[list[str], bool]:
-    """The layers of stages, and whether they would be the same for another image."""
-    by_size: dict[Size, list[list[ModuleCall]]] = {}
-    for group in reversed(_groups(summary)):
-        grid = group[-1].grid
-        if grid is not None and not _is_pooling(group):
-            by_size.setdefault(grid.size, []).append(group)
-    coarsest = sorted(by_size, key=lambda size: size[-2] * size[-1])[:count]
-    candidates = []
-    for size in coarsest:
-        groups = sorted(by_size[size], key=_is_gate)
-        candidates.append([_outermost(group) for group in groups[: CANDIDATES // len(coarsest)]])
-    influences = _influences(model, inputs, [name for names in candidates for name in names], score, recorded)
-    layers = [_first_that_shows(names, influences) for names in reversed(candidates)]
-    reached = [layer for layer in layers if layer is not None]
-    showing = [layer for layer in reached if influences[layer].shows]
-    left_out = [name for names in candidates if not set(names) & set(reached) for name in names]
-    return showing or reached, not any(name in influences for name in left_out)
+@dataclass(frozen=True, eq=False)
+class _Candidate:
+    """A tensor that may be the layer: the calls that returned it, one after the other."""
+
+    number: int
+    calls: list[ModuleCall]
+
+    @property
+    def name(self) -> str:
+        """A module's last call rather than another, then the shortest path, then what returned last."""
+        return min(reversed(self.calls), key=lambda call: (not call.last, call.name.count("."))).label
+
+    @property
+    def grid(self) -> Grid | None:
+        return self.calls[-1].grid
+
+    @property
+    def is_map(self) -> bool:
+        return self.grid is not None and self.grid.layout in MAPS
+
+    @property
+    def is_pooling(self) -> bool:
+        return any(_POOLING.search(call.kind) for call in self.calls)
+
+    @property
+    def is_tokens(self) -> bool:
+        # What is pooled from tokens may have as many channels as there might be tokens.
+        return self.grid is not None and self.grid.layout in ("tokens", "tokens first") and not self.is_pooling
+
+    @property
+    def is_gate(self) -> bool:
+        """Whether a map has one channel, which says how much of other maps passes, and not what is there."""
+        return self.grid is not None and self.calls[-1].shape[self.grid.of_channels] == 1
 
 
-def _groups(summary: ForwardSummary) -> list[list[ModuleCall]]:
-    """Calls that returned one and the same tensor, together.
+def _candidates(summary: ForwardSummary) -> list[_Candidate]:
+    """The tensors that calls returned.
 
     Left out are those that returned it again later, those inside an attention, where heads and weights resemble maps,
     and those that saw only other images than what is explained.
@@ -158,88 +187,126 @@ def _groups(summary: ForwardSummary) -> list[list[ModuleCall]]:
         else:
             groups.append([call])
     attentions = tuple(f"{call.name}." for call in calls if _ATTENTION.match(call.kind))
-    found = [[call for call in group if not call.name.startswith(attentions)] for group in groups if not group[0].again]
-    return [group for group in found if group]
+    candidates: list[_Candidate] = []
+    for group in groups:
+        outside = [call for call in group if not call.name.startswith(attentions)]
+        if outside and not group[0].again:
+            candidates.append(_Candidate(len(candidates), outside))
+    return candidates
 
 
-def _is_pooling(group: list[ModuleCall]) -> bool:
-    return any(_POOLING.search(call.kind) for call in group)
+def _covering(candidates: list[_Candidate], size: Size) -> list[_Candidate]:
+    """The maps that cover the input, not pooled, if there are any."""
+    maps = [candidate for candidate in candidates if candidate.is_map]
+    covering = [candidate for candidate in maps if candidate.grid and has_aspect(candidate.grid.size, size)] or maps
+    return [candidate for candidate in covering if not candidate.is_pooling] or covering
 
 
-def _is_gate(group: list[ModuleCall]) -> bool:
-    """Whether a map has one channel, which says how much of other maps passes, and not what is there."""
-    call = group[-1]
-    return call.grid is not None and call.shape[call.grid.of_channels] == 1
+def _before_attention(candidates: list[_Candidate]) -> list[_Candidate]:
+    """The tokens that are followed by an attention, since after the last attention only the class token may count.
+
+    The output of an attention may be a padded window of a smaller map.
+    """
+    tokens = [candidate for candidate in candidates if candidate.is_tokens]
+    attentions = [each for each in candidates if any(_ATTENTION.match(call.kind) for call in each.calls)]
+    if not attentions:
+        return tokens
+    return [each for each in tokens if each.number < attentions[-1].number and each not in attentions]
 
 
-def _choose(
-    model: nn.Module, inputs: Inputs, summary: ForwardSummary, score: Score | None = None,
-    recorded: ForwardGraph | None = None,
-) -> tuple[str, bool]:  # fmt: skip
+def _latest_first(candidates: Iterable[_Candidate]) -> list[_Candidate]:
+    return sorted(candidates, key=lambda candidate: -candidate.number)
+
+
+def _stages(search: _Search, count: int) -> tuple[list[str], bool]:
+    """The layers of stages, and whether they would be the same for another image."""
+    by_size: dict[Size, list[_Candidate]] = {}
+    for candidate in _latest_first(_candidates(search.summary)):
+        if candidate.grid is not None and not candidate.is_pooling:
+            by_size.setdefault(candidate.grid.size, []).append(candidate)
+    coarsest = sorted(by_size, key=lambda size: size[-2] * size[-1])[:count]
+    names_of_stages = []
+    for size in coarsest:
+        candidates = sorted(by_size[size], key=lambda candidate: candidate.is_gate)
+        names_of_stages.append([candidate.name for candidate in candidates[: CANDIDATES // len(coarsest)]])
+    influences = _influences(search, [name for names in names_of_stages for name in names])
+    reached = []
+    is_certain = True
+    for names in reversed(names_of_stages):
+        layer = _first_that_shows(names, influences)
+        if layer is not None:
+            reached.append(layer)
+        elif any(name in influences for name in names):
+            is_certain = False
+    return [layer for layer in reached if influences[layer].shows] or reached, is_certain
+
+
+def _choose(search: _Search) -> tuple[str, bool]:
     """The last feature map that the scores depend on; for tokens, the last ones that are followed by an attention.
 
     Also returns whether it would be the same for another image: a gradient that is zero everywhere says nothing.
     """
-    groups, size = _groups(summary), tuple(inputs.x.shape[2:])
-    maps, tokens = _indices_of_maps(groups, size), _indices_of_tokens(groups)
-    latest = sorted([*maps[-1:], *_before_attention(groups, tokens)[-1:]], reverse=True)
+    candidates = _candidates(search.summary)
+    maps = _covering(candidates, tuple(search.inputs.x.shape[2:]))
+    tokens = [candidate for candidate in candidates if candidate.is_tokens]
+    last_tokens = _before_attention(candidates)[-1:]
+    latest = _latest_first([*maps[-1:], *last_tokens])[:1]
     if not latest:
-        raise _no_map(model, len(summary.calls))
-    pooled = [i for i, group in enumerate(groups) if _is_map(group) and i not in maps]
-    order = [latest[0], *_before_attention(groups, tokens)[-1:], *sorted(maps + tokens, reverse=True), *pooled[::-1]]
-    order = sorted(order, key=lambda i: _is_gate(groups[i]))
-    names = list(dict.fromkeys(_outermost(groups[i]) for i in order))
+        raise _no_map(search.model, len(search.summary.calls))
+    other_maps = [candidate for candidate in candidates if candidate.is_map and candidate not in maps]
+    order = [*latest, *last_tokens, *_latest_first(maps + tokens), *_latest_first(other_maps)]
+    names = list(dict.fromkeys(each.name for each in sorted(order, key=lambda candidate: candidate.is_gate)))
     influences: dict[str, _Influence] = {}
-    for start in range(0, min(len(names), MOST), CANDIDATES):
-        influences |= _influences(model, inputs, names[start:], score, recorded)
+    for some in search.influences_in_turn(names):
+        influences |= some
         if any(influence.shows for influence in influences.values()):
             break
     layer = _first_that_shows(names, influences)
     return layer or names[0], layer is not None
 
 
-def _map_behind_answers(
-    model: nn.Module, inputs: Inputs, summary: ForwardSummary, score: Score, recorded: ForwardGraph | None
-) -> str:
+def _map_behind_answers(search: _Search, score: Score) -> str:
     """The last map, or tokens, that say something about one of many answers. The answers themselves do not count:
     neither the map of classes that the network gives, nor a map of which the score reads one position. Nor does a head
     that slides over the maps of several resolutions, of which each call is about one. They are taken only where the
     score depends on nothing else. A score that reads few numbers, as that of a box does, sees little of a fine map: of
     several resolutions, the coarsest is taken.
     """
-    groups, size = _groups(summary), tuple(inputs.x.shape[2:])
+    summary = search.summary
+    candidates = _candidates(summary)
     shapes: dict[str, set[Size]] = {}
     for call in summary.calls:
         shapes.setdefault(call.name, set()).add(call.shape)
-    tokens = _before_attention(groups, _indices_of_tokens(groups))
+
+    def is_last_choice(candidate: _Candidate) -> bool:
+        slides = any(len(shapes[call.name]) > 1 for call in candidate.calls)
+        return slides or candidate.calls[-1].shape[1] in summary.answers or candidate.is_gate
+
     # Tokens made from a map; the queries of a detector may have a number that could be that of a grid.
-    of_maps = [i for i in tokens if (grid := groups[i][-1].grid) and grid.size in summary.sizes]
-    covering = sorted(_indices_of_maps(groups, size) + of_maps, reverse=True)
-    resized = [i for i in reversed(range(len(groups))) if _is_map(groups[i]) and not _is_pooling(groups[i])]
-    indices = list(dict.fromkeys(covering + resized))
-    slides = {i for i in indices if any(len(shapes[call.name]) > 1 for call in groups[i])}
-    answers = {i for i in indices if groups[i][-1].shape[1] in summary.answers}
-    ordered = sorted(indices, key=lambda i: i in slides | answers or _is_gate(groups[i]))
-    names = {_outermost(groups[i]): math.prod(grid.size) for i in ordered if (grid := groups[i][-1].grid)}
-    if not names:
-        raise _no_map(model, len(summary.calls))
+    tokens = [each for each in _before_attention(candidates) if each.grid and each.grid.size in summary.sizes]
+    covering = _latest_first(_covering(candidates, tuple(search.inputs.x.shape[2:])) + tokens)
+    resized = _latest_first(candidate for candidate in candidates if candidate.is_map and not candidate.is_pooling)
+    ordered = sorted(dict.fromkeys(covering + resized), key=is_last_choice)
+    positions = {candidate.name: math.prod(candidate.grid.size) for candidate in ordered if candidate.grid}
+    if not positions:
+        raise _no_map(search.model, len(summary.calls))
     of_cell = False
 
-    def noted(output: Any) -> Tensor:
+    def noting_score(output: Any) -> Tensor:
         nonlocal of_cell
-        found = score(output)
-        of_cell = _numbers_read(found, output) <= FEW * len(inputs)
-        return found
+        scores = score(output)
+        of_cell = _numbers_read(scores, output) <= FEW * len(search.inputs)
+        return scores
 
-    images = dict.fromkeys(names, (0, 0))
+    images = dict.fromkeys(positions, (0, 0))
     """For how many images each layer shows something; and for how many more than one of its positions counts."""
-    for start in range(0, min(len(names), MOST), CANDIDATES):
-        for name, influence in _influences(model, inputs, [*names][start:], noted, recorded).items():
+    for influences in replace(search, score=noting_score).influences_in_turn([*positions]):
+        for name, influence in influences.items():
             several = sum(count > 1 for count in influence.positions)
-            images[name] = several if influence.shows else 0, several
-        if any(shown == len(inputs) for shown, _ in images.values()):
+            images[name] = (several if influence.shows else 0, several)
+        if any(shown == len(search.inputs) for shown, _ in images.values()):
             break
-    return max(names, key=lambda name: (*images[name], -names[name] if of_cell else 0))  # the first of equals
+    return max(positions, key=lambda name: (*images[name], -positions[name] if of_cell else 0))  # the first of equals
 
 
 def _numbers_read(score: Tensor, output: Any) -> int:
@@ -255,33 +322,6 @@ def _no_map(model: nn.Module, calls: int) -> LayerError:
         return LayerError(f"layer must be {made}; use a method without layers, such as occlusion or rise")
     none = f"none of its layers gives a spatial map ({calls} calls seen)"
     return LayerError(f"layer must be given for this model: {none}; name one, or use saliency or occlusion")
-
-
-def _indices_of_maps(groups: list[list[ModuleCall]], size: Size) -> list[int]:
-    """Where maps are: those that cover the input, not pooled, if there are any."""
-    grids = [(i, grid) for i, group in enumerate(groups) if (grid := group[-1].grid) and _is_map(group)]
-    maps = [i for i, grid in grids if has_aspect(grid.size, size)] or [i for i, _ in grids]
-    return [i for i in maps if not _is_pooling(groups[i])] or maps
-
-
-def _indices_of_tokens(groups: list[list[ModuleCall]]) -> list[int]:
-    # What is pooled from tokens may have as many channels as there might be tokens.
-    grids = [(i, group[-1].grid) for i, group in enumerate(groups) if not _is_pooling(group)]
-    return [i for i, grid in grids if grid is not None and grid.layout in ("tokens", "tokens first")]
-
-
-def _is_map(group: list[ModuleCall]) -> bool:
-    grid = group[-1].grid
-    return grid is not None and grid.layout in MAPS
-
-
-def _before_attention(groups: list[list[ModuleCall]], tokens: list[int]) -> list[int]:
-    """The tokens that are followed by an attention, since after the last attention only the class token may count.
-
-    The output of an attention may be a padded window of a smaller map.
-    """
-    attention = [i for i, group in enumerate(groups) if any(_ATTENTION.match(call.kind) for call in group)]
-    return [i for i in tokens if i < attention[-1] and i not in attention] if attention else tokens
 
 
 @dataclass(frozen=True)
@@ -319,19 +359,13 @@ class _Backward:
     nodes: Mapping[str, set[Node]]
 
 
-def _influences(
-    model: nn.Module, inputs: Inputs, layers: Sequence[str], score: Score | None = None,
-    recorded: ForwardGraph | None = None,
-) -> dict[str, _Influence]:  # fmt: skip
-    """How the first of some layers reach the score; those that no gradient comes back to are left out.
-
-    Without a score, the model's best one is used. Where ``recorded`` is the graph of a pass of these inputs, the model
-    does not run again.
-    """
-    backward = None if recorded is None else _backward_in(recorded, model, layers[:CANDIDATES], score)
+def _influences(search: _Search, layers: Sequence[str]) -> dict[str, _Influence]:
+    """How some layers reach the score; those that no gradient comes back to are left out."""
+    score = search.score
+    backward = None if search.recorded is None else _backward_in(search.recorded, search.model, layers, score)
     if backward is None:
-        backward = _run_backward(model, inputs, layers[:CANDIDATES], score)
-    grids = grids_of(model, inputs)
+        backward = _run_backward(search.model, search.inputs, layers, score)
+    grids = grids_of(search.model, search.inputs)
     answers = set() if score is None else _unweighted(backward.score, backward.output)
     factors = _factors(backward.score, set().union(*backward.nodes.values()))
     influences = {}
@@ -444,11 +478,3 @@ def _factors(score: Tensor | None, layers: AbstractSet[Node]) -> set[Node]:
                 elsewhere = {*graph(score, until=partial(operator.is_, product))}
                 factors |= layers - elsewhere.union(*(graph(other) for other in others))
     return factors
-
-
-def _outermost(group: list[ModuleCall]) -> str:
-    """Choose among the names of one tensor: a module's last call rather than another, then the shortest path.
-
-    Among equals, it is the one that returned last.
-    """
-    return min(reversed(group), key=lambda call: (not call.last, call.name.count("."))).label

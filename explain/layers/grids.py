@@ -67,7 +67,7 @@ class NetworkGrids(Grids):
         return places.of_tokens.get(length)
 
     @cached_property
-    def joint(self) -> JointTokens | None:  # type: ignore[override]
+    def joint(self) -> JointTokens | None:
         of_text = getattr(self._model, "joint_tokens", None)
         if of_text is None:
             return None

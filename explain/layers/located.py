@@ -121,10 +121,13 @@ def laid_out(call: ModuleCall, reading: LayoutReading | None, located: Places) -
     if len(shape) == 3 and positions in (EVERYWHERE, UNKNOWN):
         grid = located.as_long(shape)
         return replace(call, grid=grid, doubt="" if grid else "tokens in any order")
-    is_located = isinstance(positions, tuple)
-    if len(shape) == 3:
-        return replace(call, grid=layouts.token_grid(positions, shape, located.rows) if is_located else None)
-    grid = layouts.map_grid(positions, shape, reading.grids) if is_located else None
+    grid = None
+    if isinstance(positions, tuple):
+        if len(shape) == 3:
+            return replace(call, grid=layouts.token_grid(positions, shape, located.rows))
+        grid = layouts.map_grid(positions, shape, reading.grids)
+    elif len(shape) == 3:
+        return call
     if grid is None and reading.believed:
         grid = reading.likeliest
     doubt = "" if grid else " or ".join(reading_grid.described for reading_grid in reading.grids)

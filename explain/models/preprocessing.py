@@ -172,7 +172,7 @@ def center_of(preprocess: Any, wanted: str) -> CenterCrop:
     """
     if isinstance(preprocess, CenterCrop):
         return preprocess
-    interpolation = getattr(getattr(preprocess, "interpolation", None), "value", None)
+    interpolation: Any = getattr(getattr(preprocess, "interpolation", None), "value", None)
     if hasattr(preprocess, "crop_size") and interpolation in get_args(Interpolation):
         side = preprocess.crop_size[0]
         shorter = max(side, preprocess.resize_size[0])

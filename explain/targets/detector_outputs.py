@@ -121,7 +121,8 @@ def find_layout(
             boxes = _without_broken(boxes)
             readings[circumstances, layout or boxes.layout] = boxes
         readings[circumstances, layout] = boxes
-    return readings[circumstances, layout]
+    latest: Boxes | None = readings[circumstances, layout]
+    return latest
 
 
 def _decoded(output: Any, count: int, decode: Decode) -> Boxes:

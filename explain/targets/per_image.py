@@ -95,15 +95,19 @@ class Separate(Target):
         for image in set(images):
             scores[image], classes[image] = self.targets[image].rows(of_first).pick(output, count)
         picked = torch.stack([scores[image][row] for row, image in enumerate(images)])
-        if any(indices is None for indices in classes.values()):
-            return picked, None
-        return picked, torch.stack([classes[image][row] for row, image in enumerate(images)])
+        indices = []
+        for row, image in enumerate(images):
+            of_image = classes[image]
+            if of_image is None:
+                return picked, None
+            indices.append(of_image[row])
+        return picked, torch.stack(indices)
 
     def settled(self, output: Any, count: int) -> "Separate":
         if self.images is not None:
             return self
         self._images(count)
-        settled = []
+        settled: list[Target] = []
         for image, target in enumerate(self.targets):  # each makes its choices on the rows of its image alone
             if isinstance(target, ScoreTarget):
                 settled.append(target)

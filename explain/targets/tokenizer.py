@@ -18,7 +18,7 @@ def check_text(given: Any) -> str | TokenIds:
     if isinstance(given, str) and given.strip():
         return given
     if hasattr(given, "__iter__") and not isinstance(given, str):
-        ids = given.tolist() if isinstance(given, torch.Tensor) else list(given)
+        ids: Any = given.tolist() if isinstance(given, torch.Tensor) else list(given)
         if len(ids) == 1 and isinstance(ids[0], (list, tuple)):  # (1, L)
             ids = ids[0]
         if ids and all(type(number) is int and number >= 0 for number in ids):
