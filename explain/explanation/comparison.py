@@ -27,7 +27,8 @@ class Comparison:
     def picture(self) -> Image.Image:
         """The map of each model, and then the difference of each other from the first; targets and methods in rows."""
         first, *others = self.summary["models"]
-        return sheets.table(self.tiles, [first, *others, *(f"{name} − {first}" for name in others)], tile=300)
+        headings = [first, *others, *(f"{name} − {first}" for name in others)]
+        return sheets.table(self.tiles, headings, tile=300)
 
     def to_html(self) -> str:
         """A page with the lines and the picture."""
@@ -39,9 +40,12 @@ class Comparison:
 def heat(models: Mapping[str, Explanation], target: int, method: str) -> list[np.ndarray[Any, Any]]:
     """The heatmap of each model in pixels of the photo, zero where one of them did not see it."""
     cells = np.ones((1, 1), np.float32)
-    seen = np.logical_and.reduce([styles.area(cells, 1, each.photo.size, each.box) for each in models.values()])
-    maps = [(array(each.results[target][method].heatmap[0]), each) for each in models.values()]
-    return [styles.place(values, each.photo.size, each.box) / np.float32(255) * seen for values, each in maps]
+    shown = np.logical_and.reduce([styles.area(cells, 1, one.photo.size, one.box) for one in models.values()])
+    heatmaps = []
+    for one in models.values():
+        values = array(one.results[target][method].heatmap[0])
+        heatmaps.append(styles.place(values, one.photo.size, one.box) / np.float32(255) * shown)
+    return heatmaps
 
 
 def compare(models: Mapping[str, Explanation]) -> Comparison:
@@ -50,23 +54,37 @@ def compare(models: Mapping[str, Explanation]) -> Comparison:
     The share of a model's heat in other places than that of the first is half of |p - q| over all pixels, where p
     and q are the heatmaps, each divided by its sum.
     """
-    first = next(iter(models))
-    photo, targets = models[first].photo, models[first].targets
-    predictions = {name: each.predictions for name, each in models.items()}
-    lines = [f"{name}: {best.label} {best.amount}" for name, each in models.items() for best in each.predicted[:1]]
-    whole, signed = Box(0, 0, *map(float, photo.size)), styles.get_style("signed")
-    maps, tiles = [], []
-    for number, results in enumerate(zip(*(each.results for each in models.values()), strict=True)):
-        for method in (name for name in results[0] if all(name in result for result in results)):
-            maps_of = heat(models, number, method)
-            shares = [values / (values.sum() or 1) for values in maps_of]
-            elsewhere = {n: float(np.abs(q - shares[0]).sum() / 2) for n, q in zip(models, shares, strict=True)}
-            maps.append({"target": targets[number], "method": method, "elsewhere": elsewhere})
-            row = [Tile(e.overlay(method, number), title_of(method), e.targets[number]) for e in models.values()]
-            for name, values in list(zip(models, maps_of, strict=True))[1:]:
-                drawn = overlays.drawn(photo, values - maps_of[0], signed, whole, [whole])
-                row.append(Tile(drawn, f"{elsewhere[name]:.0%} elsewhere", f"red: {name} has more heat"))
-                about = f"{title_of(method)} of {targets[number]}: {elsewhere[name]:.0%} of the heat of {name}"
-                lines.append(f"{about} is in other places than that of {first}")
+    names = list(models)
+    explanations = list(models.values())
+    lines = []
+    for name, explanation in models.items():
+        lines += [f"{name}: {best.label} {best.amount}" for best in explanation.predicted[:1]]
+    maps = []
+    tiles = []
+    for number, target in enumerate(explanations[0].targets):
+        for method in explanations[0].methods:
+            if not all(method in explanation for explanation in explanations):
+                continue
+            heatmaps = heat(models, number, method)
+            first_share = _share(heatmaps[0])
+            elsewhere = [float(np.abs(_share(values) - first_share).sum() / 2) for values in heatmaps]
+            maps.append({"target": target, "method": method, "elsewhere": dict(zip(names, elsewhere, strict=True))})
+            row = [Tile(one.overlay(method, number), title_of(method), one.targets[number]) for one in explanations]
+            for index, name in enumerate(names[1:], 1):
+                difference = _difference(explanations[0].photo, heatmaps[index] - heatmaps[0])
+                row.append(Tile(difference, f"{elsewhere[index]:.0%} elsewhere", f"red: {name} has more heat"))
+                share = f"{elsewhere[index]:.0%} of the heat of {name}"
+                lines.append(f"{title_of(method)} of {target}: {share} is in other places than that of {names[0]}")
             tiles.append(row)
-    return Comparison({"models": list(models), "predictions": predictions, "maps": maps}, lines, tiles)
+    predictions = {name: explanation.predictions for name, explanation in models.items()}
+    return Comparison({"models": names, "predictions": predictions, "maps": maps}, lines, tiles)
+
+
+def _share(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """A heatmap that adds up to one; zero stays zero."""
+    return values / (values.sum() or 1)
+
+
+def _difference(photo: Image.Image, values: np.ndarray[Any, Any]) -> Image.Image:
+    whole = Box(0, 0, *map(float, photo.size))
+    return overlays.drawn(photo, values, styles.get_style("signed"), whole, [whole])

@@ -152,37 +152,42 @@ class Explanation(Reportable):
         """
         index = self._target(target)
         attribution = self._attribution(method, index)
-        chosen = self._look(**options).of(attribution.style)
+        style = self._look(**options).of(attribution.style)
         if not caption:
-            return self.scene.overlay(attribution, chosen, index)
+            return self.scene.overlay(attribution, style, index)
         scene = self.scene.enlarged(captions.enlargement(self.photo.size))
-        title, end = self._title(index)
-        told = pictures.sentence(attribution, self._label(index), self.categories)
-        name = title_of(attribution.method)
-        details = [told, name, place_of(attribution), pictures.remark(attribution), self._model]
-        detail, marks = " · ".join(filter(None, details)), self._marks(attribution.method, index)
-        drawn = scene.overlay(attribution, chosen, index)
-        if without := pictures.without_set(attribution, chosen):
-            drawn = captions.beside([drawn, scene.overlay(attribution, without, index)], max(2, drawn.width // 50))
-        return captions.caption(drawn, title, detail, self.scene.legend(chosen), end=end, marks=marks)
+        picture = scene.overlay(attribution, style, index)
+        if without := pictures.without_set(attribution, style):
+            beside = scene.overlay(attribution, without, index)
+            picture = captions.beside([picture, beside], max(2, picture.width // 50))
+        title, amount = self._title(index)
+        details = [
+            pictures.sentence(attribution, self._label(index), self.categories),
+            title_of(attribution.method),
+            place_of(attribution),
+            pictures.remark(attribution),
+            self._model,
+        ]
+        detail = " · ".join(filter(None, details))
+        marks = self._marks(attribution.method, index)
+        return captions.caption(picture, title, detail, self.scene.legend(style), end=amount, marks=marks)
 
     @cached_property
     def scene(self) -> Scene:
         """The photo, where maps lie on it, which parts of it the model saw, and what was detected in it."""
-        boxes = tuple(None if each is None else each.box for each in self.boxes)
-        found = {f"{each.label} {each.amount}": each.box for each in self.detections if each.box}
-        return Scene(self.photo, self.box, self.crops or (self.box,), boxes, found)
+        boxes = tuple(None if prediction is None else prediction.box for prediction in self.boxes)
+        detected = {f"{one.label} {one.amount}": one.box for one in self.detections if one.box}
+        return Scene(self.photo, self.box, self.crops or (self.box,), boxes, detected)
 
     @keywords(StyleOptions)
     def layout(self, **options: Unpack[StyleOptions]) -> Layout:
         """Return the contents of `sheet` and `figure`: the photo and all maps, with titles and legends."""
-        look = self._look(**options)
         titles = ["".join(self._title(index)) for index in range(len(self.results))]
-        predictions = ", ".join(f"{each.label} {each.amount}" for each in self.predicted)
+        predictions = ", ".join(f"{one.label} {one.amount}" for one in self.predicted)
         return Layout(
             title=titles[0] if len(titles) == 1 else " · ".join(self.targets),
             detail=f"{self._model}: {predictions}" if predictions else self._model,
-            groups=pictures.groups(self.scene, self.results, titles, look, self._marks),
+            groups=pictures.groups(self.scene, self.results, titles, self._look(**options), self._marks),
         )
 
     @keywords()
@@ -213,10 +218,11 @@ class Explanation(Reportable):
         from explain.metrics.verdict import check_explained
 
         index = self._target(target)
-        names = self.methods if methods is None else [methods] if isinstance(methods, str) else methods
-        found = [self._attribution(name, index) for name in names]
-        checks = {"seed": seed, "samples": samples}
-        return check_explained(self, found, index, **checks, batch_size=batch_size, progress=progress)
+        names = self.methods if methods is None else methods
+        if isinstance(names, str):
+            names = [names]
+        maps = [self._attribution(name, index) for name in names]
+        return check_explained(self, maps, index, seed=seed, samples=samples, batch_size=batch_size, progress=progress)
 
     @keywords(StyleOptions)
     def figure(self, **options: Unpack[StyleOptions]) -> "Figure":
@@ -255,12 +261,10 @@ class Explanation(Reportable):
             OutputError: a file exists and ``overwrite`` is not set, or the folder cannot be written; then nothing has
                 been written.
         """
-        for name, value, known in (("picture", picture_format, ("png", "jpg")), ("map", map_format, ("npy", "npz"))):
-            if value not in known:
-                raise OutputError(f"{name}_format must be one of {', '.join(known)}, got {shown(value)}; choose one")
-        return self._files(
-            Files(folder, overwrite=overwrite), stem, html, picture_format, map_format, **options
-        ).write()
+        _check_format("picture_format", picture_format, ("png", "jpg"))
+        _check_format("map_format", map_format, ("npy", "npz"))
+        files = Files(folder, overwrite=overwrite)
+        return self._files(files, stem, html, picture_format, map_format, **options).write()
 
     def packed(self) -> bytes:
         """Return the files of `save` as a ZIP archive."""
@@ -270,18 +274,20 @@ class Explanation(Reportable):
         self, files: Files, stem: str | None, html: str | None, picture_format: str = "png", map_format: str = "npy",
         **options: Unpack[StyleOptions],
     ) -> Files:  # fmt: skip
-        photo = slug(str(stem) if stem else (Path(self.source).stem if self.source else "image"))
+        source = Path(self.source).stem if self.source else "image"
+        photo = slug(str(stem) if stem else source)
         several = len(self.results) > 1
         stems = distinct(f"{photo}-{slug(label)}" if several else photo for label in self.targets)
         for index, result in enumerate(self.results):
             for name, attribution in result.items():
-                named = f"{stems[index]}-{name.replace('(', '-').replace(')', '')}"
-                files.add_picture(f"{named}.{picture_format}", self.overlay(name, index, caption=True, **options))
-                values, record = array(attribution.values[0]), self.record(name, index)
-                files.add_array(f"{named}.{map_format}", values)
+                file = f"{stems[index]}-{name.replace('(', '-').replace(')', '')}"
+                values = array(attribution.values[0])
+                record = self.record(name, index)
                 if map_format == "npz":
                     record["values"] |= {**records.identity(restored(*halved(values))), "format": map_format}
-                files.add_json(f"{named}.json", record)
+                files.add_picture(f"{file}.{picture_format}", self.overlay(name, index, caption=True, **options))
+                files.add_array(f"{file}.{map_format}", values)
+                files.add_json(f"{file}.json", record)
         if several or len(self.methods) > 1:
             files.add_picture(f"{photo}-sheet.{picture_format}", self.sheet(**options))
         if html is not None:
@@ -364,8 +370,9 @@ class Explanation(Reportable):
 
     def _marks(self, method: str, index: int) -> tuple[captions.Mark, ...]:
         """The results of the checks of a map as marks under its picture; none before it was checked."""
-        checks = self.verdicts[index].get(method, ()) if index in self.verdicts else ()
-        return tuple(captions.Mark(each.word, each.passed) for each in checks)
+        if index not in self.verdicts:
+            return ()
+        return tuple(captions.Mark(check.word, check.passed) for check in self.verdicts[index].get(method, ()))
 
     def _label(self, target: int) -> str:
         chosen = next(iter(self.results[target].values())).target
@@ -414,3 +421,8 @@ class Explanation(Reportable):
     def _model(self) -> str:
         hooks = f" with hooks ({', '.join(self.origin.hooks)})" if self.origin.hooks else ""
         return self.origin.name.split(" ")[0] + hooks
+
+
+def _check_format(option: str, value: str, formats: Sequence[str]) -> None:
+    if value not in formats:
+        raise OutputError(f"{option} must be one of {', '.join(formats)}, got {shown(value)}; choose one")

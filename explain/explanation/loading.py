@@ -365,6 +365,7 @@ _FIELDS: Mapping[str, Any] = {
     "delta": _or_none(_is_number),
     "rounding": _or_none(_is_number),
     "interventions": list | None,
+    "verdict": dict | None,
     "image": dict,
     "image.path": str | None,
     "explainer": dict,
