@@ -28,5 +28,12 @@ from explain.insight.repair import repair
 from explain.insight.result import Insight
 
 __all__ = [
-    "Insight", "RunPhotos", "channels", "concept_direction", "corrected", "removed", "repair", "shared_concepts",
-]  # fmt: skip
+    "Insight",
+    "RunPhotos",
+    "channels",
+    "concept_direction",
+    "corrected",
+    "removed",
+    "repair",
+    "shared_concepts",
+]

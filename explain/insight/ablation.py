@@ -30,7 +30,7 @@ Masks = Callable[[Batch], torch.Tensor]
 """What is covered of the photos of a batch, ``(N, 1, H, W)``."""
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class AblationResult:
     """What covering a part of some photos did to the answers.
 
@@ -52,27 +52,42 @@ class AblationResult:
     labels: torch.Tensor = field(repr=False)
     answers: torch.Tensor = field(repr=False)
     covered: torch.Tensor = field(repr=False)
-    photos: int = field(init=False)
-    share: float = field(init=False)
-    before: float = field(init=False)
-    after: float = field(init=False)
-    control: float = field(init=False)
-    chance: float = field(init=False)
-    accuracy: tuple[float, ...] = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.photos, self.share = len(self.keys), float(self.covered.mean())
-        self.before, self.after, self.control = self.given.double().mean(0).tolist()
-        right = (self.answers == self.labels[:, None])[self.labels >= 0]
-        self.accuracy = tuple(right.double().mean(0).tolist())
-        # McNemar's test: among the photos where the two differ, each is as likely to be the one that changes.
-        after_alone, control_alone = (self.given[:, 1] & ~self.given[:, 2]), (self.given[:, 2] & ~self.given[:, 1])
-        self.chance = sign_test(int(control_alone.sum()), int(after_alone.sum()))
+    @property
+    def photos(self) -> int:
+        return len(self.keys)
+
+    @property
+    def share(self) -> float:
+        return float(self.covered.mean())
 
     @property
     def given(self) -> torch.Tensor:
         """For which photos the model gave the class, ``(N, 3)``."""
         return self.answers == self.wanted[:, None]
+
+    @property
+    def before(self) -> float:
+        return float(self.given[:, 0].double().mean())
+
+    @property
+    def after(self) -> float:
+        return float(self.given[:, 1].double().mean())
+
+    @property
+    def control(self) -> float:
+        return float(self.given[:, 2].double().mean())
+
+    @property
+    def chance(self) -> float:
+        # McNemar's test: among the photos where the two differ, each is as likely to be the one that changes.
+        _, after, control = self.given.unbind(1)
+        return sign_test(int((control & ~after).sum()), int((after & ~control).sum()))
+
+    @property
+    def accuracy(self) -> tuple[float, ...]:
+        right = (self.answers == self.labels[:, None])[self.labels >= 0]
+        return tuple(right.double().mean(0).tolist())
 
     def of(self, wanted: Collection[tuple[str, str]]) -> "AblationResult":
         """The same for some of these photos only, by names and targets.
@@ -84,8 +99,14 @@ class AblationResult:
         chosen = [number for number, key in enumerate(self.keys) if key in keys]
         if not chosen:
             raise RunError(NOTHING)
-        parts = (each[chosen] for each in (self.wanted, self.labels, self.answers, self.covered))
-        return AblationResult(self.what, tuple(self.keys[number] for number in chosen), *parts)
+        return AblationResult(
+            self.what,
+            tuple(self.keys[number] for number in chosen),
+            self.wanted[chosen],
+            self.labels[chosen],
+            self.answers[chosen],
+            self.covered[chosen],
+        )
 
     def to_dict(self) -> dict[str, Any]:
         return maps.fields_of(self, "what photos share before after control chance accuracy")
@@ -98,9 +119,15 @@ class AblationResult:
 
 
 def removed(
-    photos: RunPhotos, method: str, wanted: Collection[tuple[str, str]], what: str = "evidence", *,
-    share: float | None = None, baseline: BaselineLike = "blur", as_predicted: bool = False,
-) -> AblationResult:  # fmt: skip
+    photos: RunPhotos,
+    method: str,
+    wanted: Collection[tuple[str, str]],
+    what: str = "evidence",
+    *,
+    share: float | None = None,
+    baseline: BaselineLike = "blur",
+    as_predicted: bool = False,
+) -> AblationResult:
     """Cover a part of some photos, and count how often the model still gives their class.
 
     Args:
@@ -123,7 +150,8 @@ def removed(
         raise RunError(f"what must be evidence, object or background, got {shown(what)}; evidence is usual")
     if what != "evidence" and share is not None:
         raise RunError(f"share must be left out for the {what}, whose size the boxes give, got {share}")
-    keys, size = set(wanted), _checked(share)
+    keys = set(wanted)
+    size = _checked(share)
     rows = (row for row in photos.run.rows(method) if (row.name, row.target) in keys)
     if what != "evidence":
         rows = (row for row in rows if 0 < maps.object_of(row).float().mean() < 1)
@@ -141,9 +169,13 @@ def removed(
 
 
 def corrected(
-    photos: RunPhotos, pair: Confusion, method: MethodLike, *, share: float | None = None,
+    photos: RunPhotos,
+    pair: Confusion,
+    method: MethodLike,
+    *,
+    share: float | None = None,
     baseline: BaselineLike = "blur",
-) -> AblationResult:  # fmt: skip
+) -> AblationResult:
     """Cover what spoke for the wrong class in all photos of a mistake, and count how often it is still made.
 
     ``accuracy`` of the answer says how often the right class is given then.
@@ -174,27 +206,44 @@ def corrected(
 
 
 def _counted(
-    photos: RunPhotos, rows: Iterable[Row], what: str, masks: Masks, class_of: Callable[[Row], int],
+    photos: RunPhotos,
+    rows: Iterable[Row],
+    what: str,
+    masks: Masks,
+    class_of: Callable[[Row], int],
     baseline: BaselineLike,
-) -> AblationResult:  # fmt: skip
+) -> AblationResult:
     """Count for which photos the model gives a class: as they are, covered, and covered elsewhere."""
-    filling, keys = get_baseline(baseline), []
-    wanted, labels, answers, covered = [], [], [], []
+    filling = get_baseline(baseline)
+    model = photos.explainer.model
+    keys: list[tuple[str, str]] = []
+    wanted: list[int] = []
+    labels: list[int] = []
+    answers: list[torch.Tensor] = []
+    covered: list[torch.Tensor] = []
     for batch in photos.batches(rows):
         mask = masks(batch).to(batch.x.device)
         elsewhere = mask.roll([side // 2 for side in mask.shape[2:]], [2, 3])
         cover = filling.covering(batch.x)
         owners = torch.arange(len(batch.x), device=batch.x.device)
         with torch.inference_mode():
-            asked = [batch.x, *(cover(owners, (~each).to(batch.x)) for each in (mask, elsewhere))]
-            answers.append(torch.stack([photos.explainer.model(x).argmax(1) for x in asked], 1).cpu())
-        wanted.append(torch.tensor([class_of(row) for row in batch.rows]))
-        labels.append(torch.tensor([-1 if row.label_class is None else row.label_class for row in batch.rows]))
+            inputs = [batch.x, *(cover(owners, (~part).to(batch.x)) for part in (mask, elsewhere))]
+            answers.append(torch.stack([model(x).argmax(1) for x in inputs], 1).cpu())
         covered.append(mask.float().mean((1, 2, 3)).cpu())
-        keys += [(row.name, row.target) for row in batch.rows]
+        for row in batch.rows:
+            keys.append((row.name, row.target))
+            wanted.append(class_of(row))
+            labels.append(-1 if row.label_class is None else row.label_class)
     if not keys:
         raise RunError(NOTHING)
-    return AblationResult(what, tuple(keys), *map(torch.cat, (wanted, labels, answers, covered)))
+    return AblationResult(
+        what,
+        tuple(keys),
+        wanted=torch.tensor(wanted),
+        labels=torch.tensor(labels),
+        answers=torch.cat(answers),
+        covered=torch.cat(covered),
+    )
 
 
 def _checked(share: float | None) -> float:

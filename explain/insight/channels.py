@@ -1,6 +1,5 @@
 """What a channel sees: the patches that excite it most, and what it does for a class."""
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -72,7 +71,8 @@ def receptive_field(model: nn.Module, x: torch.Tensor, layer: str, seed: int = 0
     seen = gradient.abs().amax((0, 1)) > 0
     if not seen.any():
         return 0, 0, width, height
-    rows, columns = seen.any(1).nonzero().flatten().tolist(), seen.any(0).nonzero().flatten().tolist()
+    rows = seen.any(1).nonzero().flatten().tolist()
+    columns = seen.any(0).nonzero().flatten().tolist()
     return columns[0], rows[0], columns[-1] + 1, rows[-1] + 1
 
 
@@ -141,31 +141,35 @@ class ChannelReport:
         return sheet(Layout(title, f"each place sees {self.field[0]} × {self.field[1]} pixels", tuple(groups)), tile)
 
 
-class _Best:
+class _Peaks:
     """The largest values of each channel, at most one for a photo, as photos come."""
 
     def __init__(self, count: int) -> None:
         self.count = count
         self.rows: list[Row] = []
         self.size = (1, 1)
-        self.values, self.at = torch.empty(0), torch.empty(0, dtype=torch.long)  # row and place in one number
+        self.values: list[torch.Tensor] = []  # (n, C) each, and the same of photos and places
+        self.numbers: list[torch.Tensor] = []
+        self.places: list[torch.Tensor] = []
 
     def enter(self, rows: Sequence[Row], maps: torch.Tensor) -> None:
         """Take the feature maps ``(N, C, h, w)`` of some photos."""
         self.size = (int(maps.shape[2]), int(maps.shape[3]))
         values, places = maps.float().cpu().flatten(2).max(2)
-        code = torch.arange(len(self.rows), len(self.rows) + len(rows))[:, None] * math.prod(self.size) + places
-        if self.rows:
-            values, code = torch.cat([self.values, values]), torch.cat([self.at, code])
+        numbers = torch.arange(len(self.rows), len(self.rows) + len(rows))
         self.rows += rows
-        self.values, best = values.topk(min(self.count, len(values)), dim=0)
-        self.at = code.gather(0, best)
+        all_values = torch.cat([*self.values, values])
+        best = all_values.topk(min(self.count, len(all_values)), dim=0).indices
+        self.values = [all_values.gather(0, best)]
+        self.numbers = [torch.cat([*self.numbers, numbers[:, None].expand_as(places)]).gather(0, best)]
+        self.places = [torch.cat([*self.places, places]).gather(0, best)]
 
     def of(self, channel: int) -> Iterator[tuple[Row, float, int, int]]:
         """The row, the value and the place of each, the largest first."""
-        for value, code in zip(self.values[:, channel].tolist(), self.at[:, channel].tolist(), strict=True):
-            number, place = divmod(code, math.prod(self.size))
-            yield self.rows[number], value, *divmod(place, self.size[1])
+        columns = [table[0][:, channel].tolist() for table in (self.numbers, self.values, self.places)]
+        for number, value, place in zip(*columns, strict=True):
+            y, x = divmod(place, self.size[1])
+            yield self.rows[number], value, y, x
 
 
 def channels(
@@ -189,38 +193,52 @@ def channels(
     check_count("count", count, 1, optional=False)
     check_count("patches", patches, 1, optional=False)
     number, label = (None, "their best class") if target is None else class_in(photos.explainer, target)
-    best, weights, of_class = _Best(patches), torch.zeros(()), 0
-    model, size, where, seen = photos.explainer.model, (0, 0), "", (0, 0, 0, 0)
+    model = photos.explainer.model
+    peaks = _Peaks(patches)
+    weights = torch.zeros(())
+    of_class = 0
+    size = (0, 0)
+    where = ""
+    seen = (0, 0, 0, 0)
     wanted: Target = TopClass() if number is None else ClassTarget(number)
     for batch in photos.batches(one_for_each_photo(photos.run)):
-        own_size = (int(batch.x.shape[-2]), int(batch.x.shape[-1]))
+        batch_size = (int(batch.x.shape[-2]), int(batch.x.shape[-1]))
         if not where:
-            where, size = one_layer(model, as_inputs(batch.x[:1]), layer), own_size
+            where = one_layer(model, as_inputs(batch.x[:1]), layer)
+            size = batch_size
             seen = receptive_field(model, batch.x[:1], where)
-        if own_size != size:
-            raise RunError(f"photos must have inputs of one size, got {size} and {own_size}; preprocess them alike")
-        best.enter(batch.rows, feature_maps(model, batch.x, where))
-        own = [i for i, row in enumerate(batch.rows) if number is None or number == class_of(row)]
-        if own:
-            maps, gradients = with_gradients(model, batch.x[own], where, wanted)
+        if batch_size != size:
+            raise RunError(f"photos must have inputs of one size, got {size} and {batch_size}; preprocess them alike")
+        peaks.enter(batch.rows, feature_maps(model, batch.x, where))
+        chosen = [i for i, row in enumerate(batch.rows) if number is None or number == class_of(row)]
+        if chosen:
+            maps, gradients = with_gradients(model, batch.x[chosen], where, wanted)
             weights = weights + (maps * gradients).flatten(2).sum((0, 2)).double().cpu()
-            of_class += len(own)
+            of_class += len(chosen)
     if not of_class:
         raise RunError(f"target must be a class of which the run has photos, got {target}; choose another")
     weights = weights / of_class
-    found = []
+    strongest = []
     for channel in weights.argsort(descending=True)[:count].tolist():
-        own_patches = [Patch(row, value, _part(row, y, x, best.size, seen)) for row, value, y, x in best.of(channel)]
-        found.append(Channel(channel, float(weights[channel]), tuple(own_patches)))
-    return ChannelReport(where, label, (seen[2] - seen[0], seen[3] - seen[1]), len(best.rows), tuple(found))
+        places = [Patch(row, value, _part(row, y, x, peaks.size, seen)) for row, value, y, x in peaks.of(channel)]
+        strongest.append(Channel(channel, float(weights[channel]), tuple(places)))
+    field = (seen[2] - seen[0], seen[3] - seen[1])
+    return ChannelReport(where, label, field, len(peaks.rows), tuple(strongest))
 
 
 def _part(row: Row, y: int, x: int, size: tuple[int, int], seen: tuple[int, int, int, int]) -> Box:
     """What the place (y, x) of the feature maps sees of a photo, in pixels of the photo."""
     height, width = row.input_size
-    down, across = (y - size[0] // 2) * height / size[0], (x - size[1] // 2) * width / size[1]
-    left, right = (min(max(edge + across, 0.0), float(width)) for edge in (seen[0], seen[2]))
-    top, bottom = (min(max(edge + down, 0.0), float(height)) for edge in (seen[1], seen[3]))
-    x0, x1 = (row.box.left + edge * row.box.width / width for edge in (left, right))
-    y0, y1 = (row.box.top + edge * row.box.height / height for edge in (top, bottom))
-    return Box(x0, y0, x1, y1)
+    left, top, right, bottom = seen
+    across = (x - size[1] // 2) * width / size[1]
+    down = (y - size[0] // 2) * height / size[0]
+
+    def in_photo(edge: float, length: int, first: float, whole: float) -> float:
+        return first + min(max(edge, 0.0), float(length)) * whole / length
+
+    return Box(
+        in_photo(left + across, width, row.box.left, row.box.width),
+        in_photo(top + down, height, row.box.top, row.box.height),
+        in_photo(right + across, width, row.box.left, row.box.width),
+        in_photo(bottom + down, height, row.box.top, row.box.height),
+    )

@@ -93,20 +93,32 @@ def looks(maps: RunMaps, least: int = LEAST) -> list[ClassStatistics]:
     excess = (maps.on_object - told) / (1 - told)
     boxed = bool((~excess.isnan()).any())
     usual = Mean.of(excess).value
-    total, squares = maps.values.double().sum(0), (maps.values.double() ** 2).sum(0)
+    total = maps.values.double().sum(0)
+    squares = (maps.values.double() ** 2).sum(0)
     found = []
     for target, rows in maps.of_target.items():
         if len(rows) < least:
             continue
-        own = maps[rows]
+        of_class = maps[rows]
         beyond = Mean.of(excess[rows])
-        apart = _apart(own.values.double(), total, squares, len(maps))
+        apart = _apart(of_class.values.double(), total, squares, len(maps))
         below = usual - (beyond.value + SURE * beyond.error) if boxed else apart
-        found.append(ClassStatistics(
-            target, len(rows), Mean.of(own.correct).value, own.values.mean(0), own.values.std(0),
-            Mean.of(own.on_object), Mean.of(own.object_size), beyond, Mean.of(own.at_border), Mean.of(own.entropy),
-            apart, striking=-math.inf if math.isnan(below) else below,
-        ))  # fmt: skip
+        found.append(
+            ClassStatistics(
+                target=target,
+                photos=len(rows),
+                accuracy=Mean.of(of_class.correct).value,
+                mean=of_class.values.mean(0),
+                spread=of_class.values.std(0),
+                on_object=Mean.of(of_class.on_object),
+                object_size=Mean.of(of_class.object_size),
+                excess=beyond,
+                at_border=Mean.of(of_class.at_border),
+                entropy=Mean.of(of_class.entropy),
+                apart=apart,
+                striking=-math.inf if math.isnan(below) else below,
+            )
+        )
     return sorted(found, key=lambda look: (-look.striking, -look.apart, look.target))
 
 
@@ -118,7 +130,8 @@ def _apart(own: torch.Tensor, total: torch.Tensor, squares: torch.Tensor, count:
     others = count - len(own)
     if others < 2 or len(own) < 2:
         return 0.0
-    mean, rest = own.mean(0), (total - own.sum(0)) / others
+    mean = own.mean(0)
+    rest = (total - own.sum(0)) / others
     noise = own.var(0) / len(own)
     of_rest = ((squares - (own**2).sum(0)) / others - rest**2) / (others - 1)
     true = ((mean - rest) ** 2 - noise - of_rest.clamp(min=0)).sum().clamp(min=0)

@@ -74,13 +74,15 @@ def grouped(vectors: torch.Tensor, count: int, seed: int = 0) -> torch.Tensor:
 
     Each point is brought to length 1 there (Ng, Jordan and Weiss, NIPS 2001).
     """
-    best, least = torch.zeros(len(vectors), dtype=torch.long), math.inf
+    best = torch.zeros(len(vectors), dtype=torch.long)
+    least = math.inf
     places = vectors[:, :count] / vectors[:, :count].norm(dim=1, keepdim=True).clamp(min=1e-12)
     for start in range(STARTS if count > 1 else 0):
         apart = torch.cdist(places, means(places, count, seed + start))
         total = float(apart.amin(1).square().sum())
         if total < least:
-            best, least = apart.argmin(1), total
+            best = apart.argmin(1)
+            least = total
     return best
 
 
@@ -192,16 +194,29 @@ def clusters_of(maps: RunMaps, rows: torch.Tensor, *, most: int = MOST, seed: in
         inside = (groups == number).nonzero().flatten()
         if len(inside) < SMALLEST or len(numbers) < 2:
             continue
-        own = maps[rows[inside]]
-        mean = own.values.mean(0)
+        members = maps[rows[inside]]
+        mean = members.values.mean(0)
         mean_of_others = maps.values[rows[groups != number]].mean(0)
         if F.cosine_similarity(mean.flatten(), mean_of_others.flatten(), dim=0) >= MAX_LIKENESS:
             continue
         central = apart[inside][:, inside].mean(1).argsort()[:CENTRAL]
-        found.append(Cluster(
-            own.targets[0], len(inside), len(inside) / len(rows), float(fits[inside].mean()), gap, len(numbers),
-            Mean.of(own.correct).value, Mean.of(own.on_object), Mean.of(own.at_border), Mean.of(own.entropy),
-            tuple(own.names[i] for i in central.tolist()), mean, rows[inside], members=own.names,
-            excess=mean - mean_of_others,
-        ))  # fmt: skip
+        found.append(
+            Cluster(
+                target=members.targets[0],
+                size=len(inside),
+                share=len(inside) / len(rows),
+                stands_out=float(fits[inside].mean()),
+                gap=gap,
+                of=len(numbers),
+                accuracy=Mean.of(members.correct).value,
+                on_object=Mean.of(members.on_object),
+                at_border=Mean.of(members.at_border),
+                entropy=Mean.of(members.entropy),
+                photos=tuple(members.names[i] for i in central.tolist()),
+                mean=mean,
+                rows=rows[inside],
+                members=members.names,
+                excess=mean - mean_of_others,
+            )
+        )
     return found

@@ -13,6 +13,7 @@ from PIL import Image
 
 from explain._utils.errors import RunError, printable
 from explain.data.boxes import Box
+from explain.metrics.evaluation import aligned
 from explain.render import overlays, styles
 from explain.store.reading import Row, StoredRun
 from explain.store.sources import on_input
@@ -120,21 +121,23 @@ class RunMaps:
     @cached_property
     def of_target(self) -> dict[str, torch.Tensor]:
         """The numbers of the maps of each target, in the order in which targets come first."""
-        found: dict[str, list[int]] = {}
+        numbers: dict[str, list[int]] = {}
         for number, target in enumerate(self.targets):
-            found.setdefault(target, []).append(number)
-        return {target: torch.tensor(numbers) for target, numbers in found.items()}
+            numbers.setdefault(target, []).append(number)
+        return {target: torch.tensor(rows) for target, rows in numbers.items()}
 
     def __getitem__(self, which: torch.Tensor) -> "RunMaps":
         """Return the maps with these numbers."""
-        numbers = which.tolist()
-        parts: dict[str, Any] = {}
-        for name, whole in vars(replace(self)).items():  # without what is cached
-            if isinstance(whole, torch.Tensor):
-                whole = whole[which]
-            is_of_maps = name in ("names", "targets")
-            parts[name] = tuple(whole[number] for number in numbers) if is_of_maps else whole
-        return RunMaps(**parts)
+        rows = which.tolist()
+        return replace(
+            self,
+            names=tuple(self.names[row] for row in rows),
+            targets=tuple(self.targets[row] for row in rows),
+            values=self.values[which],
+            on_object=self.on_object[which],
+            object_size=self.object_size[which],
+            correct=self.correct[which],
+        )
 
 
 def read_maps(run: StoredRun, method: str | None = None) -> RunMaps:
@@ -147,40 +150,57 @@ def read_maps(run: StoredRun, method: str | None = None) -> RunMaps:
     Raises:
         RunError: there is no such method, or the run has no map that says something.
     """
-    if not (methods := run.methods):
+    if not run.methods:
         raise RunError(f"run {str(run.path)!r} must have maps, got none; explain some photos first")
-    name = methods[0] if method is None else method
-    found: list[tuple[Any, ...]] = []
+    name = run.methods[0] if method is None else method
+    names: list[str] = []
+    targets: list[str] = []
+    values: list[torch.Tensor] = []
+    figures: list[tuple[float, float, float]] = []  # of each map: on the object, size of the object, right or wrong
     seen: set[tuple[str, str]] = set()
-    empty = repeated = 0
+    empty = 0
+    repeated = 0
     resolution: tuple[int, int] | None = None
     for row in run.rows(name):
-        heatmap, key = row.heatmap, (row.sha256, row.target)
+        heatmap = row.heatmap
+        key = (row.sha256, row.target)
         if key in seen:
             repeated += 1
-        elif not heatmap.any():
-            empty += 1
-        else:
-            small, region = F.adaptive_avg_pool2d(heatmap[None], GRID)[0], object_of(row)
-            inside = float(heatmap[region].sum() / heatmap.sum()) if region.any() else math.nan
-            covered = float(region.float().mean()) if region.any() else math.nan
-            right = math.nan if row.correct is None else float(row.correct)
-            found.append((row.name, row.target, small / small.sum(), inside, covered, right))
-            height, width = row.values.shape[-2:]
-            resolution = min(resolution or (height, width), (height, width), key=min)
+            continue
         seen.add(key)
-    if not found:
+        if not heatmap.any():
+            empty += 1
+            continue
+        region = object_of(row)
+        small = F.adaptive_avg_pool2d(heatmap[None], GRID)[0]
+        on_object = float(heatmap[region].sum() / heatmap.sum()) if region.any() else math.nan
+        covered = float(region.float().mean()) if region.any() else math.nan
+        names.append(row.name)
+        targets.append(row.target)
+        values.append(small / small.sum())
+        figures.append((on_object, covered, math.nan if row.correct is None else float(row.correct)))
+        height, width = row.values.shape[-2:]
+        resolution = min(resolution or (height, width), (height, width), key=min)
+    if not values:
         raise RunError(f"run {str(run.path)!r} must have maps of {name!r} that are not zero; choose another method")
-    names, targets, values, *figures = zip(*found, strict=True)
-    on_object, object_size, correct = map(torch.tensor, figures)
+    on_objects, sizes, correct = torch.tensor(figures).unbind(1)
     return RunMaps(
-        name, names, targets, torch.stack(values), on_object, object_size, correct, empty, repeated, resolution
+        name,
+        tuple(names),
+        tuple(targets),
+        torch.stack(values),
+        on_object=on_objects,
+        object_size=sizes,
+        correct=correct,
+        empty=empty,
+        repeated=repeated,
+        resolution=resolution,
     )
 
 
 def object_of(row: Row) -> torch.Tensor:
     """Return which pixels ``(H, W)`` of the model's input lie on the object; none where no box is known."""
-    region = torch.zeros(*row.input_size, dtype=torch.bool)
+    region = torch.zeros(row.input_size, dtype=torch.bool)
     for x0, y0, x1, y1 in on_input(row.boxes, row.box, row.input_size):
         region[round(y0) : round(y1), round(x0) : round(x1)] = True
     return region
@@ -194,13 +214,15 @@ def heated(photo: Image.Image, heatmap: torch.Tensor, box: Box, style: str = "he
 WIDEST = 50  # letters of a column
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """The rows of a table as lines: texts at the left of their columns.
+def table_lines(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The rows of a table as lines: texts at the left of their columns, cut off where they are long.
 
-    >>> aligned([["a", "bcd"], ["ef", "g"]])
+    >>> table_lines([["a", "bcd"], ["ef", "g"]])
     ['  a   bcd', '  ef  g']
     """
-    texts = [[printable(cell) for cell in row] for row in rows]
-    short = [[text if len(text) <= WIDEST else f"{text[: WIDEST - 1]}…" for text in row] for row in texts]
-    widths = [max(map(len, column)) for column in zip(*short, strict=True)]
-    return ["  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in short]
+    cells = [[_cut_off(printable(cell)) for cell in row] for row in rows]
+    return [f"  {line}" for line in aligned(cells)]
+
+
+def _cut_off(text: str) -> str:
+    return text if len(text) <= WIDEST else f"{text[: WIDEST - 1]}…"

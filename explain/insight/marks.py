@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from explain._utils.errors import LayerError, RunError, option
+from explain._utils.random_numbers import permutation
 from explain.insight.channels import Channel, feature_maps
 from explain.insight.class_statistics import FILLED, ClassStatistics
 from explain.insight.clusters import Cluster
@@ -21,7 +22,9 @@ CORE = 0.4
 """The share of its peak from which on the excess of a cluster's mean map counts as the mark."""
 CARRIERS = 32  # photos in which a direction is strongest
 LEAST = 2  # photos of each part
-FIT, CHOOSE, PROVE = 0.5, 0.25, 0.25
+FIT = 0.5
+CHOOSE = 0.25
+PROVE = 0.25
 """The shares of the photos from which the mark is learnt, the repair is chosen, and the result is measured."""
 Finding = Cluster | ClassStatistics | Channel | Direction
 
@@ -87,7 +90,8 @@ class MarkedPhotos:
     def pairs(self, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
         """Each host with the region of a marked photo, and of another host instead: ``(N, C, H, W)`` each."""
         donors, others, region = self.donors(seed)
-        marked, control = self.carriers.x[donors], self.hosts.x[others]
+        marked = self.carriers.x[donors]
+        control = self.hosts.x[others]
         return torch.where(region, marked, self.hosts.x), torch.where(region, control, self.hosts.x)
 
     def without(self, seed: int = 0) -> torch.Tensor:
@@ -118,16 +122,7 @@ def marked_photos(
         return _of_vector(finding, photos, rows, layer, most, seed)
     target = next(row.target_class for row in photos.run.rows() if row.target == finding.target)
     if isinstance(finding, Cluster):
-        excess = finding.mean if finding.excess is None else finding.excess
-        region, names = (excess >= CORE * excess.max())[None, None].float(), set(finding.members)
-        parts: tuple[list[Row], list[Row], list[Row]] = ([], [], [])
-        for row in rows:
-            parts[0 if row.name in names else 1 if class_of(row) == target else 2].append(row)
-        drawn = [_drawn(rows_of_part, most, seed) for rows_of_part in parts]
-        _check_count(carriers=len(drawn[0]), hosts=len(drawn[2]))
-        carriers, own, hosts = (_read(photos, part) for part in drawn)
-        covers = F.interpolate(region, carriers.x.shape[2:]) > 0
-        return _checked(target, *(_with(each, covers) for each in (carriers, own, hosts)), from_host=False)
+        return _of_cluster(finding, target, photos, rows, most, seed)
     boxed = [row for row in rows if 0 < object_of(row).float().mean() <= FILLED]
     if not boxed:
         raise RunError(
@@ -135,12 +130,40 @@ def marked_photos(
             " boxes of objects; give a cluster by its number, or run photos with boxes"
         )
     with_class = [row for row in boxed if class_of(row) == target]
-    without_class = _drawn([row for row in boxed if class_of(row) != target], most, seed)
+    without_class = _chosen([row for row in boxed if class_of(row) != target], most, seed)
     _check_count(carriers=len(with_class), hosts=len(without_class))
-    carriers = _read(photos, with_class)
-    hosts = _read(photos, without_class)
-    around = [_with(each, torch.stack([~object_of(row) for row in each.rows])[:, None]) for each in (carriers, hosts)]
-    return _checked(target, around[0], around[0][:0], around[1], from_host=True)
+    carriers = _around_object(_read(photos, with_class))
+    hosts = _around_object(_read(photos, without_class))
+    return _checked(MarkedPhotos(target, carriers, carriers[:0], hosts, from_host=True))
+
+
+def _of_cluster(
+    cluster: Cluster, target: int | None, photos: RunPhotos, rows: list[Row], most: int, seed: int
+) -> MarkedPhotos:
+    """The photos of a cluster, with the region where its maps exceed those of the others of the class."""
+    excess = cluster.mean if cluster.excess is None else cluster.excess
+    region = (excess >= CORE * excess.max())[None, None].float()
+    members = set(cluster.members)
+    inside = _chosen([row for row in rows if row.name in members], most, seed)
+    outside = [row for row in rows if row.name not in members]
+    of_class = _chosen([row for row in outside if class_of(row) == target], most, seed)
+    of_others = _chosen([row for row in outside if class_of(row) != target], most, seed)
+    _check_count(carriers=len(inside), hosts=len(of_others))
+    carriers = _read(photos, inside)
+    covers = F.interpolate(region, carriers.x.shape[2:]) > 0
+    return _checked(
+        MarkedPhotos(
+            target,
+            _with(carriers, covers),
+            _with(_read(photos, of_class), covers),
+            _with(_read(photos, of_others), covers),
+            from_host=False,
+        )
+    )
+
+
+def _around_object(photos: Photos) -> Photos:
+    return _with(photos, torch.stack([~object_of(row) for row in photos.rows])[:, None])
 
 
 def _of_vector(
@@ -150,9 +173,10 @@ def _of_vector(
     layer = finding.layer if isinstance(finding, Direction) else layer
     if layer is None:
         raise LayerError("layer must name the layer of the channel, got None; give that of its report")
-    found = _read(photos, _drawn(rows, most, seed))
-    maps = torch.cat([feature_maps(photos.explainer.model, x, layer).float().cpu() for x in torch.split(found.x, 32)])
-    vector = F.one_hot(torch.tensor(finding.number), maps.shape[1]) if isinstance(finding, Channel) else finding.vector
+    found = _read(photos, _chosen(rows, most, seed))
+    model = photos.explainer.model
+    maps = torch.cat([feature_maps(model, x, layer).float().cpu() for x in torch.split(found.x, 32)])
+    vector = finding.vector if isinstance(finding, Direction) else one_hot(finding.number, maps.shape[1])
     along = torch.einsum("nchw,c->nhw", maps, vector.to(maps))
     order = along.flatten(1).amax(1).argsort(descending=True)
     count = min(CARRIERS, len(order) // 4)
@@ -162,8 +186,21 @@ def _of_vector(
     target = None
     if isinstance(finding, Direction):
         target = next((row.target_class for row in photos.run.rows() if row.target == finding.target), None)
-    made = _checked(target, found[order[:count]], found[order[:0]], found[order[count:]], from_host=False)
-    return replace(made, direction=(layer, vector.double()))
+    return _checked(
+        MarkedPhotos(
+            target,
+            found[order[:count]],
+            found[order[:0]],
+            found[order[count:]],
+            from_host=False,
+            direction=(layer, vector.double()),
+        )
+    )
+
+
+def one_hot(number: int, count: int) -> torch.Tensor:
+    """The vector ``(count,)`` of one channel."""
+    return F.one_hot(torch.tensor(number), count)
 
 
 def _read(photos: RunPhotos, rows: Sequence[Row]) -> Photos:
@@ -181,14 +218,14 @@ def _with(photos: Photos, regions: torch.Tensor) -> Photos:
     return replace(photos, regions=regions.expand_as(photos.regions))
 
 
-def _drawn(rows: list[Row], most: int, seed: int) -> list[Row]:
-    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))[:most].tolist()
-    return [rows[i] for i in order]
+def _chosen(rows: list[Row], most: int, seed: int) -> list[Row]:
+    """Some rows at random."""
+    return [rows[i] for i in permutation(len(rows), seed)[:most].tolist()]
 
 
-def _checked(target: int | None, carriers: Photos, own: Photos, hosts: Photos, *, from_host: bool) -> MarkedPhotos:
-    _check_count(len(carriers), len(hosts))
-    return MarkedPhotos(target, carriers, own, hosts, from_host)
+def _checked(marks: MarkedPhotos) -> MarkedPhotos:
+    _check_count(len(marks.carriers), len(marks.hosts))
+    return marks
 
 
 def _check_count(carriers: int, hosts: int) -> None:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from explain._utils.errors import muted
 from explain.attribution.api import attribute
 from explain.insight.maps import GRID, as_in, fields_of, object_of, percent, short
-from explain.insight.reattribution import RunPhotos, one_for_each_photo
+from explain.insight.reattribution import Batch, RunPhotos, one_for_each_photo
 from explain.methods.base import MethodLike
 from explain.store.reading import Row, StoredRun
 from explain.targets import ClassTarget, Difference
@@ -99,19 +99,26 @@ def with_reasons(found: Sequence[Confusion], photos: RunPhotos, method: MethodLi
     Raises:
         ExplainError: the method cannot explain the model.
     """
-    model, done = photos.explainer.model, []
+    explained = []
     for pair in found:
-        wrong, right = ClassTarget(pair.prediction_class), ClassTarget(pair.label_class)
         rows = one_for_each_photo(photos.run, label=pair.label, correct=False)
         spoken = []
         for batch in photos.batches(row for row in rows if row.name in pair.photos):
-            with muted():  # of maps that are zero: nothing speaks for one of the classes, as the picture shows
-                for_wrong = attribute(model, batch.x, method, target=Difference(wrong, right))
-                for_right = attribute(model, batch.x, method, target=Difference(right, wrong))
-            maps = (for_wrong.heatmap.cpu(), for_right.heatmap.cpu(), for_wrong.score.tolist())
-            spoken += [ClassEvidence(*each) for each in zip(batch.rows, *maps, strict=True)]
-        done.append(replace(pair, spoken=tuple(sorted(spoken, key=lambda each: pair.photos.index(each.row.name)))))
-    return done
+            spoken += _spoken(batch, pair, photos, method)
+        spoken.sort(key=lambda evidence: pair.photos.index(evidence.row.name))
+        explained.append(replace(pair, spoken=tuple(spoken)))
+    return explained
+
+
+def _spoken(batch: Batch, pair: Confusion, photos: RunPhotos, method: MethodLike) -> list[ClassEvidence]:
+    model = photos.explainer.model
+    wrong = ClassTarget(pair.prediction_class)
+    right = ClassTarget(pair.label_class)
+    with muted():  # of maps that are zero: nothing speaks for one of the classes, as the picture shows
+        for_wrong = attribute(model, batch.x, method, target=Difference(wrong, right))
+        for_right = attribute(model, batch.x, method, target=Difference(right, wrong))
+    maps = (for_wrong.heatmap.cpu(), for_right.heatmap.cpu(), for_wrong.score.tolist())
+    return [ClassEvidence(row, *evidence) for row, *evidence in zip(batch.rows, *maps, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -144,15 +151,25 @@ def odd_evidence(run: StoredRun) -> list[OddEvidence] | None:
     does, and where the answer is the same without the whole photo. Photos without boxes are left out of the first two.
     """
     methods = [name for name in ("sufficient", "necessary") if name in run.methods]
-    found = []
-    for row in (row for name in methods for row in run.rows(name)):
-        region, inside, enough = object_of(row), row.heatmap > 0, row.method == "sufficient"
-        if enough and row.metrics.get("set_size") == 0:
-            found.append(OddEvidence(row.name, row.target, "needs nothing of the photo", 0.0, math.nan))
-        elif inside.any() and region.any():
-            share, size = float(inside[region].sum() / inside.sum()), float(inside.float().mean())
-            if enough and share < HALF:
-                found.append(OddEvidence(row.name, row.target, "enough is off the object", size, share))
-            elif not enough and not share:
-                found.append(OddEvidence(row.name, row.target, "needs nothing of the object", size, share))
-    return sorted(found, key=lambda each: (each.finding, each.on_object)) if methods else None
+    if not methods:
+        return None
+    listed = [finding for name in methods for row in run.rows(name) if (finding := _oddness(row)) is not None]
+    return sorted(listed, key=lambda each: (each.finding, each.on_object))
+
+
+def _oddness(row: Row) -> OddEvidence | None:
+    """What is odd about the smallest evidence of one photo, if something is."""
+    is_enough = row.method == "sufficient"
+    if is_enough and row.metrics.get("set_size") == 0:
+        return OddEvidence(row.name, row.target, "needs nothing of the photo", 0.0, math.nan)
+    region = object_of(row)
+    inside = row.heatmap > 0
+    if not inside.any() or not region.any():
+        return None
+    share = float(inside[region].sum() / inside.sum())
+    size = float(inside.float().mean())
+    if is_enough and share < HALF:
+        return OddEvidence(row.name, row.target, "enough is off the object", size, share)
+    if not is_enough and not share:
+        return OddEvidence(row.name, row.target, "needs nothing of the object", size, share)
+    return None

@@ -43,7 +43,8 @@ class RunPhotos(PhotoReader):
 
     def __init__(self, run: StoredRun, explainer: Explainer | None = None, source: Any = None) -> None:
         super().__init__(source)
-        self.run, self._explainer = run, explainer
+        self.run = run
+        self._explainer = explainer
         self.missing: dict[str, str] = {}
         made_with = run.manifest.get("weights")
         if explainer is not None and made_with is not None and digest_of(explainer.model) != made_with:

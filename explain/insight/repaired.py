@@ -18,7 +18,7 @@ from explain.attribution.api import attribute
 from explain.data.boxes import Box
 from explain.data.files import Files
 from explain.insight.ablation import sign_test
-from explain.insight.maps import aligned, fields_of, heated, percent
+from explain.insight.maps import fields_of, heated, percent, table_lines
 from explain.insight.marks import MarkedPhotos
 from explain.insight.reattribution import RunPhotos, method_in
 from explain.render.sheets import Group, Layout, Tile, as_picture, empty, sheet
@@ -133,7 +133,7 @@ class Repair:
         return f"{done}. {moved}; with another patch, {control} (p = {self.chance:.2g}).{doubt}"
 
     def __str__(self) -> str:
-        return "\n".join([f"{self.finding}: {self.about}", *aligned(self.rows)])
+        return "\n".join([f"{self.finding}: {self.about}", *table_lines(self.rows)])
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> list[Path]:
         """Write the model, and beside it a page with the proof; return both paths.

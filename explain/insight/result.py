@@ -23,7 +23,7 @@ from explain.insight.clusters import reasons as find_clusters
 from explain.insight.concepts import SharedConcepts, shared_concepts
 from explain.insight.directions import Direction, concept_direction
 from explain.insight.drawing import Album, draw_clusters, draw_looks, draw_mistakes
-from explain.insight.maps import RunMaps, aligned, percent, plain, read_maps
+from explain.insight.maps import RunMaps, percent, plain, read_maps, table_lines
 from explain.insight.mistakes import Confusion, OddEvidence, odd_evidence, with_reasons
 from explain.insight.mistakes import pairs as find_pairs
 from explain.insight.reattribution import RunPhotos, method_in
@@ -155,7 +155,8 @@ class Insight:
         """The tables as lines for people; see `parts`."""
         lines = [self.about, *(f"  {line}" for line in self.headlines)]
         for part in self.parts(most).values():
-            lines += ["", part.heading, *(aligned(part.table) if len(part.table) > 1 else [f"  {part.about}"])]
+            lines += ["", part.heading]
+            lines += table_lines(part.table) if len(part.table) > 1 else [f"  {part.about}"]
         return lines
 
     def pictures(self, source: Any = None, *, photos: bool = True) -> dict[str, Image.Image]:

@@ -124,7 +124,7 @@ def test_metrics_are_stored_and_those_of_boxes_only_where_there_are_some(tmp_pat
     (tmp_path / "list.csv").write_text(
         "path,x0,y0,x1,y1\nphotos/000.png,,,,\nphotos/001.png,2,3,9,11\nphotos/002.png,0,0,24,10\n"
     )
-    made, names = explainer(), ["pointinggame", "sparseness", "maxboxaccv2"]
+    made, names = explainer(), ["pointinggame", "sparseness", "energypointinggame"]
     run = explain.run(tmp_path / "list.csv", made, METHODS, output=tmp_path / "run.sqlite", metrics=names, workers=0)
     assert len(run) == 6
     for row in run.rows():
@@ -138,7 +138,7 @@ def test_metrics_are_stored_and_those_of_boxes_only_where_there_are_some(tmp_pat
         assert list(row.metrics) == sorted(names)
         assert row.boxes == ((2.0, 3.0, 9.0, 11.0),) * (number == 1) + ((0.0, 0.0, 24.0, 10.0),) * (number == 2)
     assert {metric: count for _, metric, _, count in run.query("SELECT * FROM judged WHERE method = 'gradcam'")} == {
-        "pointinggame": 2, "sparseness": 3, "maxboxaccv2": 2,
+        "pointinggame": 2, "sparseness": 3, "energypointinggame": 2,
     }  # fmt: skip
 
 
