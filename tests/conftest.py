@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of processes that tests start, too, since several run at a time
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # nor do threads spin where others want the processor
 
 import pytest
 import torch

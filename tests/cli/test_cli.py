@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -534,18 +535,14 @@ def test_a_folder_that_cannot_be_written_stops_the_run_and_says_so(
     for name in "abc":
         Image.linear_gradient("L").resize((20, 20)).save(f"{name}.png")
     Path("explained").mkdir()
-    opened = os.open
+    opened = Path.open
 
-    def read_only(path: object, flags: int, *others: int, **named: int) -> int:
-        if flags & os.O_CREAT:
-            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
-        return opened(path, flags, *others, **named)  # type: ignore[call-overload, no-any-return]
+    def read_only(self: Path, mode: str = "r", *others: Any, **named: Any) -> Any:
+        if set(mode) & set("wxa"):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(self))
+        return opened(self, mode, *others, **named)
 
-    def unlink(path: object, **_: object) -> None:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
-
-    monkeypatch.setattr(os, "open", read_only)
-    monkeypatch.setattr(os, "unlink", unlink)
+    monkeypatch.setattr(Path, "open", read_only)
     code, out, err = typed(*words, "missing.png", "a.png", "b.png", "c.png")
     assert code == 1
     (summary,) = out
