@@ -6,14 +6,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from explain._utils.errors import OutputError, overheard, printable, quiet
 from explain._utils.progress import StatusLine, duration
-
-if TYPE_CHECKING:
-    from explain.runs.runner import State
-
 
 DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
@@ -30,8 +26,10 @@ class Output:
     """
 
     def __init__(self, *, as_json: bool = False) -> None:
-        self.as_json, self.key = as_json, "results"
-        self.quiet = self.verbose = False
+        self.as_json = as_json
+        self.key = "results"
+        self.quiet = False
+        self.verbose = False
         self.items: list[Any] = []
         self.errors: list[str] = []
         self._stream: TextIO | None = sys.stdout
@@ -152,13 +150,15 @@ SURE = 3.0  # seconds after which the time left is shown
 
 
 class RunProgress(StatusLine):
-    """The progress of a run over a data set; ``state`` is the last one."""
+    """The progress of a run over a data set: photos that were ``done``, and that were ``there`` before."""
 
-    state: "State | None" = None
+    done = 0
+    there = 0
     close = StatusLine.wipe
 
-    def __call__(self, state: "State") -> None:
-        self.state = state
+    def __call__(self, state: Any) -> None:
+        self.done = state.done
+        self.there = state.there
         done = state.there + state.done + state.failed
         parts = [f"{done}/{state.total} photos" if state.total else f"{done} photos", f"{state.rate:.3g} a second"]
         if state.left is not None and state.seconds >= SURE:
@@ -178,12 +178,17 @@ class ProgressBar(StatusLine):
 
     def __init__(self, total: int, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(clock)
-        self.total, self.done, self.name = total, 0, ""
-        self._begun = self._photo_begun = clock()
+        self.total = total
+        self.done = 0
+        self.name = ""
+        self._begun = clock()
+        self._photo_begun = self._begun
 
     def begin(self, name: str) -> None:
         """Begin with a photo."""
-        self.name, self._photo_begun, self._drawn = name, self.clock(), float("-inf")
+        self.name = name
+        self._photo_begun = self.clock()
+        self._drawn = float("-inf")
         if self.total > 1:
             self._draw(0.0, "")
 
@@ -198,7 +203,8 @@ class ProgressBar(StatusLine):
         self.wipe()
 
     def _draw(self, part: float, passes: str) -> None:
-        share, elapsed = (self.done + part) / self.total, self.clock() - self._begun
+        share = (self.done + part) / self.total
+        elapsed = self.clock() - self._begun
         photos = f"{self.done}/{self.total} " if self.total > 1 else ""
         left = f", about {duration(elapsed / share - elapsed)} left" if share > 0 and elapsed >= SURE else ""
         self.draw(share, f"{photos}{printable(self.name)[:30]}{passes}{left}")

@@ -122,9 +122,6 @@ def explain_photos(context: click.Context, /, **values: Any) -> int:
 
 def _check_together(context: click.Context, options: SimpleNamespace, models: Sequence[str | None]) -> None:
     """Refuse options that cannot both be given."""
-    for name in ("target", "text"):
-        if options.top_k and getattr(options, name):
-            raise UsageError(f"--top-k and --{name} cannot both be given; leave one out")
     for name in ("force", "metric", "check", "html"):
         if options.skip_existing and is_typed(context, name):
             raise UsageError(f"--{name} and --skip-existing cannot both be given; leave one out")

@@ -190,15 +190,13 @@ def _summary(output: str, finished: "Run", line: RunProgress, seconds: float, an
     if remarks:
         more = f" (and {len(remarks) - 1} more, in the table 'notes' of {finished.path})" if len(remarks) > 1 else ""
         answer.note(f"{remarks[0]}{more}")
-    done = 0 if line.state is None else line.state.done
-    there = 0 if line.state is None else line.state.there
-    parts = [f"{there} were there"] if there else []
+    parts = [f"{line.there} were there"] if line.there else []
     if failures:
         parts.append(f"{len(failures)} failed")
     rest = f" ({', '.join(parts)})" if parts else ""
-    answer.say(f"explained {done} photos in {duration(seconds)}{rest}; {len(finished)} rows in {output}")
+    answer.say(f"explained {line.done} photos in {duration(seconds)}{rest}; {len(finished)} rows in {output}")
     return {
-        "run": output, "rows": len(finished), "photos": finished.photos, "explained": done, "there": there,
+        "run": output, "rows": len(finished), "photos": finished.photos, "explained": line.done, "there": line.there,
         "failures": failures, "notes": remarks,
     }  # fmt: skip
 

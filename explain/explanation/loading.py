@@ -312,11 +312,11 @@ def _read_record(path: Path) -> dict[str, Any]:
 def _read_values(path: Path) -> np.ndarray[Any, Any]:
     """Read an array of float32, or as `halved` has left it in ``.npz``."""
     try:
-        with opened(path):  # which refuses pipes and devices
-            content = np.load(path, mmap_mode="r")  # a damaged header cannot make it take more than the file
-        if isinstance(content, np.lib.npyio.NpzFile):
-            with content:
-                return restored(content["values"], content["scale"])
+        with opened(path) as file:  # which refuses pipes and devices
+            if path.suffix == ".npz":
+                with np.load(file) as arrays:  # by its name, NumPy would leave a damaged file open
+                    return restored(arrays["values"], arrays["scale"])
+        content = np.load(path, mmap_mode="r")  # a damaged header cannot make it take more than the file
         if content.dtype != np.float32:
             raise ValueError(f"got {content.dtype}")
         values: np.ndarray[Any, Any] = np.array(content)

@@ -373,7 +373,7 @@ assert "torch" not in sys.modules
     assert "methods " in done.stdout
 
 
-@pytest.mark.parametrize("size", [(1, 3000), (3000, 1), (1, 1)])
+@pytest.mark.parametrize("size", [(1, 3000), (1, 1)])
 def test_photos_a_pixel_wide_are_explained_in_every_way(size: tuple[int, int], typed: Typed) -> None:
     Image.new("RGB", size, "orange").save("thin.png")
     for words in (["thin.png", "-m", "gradcam", "-m", "saliency", "-m", "guidedbackprop"], ["concepts", "thin.png"]):

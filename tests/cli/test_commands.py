@@ -175,7 +175,7 @@ def test_what_the_readme_and_the_command_line_write_is_ignored_by_git() -> None:
 def test_the_boxes_that_a_detector_finds_are_printed_and_can_be_typed(typed: Typed) -> None:
     photo = str(ROOT / "assets" / "grace_hopper.jpg")
     code, out, err = typed(
-        photo, "--model", "nanodet", "--method", "saliency", "--target", "tie", "--metric", "deletion"
+        photo, "--model", "nanodet", "--method", "saliency", "--target", "tie", "--metric", "sparseness"
     )
     assert (code, err) == (0, [])
     found = re.findall(r"^  (\w+) +(\d+) %  box (-?\d+),(-?\d+),(-?\d+),(-?\d+)$", "\n".join(out), re.MULTILINE)
@@ -192,3 +192,9 @@ def test_what_a_detector_does_not_find_is_refused_with_what_it_does(typed: Typed
     code, out, (told,) = typed(photo, "--model", "nanodet", "--target", "dog@1")
     assert (code, out) == (2, [])
     assert "person, tie" in told
+
+
+def test_a_photo_needs_none_of_the_rooms_of_runs() -> None:
+    files = ["commands", "output", "photos", "questions", "several", "views"]
+    text = "".join((ROOT / "explain" / "cli" / f"{name}.py").read_text("utf-8") for name in files)
+    assert re.findall(r"import.*\b(runs|store|insight|app)\b|explain\.(runs|store|insight|app)\b.*import", text) == []

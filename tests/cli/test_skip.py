@@ -41,20 +41,19 @@ def test_the_same_is_skipped_and_so_is_a_part_of_it(capsys: pytest.CaptureFixtur
     assert is_skipped(capsys, *PLAIN[:5], *PLAIN[7:])
 
 
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("--target", "4"),
-        ("--model", "tiny-transformer"),
-        ("--layer", "layer2"),
-        ("--crop", "whole"),
-        ("--size", "64"),
-        ("--mean", "0.4"),
-        ("--method", "saliency(absolute=False)"),
-    ],
-)
-def test_another_question_or_model_is_not_skipped(option: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert not is_skipped(capsys, *changed(option, value))
+def test_another_question_or_model_is_not_skipped(capsys: pytest.CaptureFixture[str]) -> None:
+    others = {
+        "--target": "4",
+        "--model": "tiny-transformer",
+        "--layer": "layer2",
+        "--crop": "whole",
+        "--size": "64",
+        "--mean": "0.4",
+        "--method": "saliency(absolute=False)",
+        "--ablate": "layer3[1]",
+    }
+    for option, value in others.items():
+        assert not is_skipped(capsys, *changed(option, value)), option
     assert is_skipped(capsys, *PLAIN)
 
 
