@@ -58,7 +58,9 @@ class TargetAccumulators:
         errors: Mapping[NeedAtLayer, "RowErrors"] | None = None,
     ) -> None:  # fmt: skip
         """With ``errors``, results are added up once more with an error in each row's value."""
-        self.resolved, self._names, self._context = resolved, names, context
+        self.resolved = resolved
+        self._names = names
+        self._context = context
         self._errors = errors or {}
         self._of: dict[NeedAtLayer, perturbations.Accumulator] = {}
         self._inexact: dict[NeedAtLayer, perturbations.Accumulator] = {}
@@ -87,12 +89,19 @@ class TargetAccumulators:
 
     def read_output(self, images: Tensor, numbers: Tensor, output: Any, first: int = 0) -> Add:
         """The same from the output for rows of one of ``images``; beside the rows with numbers may be others."""
-        forward, resolved, count = self._context.forward, self.resolved, len(images)
-        logits = None if forward.logits is None else at_least_float32(find_logits(output, count).detach())
-        classes = None if resolved.classes is None else resolved.classes[images]
-        x = self._context.inputs.x[images[first : first + 1]].expand(count, *self._context.inputs.x.shape[1:])
-        about = x, resolved.scores_in(images, output), classes, resolved.name, forward.grids, logits
-        evidence = Evidence(*about, find_outputs=self._context.evidence(resolved, None).find_outputs)
+        forward = self._context.forward
+        resolved = self.resolved
+        has_logits = forward.logits is not None
+        x = self._context.inputs.x
+        evidence = Evidence(
+            inputs=x[images[first : first + 1]].expand(len(images), *x.shape[1:]),
+            score=resolved.scores_in(images, output),
+            classes=None if resolved.classes is None else resolved.classes[images],
+            target=resolved.name,
+            grids=forward.grids,
+            logits=at_least_float32(find_logits(output, len(images)).detach()) if has_logits else None,
+            find_outputs=self._context.evidence(resolved, None).find_outputs,
+        )
         return self.read(images[first : first + len(numbers)], numbers, lambda *place: evidence, first)
 
     @property

@@ -120,6 +120,11 @@ def _layer_gradients(forward: Forward, resolved: ResolvedTarget, need: NeedAtLay
     return forward.spatial(hooked_layer_gradient(forward, resolved, layer, gradient), layer)
 
 
+def _layer_relevance(forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients) -> Tensor:
+    maps = _activations(forward, resolved, need, gradients)
+    return _layer_gradients(forward, resolved, need, gradients) * maps
+
+
 def _layer_curvature(forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients) -> Tensor:
     """The Hessian times the activations, by a second backward through the first: its matrix is never built."""
     total = forward.total(resolved, need.kind.objective)  # type: ignore[attr-defined]
@@ -135,7 +140,9 @@ def _class_weights(forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer
         LayerError: the scores are not a linear function of the means of the layer's maps.
     """
     maps: Tensor = resolved.found[need.at_same_place(needs.Activations())]
-    heads, logits, classes = forward.seen[needs.ClassWeights], forward.logits, resolved.classes
+    heads = forward.seen[needs.ClassWeights]
+    logits = forward.logits
+    classes = resolved.classes
     if classes is None or logits is None:
         raise TargetError("target must be a class for cam, which reads the class's weights; use gradcam otherwise")
     means = _means(maps)
@@ -194,7 +201,9 @@ def _attention(
     forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients
 ) -> tuple[needs.AttentionMap, ...]:
     """The weights of every attention, and the gradients that the backward pass has brought them."""
-    records, found, joint = resolved.attention, [], forward.grids.joint
+    records = resolved.attention
+    joint = forward.grids.joint
+    maps = []
     if not getattr(need.kind, "unreached", False):  # what the input does not reach may or may not have a graph
         reach = Reach([forward.source(need.input)])
         records = [record for record in records if reach.of(record.node)]
@@ -207,18 +216,18 @@ def _attention(
         if grid is not None and min(grid.tokens) != length - len(grid.tokens):  # which tokens the score is read from
             differentiate(resolved.total, [forward.source(need.input)], retain_graph=True)
     for record in records:
-        parts = record.weights, record.gradient, record.query, record.key
-        weights, gradient, *others = (None if part is None else by_image(part, forward.count) for part in parts)
-        assert weights is not None
+        gradient = record.gradient
         if gradient is not None and record.fused and isinstance(need.kind, needs.AttentionRelevance):
             gradient = gradient * 0.5  # a fused kernel sends half of its relevance to the values first
-        found.append(needs.AttentionMap(weights, gradient, *others))
-    return tuple(found)
+        parts = (record.weights, gradient, record.query, record.key)
+        maps.append(needs.AttentionMap(*(None if part is None else by_image(part, forward.count) for part in parts)))  # type: ignore[arg-type]
+    return tuple(maps)
 
 
 def _block_tokens(forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients) -> Tensors:
-    seen, explained = forward.seen[needs.BlockTokens], explained_blocks(forward.model, forward.inputs)
-    return tuple(forward.spatial(found[-1], name) for name, found in seen.items() if found and name in explained)
+    explained = explained_blocks(forward.model, forward.inputs)
+    seen = forward.seen[needs.BlockTokens]
+    return tuple(forward.spatial(calls[-1], name) for name, calls in seen.items() if calls and name in explained)
 
 
 ANSWERS: dict[type[needs.Need[Any]], Callable[[Forward, ResolvedTarget, NeedAtLayer, Gradients], Any]] = {
@@ -231,7 +240,7 @@ ANSWERS: dict[type[needs.Need[Any]], Callable[[Forward, ResolvedTarget, NeedAtLa
     needs.FollowsGradient: _follows_gradient,
     needs.RuleCoverage: lambda _, resolved, need, __: resolved.coverage[need.kind.rule],  # type: ignore[attr-defined]
     needs.Relevance: _relevance,
-    needs.LayerRelevance: lambda *given: _layer_gradients(*given) * _activations(*given),
+    needs.LayerRelevance: _layer_relevance,
     needs.Multipliers: _input_gradients,
     needs.RelevanceCoverage: lambda _, resolved, need, __: resolved.propagated[need.kind.backward].coverage,  # type: ignore[index]
     needs.BiasTerms: _bias_terms,
@@ -262,7 +271,8 @@ def _of_layer(gradient: Tensor | None, forward: Forward, resolved: ResolvedTarge
 
 def _of_images(term: Tensor, constant: AddedConstant, forward: Forward) -> Tensor:
     """A bias term laid out over the images, or where it is no map (it may be of windows), as rows of numbers."""
-    count, shape = forward.count, tuple(term.shape)
+    count = forward.count
+    shape = tuple(term.shape)
     layer = None if constant.module is None else f"{constant.module}@{constant.call}"
     if layer is None and constant.channels_last and len(term) == count and len(forward.grids.size) == term.ndim - 2:
         return term.movedim(-1, 1)
@@ -279,8 +289,9 @@ def _of_images(term: Tensor, constant: AddedConstant, forward: Forward) -> Tenso
 def _hessian_product(total: Tensor, forward: Forward, layer: str) -> Tensor | None:
     if not total.requires_grad:
         return None
-    layers, record = forward.layers, forward.record(layer)
-    wanted, direction = layers.sources_of(record), record.activation
+    layers = forward.layers
+    record = forward.record(layer)
+    wanted = layers.sources_of(record)
     gradient = layers.joined(record, differentiate(total, wanted, create_graph=True))
     if gradient is None:
         return None
@@ -290,7 +301,7 @@ def _hessian_product(total: Tensor, forward: Forward, layer: str) -> Tensor | No
         _check_third_derivatives(total, wanted)
     try:
         again = torch.is_grad_enabled()
-        products = differentiate(gradient, wanted, direction, retain_graph=True, create_graph=again)
+        products = differentiate(gradient, wanted, record.activation, retain_graph=True, create_graph=again)
     except RuntimeError as error:
         if "derivative for" not in str(error):
             raise

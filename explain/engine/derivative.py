@@ -3,13 +3,11 @@
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from explain._utils.nested import first_tensor, replace_first
 from explain.engine.forward import Forward, ResolvedTarget
-from explain.hooks import HookGroup
+from explain.hooks import Replace, intervene
 from explain.hooks.graph import Reach, graph, is_of_hooks
-from explain.layers.calls import split_call
 
 _STEP = 3e-4
 """By what share of the scores a step along the gradient changes them."""
@@ -39,7 +37,8 @@ def _is_custom(node: Any) -> bool:
 
 def is_derivative(forward: Forward, resolved: ResolvedTarget, layer: str | None, gradient: Tensor) -> bool:
     """Whether the scores change along the gradient in the input, or in a layer, as it says; True where unsure."""
-    gradient, images = gradient.detach(), torch.arange(forward.count, device=gradient.device)
+    gradient = gradient.detach()
+    images = torch.arange(forward.count, device=gradient.device)
     if (
         resolved.image is not None
         or len(gradient) != forward.count
@@ -59,17 +58,10 @@ def is_derivative(forward: Forward, resolved: ResolvedTarget, layer: str | None,
 
 def _output(forward: Forward, layer: str | None, move: Tensor) -> Any:
     """What the model gives where the input, or a layer's output, is moved."""
-    inputs, calls = forward.inputs, list[int]()
+    inputs = forward.inputs
     if layer is None:
         return inputs.replaced(inputs.x + move).call(forward.model)
-    name, number = split_call(layer, forward.model)
-    wanted = forward.record(layer).call if number is None else number
-
-    def moved(module: nn.Module, args: Any, output: Any) -> Any:
-        calls.append(len(calls))
-        tensor = first_tensor(output)
-        return replace_first(output, tensor + move) if tensor is not None and calls[-1] == wanted else None
-
-    with HookGroup(forward.model) as group:
-        group.forward(name, moved)
+    record = forward.record(layer)
+    moved = Replace(f"{record.layer}@{record.call}", move.add)
+    with intervene(forward.model, [moved]):
         return inputs.call(forward.model)

@@ -172,11 +172,13 @@ class OutputReader:
     """
 
     def __init__(self, model: nn.Module, inputs: Inputs, activation: Activation | None, classes: int | None) -> None:
-        self.model, self.classes = model, classes
+        self.model = model
+        self.classes = classes
         self.activation = activation or configured(model)
         self._key: list[Any] | None = None
         self._unsure = ""
-        self._network, self._inputs = model, inputs
+        self._network = model
+        self._inputs = inputs
         if isinstance(model, Stitched):  # the segmenter gives what is averaged
             self._network = model.model
             self._inputs = model.first(inputs)
@@ -248,7 +250,8 @@ class OutputReader:
 
     def _on_noise(self, read: Read) -> Sequence[Tensor]:
         """The same tensor of the output for inputs of noise, which no photo has a say in."""
-        x, results = self._inputs.x, list[Tensor]()
+        x = self._inputs.x
+        results = list[Tensor]()
         for seed in range(2):
             noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(seed)).to(x)
             try:
@@ -281,7 +284,8 @@ def reading(
     model: nn.Module, inputs: Inputs, activation: Activation | None = None, categories: Any = None
 ) -> Iterator[OutputReader]:
     """Within this block, outputs are read by what is known of the model; nested blocks share that."""
-    reader, said = READER.get(), activation or configured(model)
+    reader = READER.get()
+    said = activation or configured(model)
     if not isinstance(reader, OutputReader) or (reader.model, reader.activation) != (model, said):
         classes = None if categories is None else len(categories)
         reader = OutputReader(model, inputs, activation, classes)

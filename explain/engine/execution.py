@@ -14,8 +14,9 @@ Hooks are on during the passes alone, and act only for the thread that put them 
 ``requires_grad`` is touched.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -71,7 +72,8 @@ def gather(
         ExplainError: bad input, a target that does not fit, a layer that is never called or has no map, a score that
             is not finite or does not depend on what its gradient is needed for.
     """
-    settings, inputs = settings or RuntimeSettings(), as_inputs(inputs)
+    settings = settings or RuntimeSettings()
+    inputs = as_inputs(inputs)
     inputs = inputs if settings.create_graph else inputs.detached()
     _must_be_open(model, plan)
     _must_keep_weights(model, plan, len(targets), create_graph=settings.create_graph)
@@ -96,17 +98,22 @@ def gather(
                 passes.answer(each, last=each is resolved[-1])
         evidence = partial(_evidence, passes.forward, origin, {})
         if plan.reruns:
-            again = partial(gather, model, precision=settings.precision)
-            found = passes.forward, resolved, evidence, passes.footprint
-            context = RerunContext(*found, settings, again, origin, RerunState(tapes=passes.tapes()))
+            context = RerunContext(
+                forward=passes.forward,
+                targets=resolved,
+                evidence=evidence,
+                footprint=passes.footprint,
+                settings=settings,
+                gather=partial(gather, model),
+                origin=origin,
+                state=RerunState(tapes=passes.tapes()),
+            )
             with reading(model, inputs, settings.activation):
                 reruns.run_streams(plan, context)
-            leave = [need.kind for need in plan.needs if isinstance(need.kind, perturbations.PerturbationRuns)]
-            if (
-                leave
-            ):  # runners are made on demand: one among what was found would keep it, and all it holds, in a circle
-                runner = partial(reruns.PerturbationRunner, context, precision=mixed_precision_now(inputs.x.device))
-                evidence = partial(_evidence, passes.forward, origin, dict.fromkeys(leave, runner))
+            # Runners are made on demand: one among what was found would keep it, and all it holds, in a circle.
+            runner = partial(reruns.PerturbationRunner, context, precision=mixed_precision_now(inputs.x.device))
+            kinds = [need.kind for need in plan.needs if isinstance(need.kind, perturbations.PerturbationRuns)]
+            evidence = partial(_evidence, passes.forward, origin, dict.fromkeys(kinds, runner))
     return [partial(evidence, each) for each in resolved]
 
 
@@ -115,13 +122,48 @@ def _evidence(
     resolved: ResolvedTarget, layer: str | None, path: Path | None = None,
 ) -> Evidence:  # fmt: skip
     """What was found for a target that is about a layer or none, and of several explained inputs about one."""
-    x = at_least_float32(forward.inputs.tensor(path or forward.inputs.path))
-    outputs = (lambda: forward.outputs) if origin is None else origin.outputs
-    mine = {a.kind: v for a, v in resolved.found.items() if a.layer in (None, layer) and a.input in (None, path)}
-    inexact = {a.kind: v for a, v in resolved.inexact.items() if a.layer in (None, layer) and a.input in (None, path)}
-    mine |= {kind: make(resolved=resolved, layer=layer) for kind, make in runners.items()}
-    about = x, resolved.score, resolved.classes, resolved.name, forward.grids, forward.logits
-    return Evidence(*about, layer, mine, origin, outputs, resolved.rounding, inexact)
+
+    def of_place(answers: Mapping[NeedAtLayer, Any]) -> dict[needs.Need[Any], Any]:
+        return {
+            need.kind: answer
+            for need, answer in answers.items()
+            if need.layer in (None, layer) and need.input in (None, path)
+        }
+
+    answers = of_place(resolved.found)
+    for kind, make in runners.items():
+        answers[kind] = make(resolved=resolved, layer=layer)
+    return Evidence(
+        inputs=at_least_float32(forward.inputs.tensor(path or forward.inputs.path)),
+        score=resolved.score,
+        classes=resolved.classes,
+        target=resolved.name,
+        grids=forward.grids,
+        logits=forward.logits,
+        layer=layer,
+        found=answers,
+        origin=origin,
+        find_outputs=(lambda: forward.outputs) if origin is None else origin.outputs,
+        rounding=resolved.rounding,
+        inexact=of_place(resolved.inexact),
+    )
+
+
+@dataclass
+class _Recorders:
+    """What records operations during a forward pass, in the order to enter.
+
+    The steps that differences are taken of come first, to see what a normalisation is given as it was made.
+    """
+
+    zero_leaves: ZeroLeaves | None = None
+    compared: StepRecorder | None = None
+    steps: StepRecorder | None = None
+    operations: OperationRecorder | None = None
+
+    def __iter__(self) -> Iterator[AbstractContextManager[Any]]:
+        everything = (self.zero_leaves, self.compared, self.steps, self.operations)
+        return (recorder for recorder in everything if recorder is not None)
 
 
 class _Passes:
@@ -135,13 +177,16 @@ class _Passes:
         self, model: nn.Module, inputs: Inputs, plan: Plan, settings: RuntimeSettings, precision: Precision,
         cut: bool, *, follow: bool,
     ) -> None:  # fmt: skip
-        self.plan, self.cut, self.footprint = plan, cut and not (plan.whole or settings.create_graph), Footprint()
-        self._precision, self._create_graph = precision, settings.create_graph
+        self.plan = plan
+        self.cut = cut and not (plan.whole or settings.create_graph)
+        self.footprint = Footprint()
+        self._precision = precision
+        self._create_graph = settings.create_graph
         self._of_reference: dict[needs.Reference | None, Sequence[Step]] = {}
         explained = {path: inputs.tensor(path) for path in inputs.paths}
         if plan.whole:
             explained = {path: tensor.clone().requires_grad_() for path, tensor in explained.items()}
-        zero_leaves, compared, steps, operations = recorders = self._recorders(model, explained, len(inputs))
+        recorders = self._recorders(model, explained, len(inputs))
         taped = next((stream.layer for stream in plan.streams if stream.of.of_layer), None)
         # Perturbed maps are run one image at a time and in this precision; and hooks of others would see a replay.
         if not self.cut or len(inputs) > 1 or precision != settings.precision or has_hooks(model):
@@ -152,48 +197,59 @@ class _Passes:
             layers = self._watch(group, model, len(inputs))
             kinds = {type(need.kind) for need in plan.answered_at_once}
             seen = {kind: watch(group, model) for kind, watch in collectors.WATCHES.items() if kind in kinds}
-            for recorder in filter(None, recorders):
+            for recorder in recorders:
                 stack.enter_context(recorder)
             self.ran = executed_modules(group, model) if follow else []
             self._prefix = None if taped is None else replay.PrefixRecorder(group, model, taped)
-            given, handles = inputs.replaced(explained), RemovableHandle.next_id
+            arguments = inputs.replaced(explained)
+            handles = RemovableHandle.next_id
             with nullcontext() if self._prefix is None else self._prefix.tape:
-                output = given.call(model)
+                output = arguments.call(model)
             self._hooked = RemovableHandle.next_id - handles > layers.hooks
             graph_is_on = torch.is_grad_enabled() or any(tensor.requires_grad for _, tensor in nested.paths(output))
-        about = model, inputs, explained, grids_of(model, inputs), layers, output, graph_is_on
-        noted = Operations() if operations is None else operations.operations
-        recorded = getattr(steps, "steps", ()), getattr(compared, "steps", ()), getattr(zero_leaves, "leaves", ())
-        self.forward = Forward(*about, noted, *recorded, activation=settings.activation, seen=seen)
+        self.forward = Forward(
+            model=model,
+            inputs=inputs,
+            sources=explained,
+            grids=grids_of(model, inputs),
+            layers=layers,
+            output=output,
+            graph_is_on=graph_is_on,
+            operations=recorders.operations.operations if recorders.operations else Operations(),
+            steps=recorders.steps.steps if recorders.steps else (),
+            compared=recorders.compared.steps if recorders.compared else (),
+            unreached=recorders.zero_leaves.leaves if recorders.zero_leaves else (),
+            activation=settings.activation,
+            seen=seen,
+        )
         for layer in (*plan.layers, *plan.watched):
             self.forward.record(layer)  # each exists, before any backward pass
 
-    def _recorders(
-        self, model: nn.Module, explained: Mapping[Path, Tensor], images: int
-    ) -> tuple[ZeroLeaves | None, StepRecorder | None, StepRecorder | None, OperationRecorder | None]:
-        """What records operations during the forward pass, as far as the plan needs it, in the order to enter.
-
-        The steps that differences are taken of come first, to see what a normalisation is given as it was made.
-        """
-        kinds, backwards = [need.kind for need in self.plan.answered_at_once], self.plan.backwards
-        unreached = any(isinstance(kind, needs.Attention) and kind.unreached for kind in kinds)
-        compared = any(backward.reference is not None for backward in backwards)
+    def _recorders(self, model: nn.Module, explained: Mapping[Path, Tensor], images: int) -> "_Recorders":
+        """What records operations during the forward pass, as far as the plan needs it."""
+        kinds = [need.kind for need in self.plan.answered_at_once]
+        backwards = self.plan.backwards
+        leaves = list(explained.values())
+        recorders = _Recorders()
+        if any(isinstance(kind, needs.Attention) and kind.unreached for kind in kinds):
+            recorders.zero_leaves = ZeroLeaves(leaves)
+        if any(backward.reference is not None for backward in backwards):
+            recorders.compared = StepRecorder(model, leaves, values=True, images=images)
         composites = [backward.composite for backward in backwards if backward.composite is not None]
+        if composites:
+            summands = any(composite.needs_summands for composite in composites)
+            recorders.steps = StepRecorder(model, leaves, summands=summands, images=images)
         rules = any(backward.rule is not None for backward in backwards)
         constants = any(isinstance(kind, needs.BiasTerms) for kind in kinds)
-        noted = rules or constants
-        leaves, summands = list(explained.values()), any(composite.needs_summands for composite in composites)
-        return (
-            ZeroLeaves(leaves) if unreached else None,
-            StepRecorder(model, leaves, values=True, images=images) if compared else None,
-            StepRecorder(model, leaves, summands=summands, images=images) if composites else None,
-            OperationRecorder(model, rectifiers=rules, constants=constants, sources=leaves) if noted else None,
-        )
+        if rules or constants:
+            recorders.operations = OperationRecorder(model, rectifiers=rules, constants=constants, sources=leaves)
+        return recorders
 
     def _watch(self, group: HookGroup, model: nn.Module, images: int) -> Capture:
         """Hook what the plan needs; return what captures the layers, some of them with gradients."""
         plan = self.plan
-        with_gradients, others = ([split_call(layer, model)[0] for layer in of] for of in (plan.layers, plan.watched))
+        with_gradients = [split_call(layer, model)[0] for layer in plan.layers]
+        others = [split_call(layer, model)[0] for layer in plan.watched]
         layers = Capture(group, dict.fromkeys(with_gradients + others), gradients=with_gradients, cut=self.cut)
         if plan.reruns:
             self.footprint.watch(group, model, images)
@@ -203,17 +259,17 @@ class _Passes:
 
     def tapes(self) -> dict[str, replay.Tape]:
         """The operations before a layer whose maps are perturbed, to be replayed, if they were recorded."""
-        prefix = self._prefix
-        tape = None if prefix is None else prefix.made(self.forward.record(prefix.layer).call)
-        return {} if prefix is None or tape is None else {prefix.layer: tape}
+        if self._prefix is None:
+            return {}
+        tape = self._prefix.made(self.forward.record(self._prefix.layer).call)
+        return {} if tape is None else {self._prefix.layer: tape}
 
     def answer(self, resolved: ResolvedTarget, *, last: bool) -> None:
         """Run the backward passes for one target, and answer all needs about it."""
-        forward, at_once = self.forward, self.plan.answered_at_once
         with HookGroup() as group:  # first what needs no backward pass, while the graph is there to be read
-            mine: Wanted = {need: () for need in at_once if need.kind.backward is None}
-            _record_attention(mine, resolved, forward, group)
-            _answer(mine, forward, resolved, ())
+            wanted: Wanted = {need: () for need in self.plan.answered_at_once if need.kind.backward is None}
+            _record_attention(wanted, resolved, self.forward, group)
+            _answer(wanted, self.forward, resolved, ())
         for backward in self.plan.backwards:
             self._back(backward, resolved, keep=self._create_graph or not last or backward != self.plan.backwards[-1])
             if last:  # of many references, one is in memory at a time
@@ -247,7 +303,8 @@ class _Passes:
                 stack.callback(resolved.propagated[backward].flow.close)
             if backward.reference is not None:
                 stack.callback(self._compare(backward.reference, resolved, group).close)
-            total, flat = forward.total(resolved, backward.objective), [s for found in wanted.values() for s in found]
+            total = forward.total(resolved, backward.objective)
+            flat = [source for sources in wanted.values() for source in sources]
             if backward.propagates:  # rules run maps again, each in the widest type of what it is given
                 stack.enter_context(torch.autocast(total.device.type, enabled=False))
             gradients = _gradients(total, flat, keep, self._create_graph)
@@ -257,34 +314,35 @@ class _Passes:
 
     def _check_derivative(self, wanted: Wanted, resolved: ResolvedTarget, gradients: Sequence[Tensor | None]) -> None:
         """Warn of plain gradients that custom functions on their way make something else than the derivative."""
-        found = iter(gradients)
+        start = 0
         for need, sources in wanted.items():
-            own = [gradient for gradient in (next(found) for _ in sources) if gradient is not None]
-            names = custom_functions(resolved.total, list(sources)) if len(own) == 1 and not need.input else []
-            watched = has_hooks(nn.Identity())  # hooks on every module would fire once more
-            if self._hooked and not watched and len(own) == 1 and not need.input:
+            of_need = gradients[start : start + len(sources)]
+            start += len(sources)
+            reached = [gradient for gradient in of_need if gradient is not None]
+            is_plain = isinstance(need.kind, (needs.InputGradients, needs.LayerGradients)) and not need.input
+            if not is_plain or ":" in (need.layer or "") or len(reached) != 1:
+                continue
+            names = custom_functions(resolved.total, list(sources))
+            if self._hooked and not has_hooks(nn.Identity()):  # hooks on every module would fire once more
                 names.append("a hook that the forward pass registers")
-            plain = ":" not in (need.layer or "") and isinstance(
-                need.kind, (needs.InputGradients, needs.LayerGradients)
-            )
-            if names and plain and not is_derivative(self.forward, resolved, need.layer, own[0]):
-                what = f"{', '.join(self.plan.names_of(need))} takes gradients through {', '.join(names)}"
-                warn(
-                    f"{what}, whose backward is not the derivative: the score changes otherwise; take occlusion or rise"
-                )
+            if names and not is_derivative(self.forward, resolved, need.layer, reached[0]):
+                methods = ", ".join(self.plan.names_of(need))
+                but = "whose backward is not the derivative: the score changes otherwise"
+                warn(f"{methods} takes gradients through {', '.join(names)}, {but}; take occlusion or rise")
 
     def _run_reference(self, reference: needs.Reference, image: int | None) -> Sequence[Step]:
         """The steps of the model on what the photos are compared with, or one ``image`` among the others."""
-        inputs, made = self.forward.inputs, {}
+        inputs = self.forward.inputs
+        starts = {}
         for path in inputs.paths:
             start = reference.of(inputs.tensor(path)).clone()
             if image is not None:
                 others = torch.arange(len(start), device=start.device) != image
                 start[others] = inputs.tensor(path)[others]
-            made[path] = start.requires_grad_()
-        recorder = StepRecorder(self.forward.model, list(made.values()), values=True, images=len(inputs))
+            starts[path] = start.requires_grad_()
+        recorder = StepRecorder(self.forward.model, list(starts.values()), values=True, images=len(inputs))
         with recording(True), autocast(inputs.x, self._precision), recorder:
-            output = inputs.replaced(made).call(self.forward.model)
+            output = inputs.replaced(starts).call(self.forward.model)
         if any(tensor.is_floating_point() and bool(tensor.isnan().any()) for _, tensor in nested.paths(output)):
             raise MethodError("baseline must be one that the model has finite scores for, got NaN; choose another")
         return recorder.steps
@@ -305,8 +363,10 @@ class _Passes:
         at_layers = [source for need, found in wanted.items() if need.layer for source in found]
         nodes = [source.grad_fn if isinstance(source, Tensor) else source.node for source in at_layers]
         do_not_merge = [node for node in (concept, *nodes) if node is not None]
-        seen = resolved.total, forward.operations, forward.steps, explained, forward.count
-        resolved.propagated[backward] = propagate(backward.composite, group, *seen, do_not_merge)
+        resolved.propagated[backward] = propagate(
+            backward.composite, group, resolved.total, forward.operations, forward.steps, explained, forward.count,
+            do_not_merge,
+        )  # fmt: skip
         if concept is not None:
             stop_other_paths(group, concept, consumers(resolved.total))
 
@@ -321,8 +381,11 @@ class _Passes:
         node, output, shape = calls[-1 if number is None else number]
         if node not in consumers(resolved.total):
             raise LayerError(f"{must}, which does not lead to target {resolved.name}; choose a layer on the way there")
-        grid, plain = self.forward.grids.grid(tuple(shape)), len(shape) == self.forward.inputs.x.ndim
-        dim = (1 if plain else -1) % len(shape) if grid is None else grid.of_channels % len(shape)
+        grid = self.forward.grids.grid(tuple(shape))
+        if grid is not None:
+            dim = grid.of_channels % len(shape)
+        else:
+            dim = 1 if len(shape) == self.forward.inputs.x.ndim else len(shape) - 1
         if max(concept.channels) >= shape[dim]:
             raise MethodError(f"concept must have channels below {shape[dim]}, got {max(concept.channels)}; name less")
         pass_channels(group, node, output, concept.channels, dim)
@@ -338,9 +401,11 @@ def _record_attention(
 
 def _answer(wanted: Wanted, forward: Forward, resolved: ResolvedTarget, gradients: Sequence[Tensor | None]) -> None:
     """Answer needs with the gradients of their sources, one need after the other."""
-    found = iter(gradients)
-    for need, mine in wanted.items():
-        resolved.found[need] = collectors.ANSWERS[type(need.kind)](forward, resolved, need, [next(found) for _ in mine])
+    start = 0
+    for need, sources in wanted.items():
+        of_need = gradients[start : start + len(sources)]
+        start += len(sources)
+        resolved.found[need] = collectors.ANSWERS[type(need.kind)](forward, resolved, need, of_need)
 
 
 def _own_rows(values: Sequence[Any]) -> Any:

@@ -34,9 +34,8 @@ LARGEST = 0.7
 _POINTWISE = frozenset(["clone", "contiguous", "detach", "to", "float", "neg", "iadd", "imul", "itruediv", "maximum",
                         "minimum"])  # fmt: skip
 _POINTWISE_KINDS = frozenset(["rectifier", "activation", "sum", "product", "quotient"])
-_BY_CHANNEL = frozenset(["batch_norm", "prelu"])
 _CASTS = ("to", "float", "double", "half", "bfloat16", "type", "type_as")
-_MAY_SHARE = frozenset([*_CASTS, "detach", "contiguous", "chunk", "split", "reshape", "reshape_as", "flatten"])
+_MAY_SHARE = frozenset([*_CASTS, "detach", "contiguous", "reshape", "reshape_as", "flatten"])
 """What may return a tensor in the memory of its input; for some of it, this depends on the layout."""
 _ATTRIBUTES = frozenset(["shape", "dtype", "device", "ndim", "requires_grad", "is_cuda", "layout", "is_sparse"])
 """Attributes that a placeholder has as well."""
@@ -72,7 +71,10 @@ class Box:
         filled = _rows(self.known).index_select(0, place.flatten())
         if not exists.all():
             filled[~exists.flatten()] = outside
-        filled[own_place[is_kept]] = _rows(self.values)[is_kept.flatten()]
+        if is_kept.all():
+            filled.index_copy_(0, own_place.flatten(), _rows(self.values))
+        else:
+            filled[own_place[is_kept]] = _rows(self.values)[is_kept.flatten()]
         return filled.reshape(len(start), *sides, -1).movedim(-1, 1)
 
     def whole(self) -> Tensor:
@@ -123,11 +125,14 @@ def changed_box(known: Tensor, owners: Tensor, perturbed: Tensor) -> Box | None:
 
 def _changed(known: Tensor, owners: Tensor, perturbed: Tensor) -> tuple[Tensor, list[int]]:
     """Where the pixels that changed begin in each row, and the sides of a box that holds them in any row."""
-    changed, starts, sides = (perturbed != known[owners]).any(1), [], []
+    changed = (perturbed != known[owners]).any(1)
+    starts = []
+    sides = list[int]()
     for dim in range(1, changed.ndim):
         others = [other for other in range(1, changed.ndim) if other != dim]
         along = (changed.any(others) if others else changed).int()
-        first, length = along.argmax(1), along.shape[1]
+        first = along.argmax(1)
+        length = along.shape[1]
         last = length - along.flip(1).argmax(1)
         sides.append(int((last - first).where(along.any(1), 1).max()))
         starts.append(first.clamp(max=length - sides[-1]))
@@ -162,13 +167,15 @@ class IncrementalPass(Tracer):
     """
 
     def __init__(self, box: Box, x: Tensor, results: list[tuple[Any, list[Any], Any]]) -> None:
-        self._results, self._count = results, 0
+        self._results = results
+        self._count = 0
         self._boxes: Any = WeakIdKeyDictionary()
         self._whole: Any = WeakIdKeyDictionary()
         self._derived: Any = WeakIdKeyDictionary()
         self._sharing: Any = WeakIdKeyDictionary()
         """Placeholders and others that may share their memory."""
-        self._boxes[x], self._whole[x] = box, x
+        self._boxes[x] = box
+        self._whole[x] = x
         self._contiguous = x.ndim != 4 or x.is_contiguous()
 
     def fill(self) -> None:
@@ -185,22 +192,27 @@ class IncrementalPass(Tracer):
 
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         call = Call(func, operation_name(func), args, kwargs)
+        if call.name == "dropout" and args and args[-1] is False:
+            return args[0]  # the same tensor
         tensors = {i: t for i, t in enumerate(call.flat) if isinstance(t, Tensor)}
-        boxes = {i: self._boxes[t] for i, t in tensors.items() if t in self._boxes}
-        if call.name == "dropout" and call.args and call.args[-1] is False:
-            return call.args[0]  # the same tensor
         self._refuse_unseen(call, tensors.values())
         is_attribute = call.name == "get"
         if call.info.has("query") and (not is_attribute or getattr(func.__self__, "__name__", "") in _ATTRIBUTES):
             return call.made()
-        found = self._of_boxes(call, boxes, tensors) if boxes else None
-        if found is not None:
-            placed = self._placed(call, found)
-            if call.name in _MAY_SHARE:
-                self._note_sharing([*(tensors[i] for i in boxes), placed])
-            return placed
+        boxes = {i: self._boxes[t] for i, t in tensors.items() if t in self._boxes}
+        box = self._as_box(call, boxes, tensors) if boxes else None
+        if box is None:
+            return self._on_whole_maps(call, tensors)
+        placeholder = self._placeholder(call, box)
+        if call.name in _MAY_SHARE:
+            self._note_sharing([*(tensors[i] for i in boxes), placeholder])
+        return placeholder
+
+    def _on_whole_maps(self, call: Call, tensors: Mapping[int, Tensor]) -> Any:
+        """Run an operation on whole feature maps in place of the placeholders."""
         replaced = {i: self._as_whole(t) for i, t in tensors.items() if t in self._boxes or t in self._whole}
-        memory = {storage_of(t) for t in (*replaced.values(), *(t for t in tensors.values() if t in self._sharing))}
+        shared = [t for t in tensors.values() if t in self._sharing]
+        memory = {storage_of(t) for t in (*replaced.values(), *shared)}
         result = call.made(replaced)
         if replaced or any(t in self._derived for t in tensors.values()):
             for leaf in tree_leaves(result):
@@ -230,22 +242,22 @@ class IncrementalPass(Tracer):
         for leaf in tree_leaves(values):
             self._sharing[leaf] = True
 
-    def _placed(self, call: Call, found: Box | Sequence[Box]) -> Any:
-        """Give the model a placeholder for each box; of an in-place operation, the one that it has."""
-        if isinstance(found, Box):
-            if call.in_place:
-                placeholder = call.flat[0]
-                self._whole.pop(placeholder, None)
-            else:
-                placeholder = found.known.new_zeros(()).expand(len(found.owners), *found.known.shape[1:])
-            self._boxes[placeholder] = found
-            return placeholder
-        return tuple(self._placed(call, each) for each in found)
+    def _placeholder(self, call: Call, box: Box) -> Tensor:
+        """Give the model a placeholder for a box; of an in-place operation, the one that it has."""
+        placeholder: Tensor
+        if call.in_place:
+            placeholder = call.flat[0]
+            self._whole.pop(placeholder, None)
+        else:
+            placeholder = box.known.new_zeros(()).expand(len(box.owners), *box.known.shape[1:])
+        self._boxes[placeholder] = box
+        return placeholder
 
     def _of_photos(self, call: Call, boxes: Mapping[int, Box]) -> Any:
         """What an operation gives for the photos, computed in the first pass that comes to it."""
         given = [boxes[i].known if i in boxes else value for i, value in enumerate(call.flat)]
-        number, self._count = self._count, self._count + 1
+        number = self._count
+        self._count += 1
         for function, before, result in self._results[number : number + 1]:
             if function == call.function and len(before) == len(given) and all(map(_same, before, given)):
                 return result
@@ -253,37 +265,40 @@ class IncrementalPass(Tracer):
         self._results[number:] = [(call.function, given, result)]
         return result
 
-    def _of_boxes(
-        self, call: Call, boxes: Mapping[int, Box], tensors: Mapping[int, Tensor]
-    ) -> Box | Sequence[Box] | None:
-        """The result of an operation as boxes; None where it needs whole feature maps."""
+    def _as_box(self, call: Call, boxes: Mapping[int, Box], tensors: Mapping[int, Tensor]) -> Box | None:
+        """The result of an operation as a box; None where it needs whole feature maps."""
         if any(t in self._derived or (t in self._whole and t not in self._boxes) for t in tensors.values()):
             return None
-        run = call.out_of_place() if call.in_place and 0 in boxes else call
-        if run is None or (call.in_place and 0 not in boxes):
+        run: Call | None = call
+        if call.in_place:  # out of place, the result might have another type
+            is_cast = any(t.dtype != tensors[0].dtype for t in tensors.values())
+            run = None if is_cast or 0 not in boxes else call.out_of_place()
+        if run is None:
             return None
-        if call.in_place and any(t.dtype != tensors[0].dtype for t in tensors.values()):
-            return None  # out of place, the result might have another type
-        name, first, given = call.name, next(iter(boxes.values())), call.named
-        dims, others = len(first.sides), [t for i, t in tensors.items() if i not in boxes]
-        if name.rstrip("123d") in ("conv", "max_pool", "avg_pool") and list(boxes) == [0] and dims == int(name[-2]):
-            return self._windowed(run, first)
-        if name == "batch_norm" and (given.get("training") or given.get("running_mean") is None):
-            return None
+        name = call.name
+        arguments = call.named
+        others = [tensor for i, tensor in tensors.items() if i not in boxes]
+        first = next(iter(boxes.values()))
+        dims = len(first.sides)
+        of_first_alone = list(boxes) == [0]
+        if name.rstrip("123d") in ("conv", "max_pool", "avg_pool"):
+            return self._windowed(run, first) if of_first_alone and dims == int(name[-2]) else None
         if name == "pad":
             return self._padded(run, first)
-        if name in _BY_CHANNEL:
-            takes_places_alone = list(boxes) == [0]
+        if name == "batch_norm":
+            by_own_statistics = arguments.get("training") or arguments.get("running_mean") is None
+            takes_places_alone = of_first_alone and not by_own_statistics
+        elif name == "prelu":
+            takes_places_alone = of_first_alone
         elif name == "cat":
-            takes_places_alone = given.get("dim") in (1, -dims - 1) and not others
-        elif name in ("chunk", "split"):
-            takes_places_alone = (*call.args[2:], call.kwargs.get("dim"))[0] in (1, -dims - 1)
+            takes_places_alone = arguments.get("dim") in (1, -dims - 1) and not others
         else:
-            takes_places_alone = name in _POINTWISE or (call.info.kind in _POINTWISE_KINDS and name != "rrelu")
-            takes_places_alone &= all(_is_constant(t, dims) for t in others) and "out" not in call.kwargs
+            is_pointwise = name in _POINTWISE or (call.info.kind in _POINTWISE_KINDS and name != "rrelu")
+            are_constants = all(_is_constant(tensor, dims) for tensor in others)
+            takes_places_alone = is_pointwise and are_constants and "out" not in call.kwargs
         return self._each_value(run, boxes) if takes_places_alone else None
 
-    def _each_value(self, call: Call, boxes: Mapping[int, Box]) -> Box | Sequence[Box] | None:
+    def _each_value(self, call: Call, boxes: Mapping[int, Box]) -> Box | None:
         """An operation that takes each place of the feature maps alone, in the box that holds all boxes."""
         start, sides = _around(list(boxes.values()))
         one = next(iter(boxes.values()))
@@ -291,9 +306,7 @@ class IncrementalPass(Tracer):
             return None
         known = self._of_photos(call, boxes)
         values = call.made({i: box.at(start, sides) for i, box in boxes.items()})
-        if isinstance(values, Tensor):
-            return Box(known, one.owners, start, values)
-        return [Box(k, one.owners, start, v) for k, v in zip(known, values, strict=True)]
+        return Box(known, one.owners, start, values)
 
     def _padded(self, call: Call, box: Box) -> Box | None:
         pads, *more = call.args[1:]
@@ -305,33 +318,32 @@ class IncrementalPass(Tracer):
 
     def _windowed(self, call: Call, box: Box) -> Box | None:
         """A convolution or pooling, of the windows that reach into the box."""
-        given, dims = call.named, len(box.sides)
+        arguments = call.named
+        if call.name.startswith("avg"):
+            counts_padding = arguments.get("count_include_pad", True)
+            if arguments.get("ceil_mode") or not counts_padding:
+                return None
+        dims = len(box.sides)
         is_pool = "pool" in call.name
-        kernel = _each(given["kernel_size"], dims) if is_pool else given["weight"].shape[2:]
-        stride = _each(given.get("stride") or (kernel if is_pool else 1), dims)
-        dilation, padding = _each(given.get("dilation", 1), dims), given.get("padding", 0)
-        if call.name.startswith("avg") and (given.get("ceil_mode") or not given.get("count_include_pad", True)):
-            return None
-        reach = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
-        if isinstance(padding, str):
-            padding = [each // 2 if padding == "same" else 0 for each in reach]
-        padding = _each(padding, dims)
-        if not any(reach) and set(stride) == {1} and not any(padding):
-            return self._each_value(call, {0: box})  # type: ignore[return-value]
+        kernel = _each(arguments["kernel_size"] if is_pool else arguments["weight"].shape[2:], dims)
+        stride = _each(arguments.get("stride") or (kernel.tolist() if is_pool else 1), dims)
+        reach = _each(arguments.get("dilation", 1), dims) * (kernel - 1)
+        named = {"same": reach // 2, "valid": 0 * reach}
+        padding = arguments.get("padding", 0)
+        padding = named[padding] if isinstance(padding, str) else _each(padding, dims)
+        if not (reach + padding + stride - 1).any():
+            return self._each_value(call, {0: box})
         known = self._of_photos(call, {0: box})
-        starts, sides, around = [], [], []
-        for dim, (s, p, r, side) in enumerate(zip(stride, padding, reach, known.shape[2:], strict=True)):
-            count = min(side, (box.sides[dim] - 1 + r) // s + 1)
-            starts.append(torch.clamp(-((r - p - box.start[:, dim]) // s), 0, side - count))
-            sides.append(count)
-            around.append((count - 1) * s + r + 1)
-        if not _is_small(sides, known.shape[2:]):
+        map_sides = torch.tensor(known.shape[2:])
+        sides = map_sides.minimum((torch.tensor(box.sides) - 1 + reach) // stride + 1)
+        if not _is_small(sides.tolist(), known.shape[2:]):
             return None
-        start = torch.stack(starts, 1)
+        first = -((reach - padding - box.start) // stride)
+        start = first.clamp(min=0).minimum(map_sides - sides)
+        around = (sides - 1) * stride + reach + 1
         outside = -torch.inf if call.name.startswith("max") else 0.0
-        values = box.at(start * torch.tensor(stride) - torch.tensor(padding), around, outside)
-        found = call.function(**{**given, "input": values, "padding": 0})
-        return Box(known, box.owners, start, found)
+        values = box.at(start * stride - padding, around.tolist(), outside)
+        return Box(known, box.owners, start, call.function(**{**arguments, "input": values, "padding": 0}))
 
 
 _is_faster: weakref.WeakKeyDictionary[nn.Module, dict[Any, bool]] = weakref.WeakKeyDictionary()
@@ -389,9 +401,9 @@ class IncrementalInference:
         return result
 
 
-def _each(value: Any, dims: int) -> list[int]:
-    found = list(value) if isinstance(value, Sequence) else [value]
-    return found * dims if len(found) == 1 else found
+def _each(value: Any, dims: int) -> Tensor:
+    """A value for each dimension: the numbers themselves, or the only one for all."""
+    return torch.tensor(value).expand(dims)
 
 
 def _is_constant(tensor: Tensor, dims: int) -> bool:

@@ -304,7 +304,8 @@ def needs_at(
     needs: Iterable[Need[Any]], layers: Iterable[str], inputs: Iterable[Path | None] = (None,)
 ) -> frozenset[NeedAtLayer]:
     """A method's needs at these layers, and for these explained inputs."""
-    where, which = tuple(layers), tuple(inputs)
+    where = tuple(layers)
+    which = tuple(inputs)
     return frozenset(
         NeedAtLayer(need, layer, path)
         for need in needs

@@ -161,7 +161,8 @@ class SumOfRows(Accumulator):
     """The sum over the rows of each of ``count`` images of ``weigh(images, numbers, values)``."""
 
     def __init__(self, count: int, weigh: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
-        self._count, self._weigh = count, weigh
+        self._count = count
+        self._weigh = weigh
         self._total: Tensor | None = None
 
     def add(self, images: Tensor, numbers: Tensor, values: Tensor) -> None:
@@ -209,7 +210,8 @@ class ScoreOf:
     needs: ClassVar[frozenset[Need[Any]]] = frozenset()
 
     def __call__(self, evidence: Evidence) -> Tensor:
-        classes, logits = evidence.classes, evidence.logits
+        classes = evidence.classes
+        logits = evidence.logits
         if logits is None or self.kind == "logit" or (self.kind == "probability" and classes is None):
             return evidence.score
         return logits if classes is None or self.kind == "all" else evidence.outputs.of_classes(logits, classes)

@@ -113,7 +113,8 @@ class _Weak:
         self._like = tensor.shape, tensor.dtype, tensor.device
 
     def kept(self) -> Tensor:
-        tensor, (shape, dtype, device) = self._tensor(), self._like
+        tensor = self._tensor()
+        shape, dtype, device = self._like
         return torch.zeros((), dtype=dtype, device=device).expand(shape) if tensor is None else tensor
 
 
@@ -155,9 +156,12 @@ class PrefixRecorder:
     """
 
     def __init__(self, group: HookGroup, model: nn.Module, layer: str, *, ends: bool = False) -> None:
-        self.layer, self.tape = layer, Tape()
+        self.layer = layer
+        self.tape = Tape()
         place = layer_names.place_of(layer, model)
-        self._name, self._call, self._ends = place.layer, place.call or 0, ends
+        self._name = place.layer
+        self._call = place.call or 0
+        self._ends = ends
         self._calls = 0
         self._overwrites = False
         self._overwriting = Overwriting(group, self._name)

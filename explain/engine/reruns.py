@@ -110,7 +110,7 @@ def _note_rounding(
     score = NeedAtLayer(Scores(stream.of), stream.layer)
     values = {need: replace(need, kind=Scores(stream.of, need.kind.method)) for need in stream.needs}  # type: ignore[attr-defined]
     compared = Stream(stream.of, stream.layer, tuple({score, *values.values()}))
-    results = []
+    results = list[Sequence[Mapping[NeedAtLayer, Any]]]()
     for precision in (context.settings.precision, "full"):
         settings = replace(context.settings, precision=precision, progress=None)
         state = replace(context.state, tapes={}, incremental=None)

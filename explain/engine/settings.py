@@ -79,7 +79,10 @@ def report_progress(
     if progress is True:
         show_progress(done, total)
     elif progress:
-        progress(done, total, *([maps()] if takes_maps(progress) else []))
+        if takes_maps(progress):
+            progress(done, total, maps())
+        else:
+            progress(done, total)
 
 
 def autocast(inputs: Tensor, precision: Precision) -> AbstractContextManager[None]:
@@ -174,7 +177,9 @@ class BatchSizeTuner:
     ) -> None:
         tried = sizes or (TRIED if device.type == "cpu" else TRIED_ELSEWHERE)
         self._known = _fastest.setdefault(model, {})
-        self._kind, self._device, self._given = (kind, str(device)), device, given
+        self._kind = (kind, str(device))
+        self._device = device
+        self._given = given
         self._most = min(most, self._known.get(("fit", self._kind), most))
         self._sizes = list(dict.fromkeys(min(size, self._most) for size in tried))
         self._seconds: dict[int, list[float]] = {}

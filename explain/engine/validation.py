@@ -29,7 +29,8 @@ def check_inputs(model: nn.Module, given: InputsLike, layout: InputLayout | None
     inputs = as_inputs(given)
     if layout is not None:
         inputs = replace(inputs, layout=layout)
-    x, name = inputs.x, "x" if inputs.name is None else f"input {inputs.name}"
+    x = inputs.x
+    name = "x" if inputs.name is None else f"input {inputs.name}"
     if x.ndim not in (4, 5):
         remedy = "add the batch dimension with x[None]" if x.ndim == 3 else "use explainer.preprocess(image)[None]"
         raise ImageError(f"{name} must have the shape (N, C, H, W), got {tuple(x.shape)}; {remedy}")
@@ -52,7 +53,8 @@ def check_inputs(model: nn.Module, given: InputsLike, layout: InputLayout | None
     if x.is_meta:
         raise ImageError(f"{name} must hold values, got one on the meta device; load the model and the input first")
     for path in inputs.paths:  # the image, and what is explained together with it
-        tensor, name = inputs.tensor(path), name if path == inputs.path else f"input {dotted(path)}"
+        tensor = inputs.tensor(path)
+        name = name if path == inputs.path else f"input {dotted(path)}"
         if not tensor.is_floating_point():
             raise ImageError(f"{name} must be floating point, got {tensor.dtype}; leave it out of explained")
         if path != inputs.path and not inputs.goes_with_images(path):
