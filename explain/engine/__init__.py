@@ -28,6 +28,14 @@ from explain.engine.needs import Activations, Evidence, InputGradients, LayerGra
 from explain.engine.perturbations import Accumulator, Attributions, Perturbation, PerturbedRows, Reducer
 
 __all__ = [
-    "Accumulator", "Activations", "Attributions", "Evidence", "InputGradients", "LayerGradients", "Need",
-    "Perturbation", "PerturbedRows", "Reducer",
-]  # fmt: skip
+    "Accumulator",
+    "Activations",
+    "Attributions",
+    "Evidence",
+    "InputGradients",
+    "LayerGradients",
+    "Need",
+    "Perturbation",
+    "PerturbedRows",
+    "Reducer",
+]

@@ -54,9 +54,13 @@ class TargetAccumulators:
     """The accumulators of one target for a stream, by the needs that they answer."""
 
     def __init__(
-        self, stream: Stream, context: RerunContext, resolved: ResolvedTarget, names: Mapping[Any, Sequence[str]],
+        self,
+        stream: Stream,
+        context: RerunContext,
+        resolved: ResolvedTarget,
+        names: Mapping[Any, Sequence[str]],
         errors: Mapping[NeedAtLayer, "RowErrors"] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """With ``errors``, results are added up once more with an error in each row's value."""
         self.resolved = resolved
         self._names = names

@@ -38,9 +38,22 @@ Read: TypeAlias = Callable[[Any, int], Tensor | None]
 _PROBABILITIES = ("softmax", "sigmoid", "expit", "hardsigmoid")
 _LOGARITHMS = ("log_softmax", "log_sigmoid")
 _SIGNS_TURNED = ("sub", "rsub", "isub", "neg")
-_MONOTONE = frozenset([
-    *_SIGNS_TURNED, "add", "radd", "iadd", "mul", "div", "divide", "true_divide", "truediv", "exp", "log", "clamp",
-])  # fmt: skip
+_MONOTONE = frozenset(
+    [
+        *_SIGNS_TURNED,
+        "add",
+        "radd",
+        "iadd",
+        "mul",
+        "div",
+        "divide",
+        "true_divide",
+        "truediv",
+        "exp",
+        "log",
+        "clamp",
+    ]
+)
 """Operations on single values, whose extremes are at the extremes of what they are given."""
 _SELECTING = frozenset(["mean", "amax", "amin", "maximum", "minimum", "gather", "interpolate", "upsample"])
 """Operations that give nothing outside of the bounds of what they are given."""

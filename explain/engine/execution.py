@@ -59,10 +59,16 @@ Wanted: TypeAlias = Mapping[NeedAtLayer, Sequence[Source]]
 
 
 def gather(
-    model: nn.Module, inputs: InputsLike, plan: Plan, targets: Sequence[Target],
-    settings: RuntimeSettings | None = None, *, precision: Precision = "full", origin: RowOrigin | None = None,
+    model: nn.Module,
+    inputs: InputsLike,
+    plan: Plan,
+    targets: Sequence[Target],
+    settings: RuntimeSettings | None = None,
+    *,
+    precision: Precision = "full",
+    origin: RowOrigin | None = None,
     check_modules: Callable[[Sequence[str]], None] | None = None,
-) -> list[EvidenceLookup]:  # fmt: skip
+) -> list[EvidenceLookup]:
     """Run a plan on ``inputs``; for each target, return a function from a layer or none, and an input, to evidence.
 
     ``precision`` is that of these passes; that of perturbed rows is in ``settings``. ``check_modules`` is called after
@@ -118,9 +124,13 @@ def gather(
 
 
 def _evidence(
-    forward: Forward, origin: RowOrigin | None, runners: Mapping[Any, Callable[..., reruns.PerturbationRunner]],
-    resolved: ResolvedTarget, layer: str | None, path: Path | None = None,
-) -> Evidence:  # fmt: skip
+    forward: Forward,
+    origin: RowOrigin | None,
+    runners: Mapping[Any, Callable[..., reruns.PerturbationRunner]],
+    resolved: ResolvedTarget,
+    layer: str | None,
+    path: Path | None = None,
+) -> Evidence:
     """What was found for a target that is about a layer or none, and of several explained inputs about one."""
 
     def of_place(answers: Mapping[NeedAtLayer, Any]) -> dict[needs.Need[Any], Any]:
@@ -174,9 +184,16 @@ class _Passes:
     """
 
     def __init__(
-        self, model: nn.Module, inputs: Inputs, plan: Plan, settings: RuntimeSettings, precision: Precision,
-        cut: bool, *, follow: bool,
-    ) -> None:  # fmt: skip
+        self,
+        model: nn.Module,
+        inputs: Inputs,
+        plan: Plan,
+        settings: RuntimeSettings,
+        precision: Precision,
+        cut: bool,
+        *,
+        follow: bool,
+    ) -> None:
         self.plan = plan
         self.cut = cut and not (plan.whole or settings.create_graph)
         self.footprint = Footprint()
@@ -309,7 +326,7 @@ class _Passes:
                 stack.enter_context(torch.autocast(total.device.type, enabled=False))
             gradients = _gradients(total, flat, keep, self._create_graph)
             _answer(wanted, forward, resolved, gradients)
-        if backward == Backward() and not self._create_graph and self.plan.names_of(*wanted):
+        if backward == Backward() and not self._create_graph and self.plan.names_of(wanted):
             self._check_derivative(wanted, resolved, gradients)
 
     def _check_derivative(self, wanted: Wanted, resolved: ResolvedTarget, gradients: Sequence[Tensor | None]) -> None:
@@ -326,7 +343,7 @@ class _Passes:
             if self._hooked and not has_hooks(nn.Identity()):  # hooks on every module would fire once more
                 names.append("a hook that the forward pass registers")
             if names and not is_derivative(self.forward, resolved, need.layer, reached[0]):
-                methods = ", ".join(self.plan.names_of(need))
+                methods = ", ".join(self.plan.names_of([need]))
                 but = "whose backward is not the derivative: the score changes otherwise"
                 warn(f"{methods} takes gradients through {', '.join(names)}, {but}; take occlusion or rise")
 
@@ -364,9 +381,15 @@ class _Passes:
         nodes = [source.grad_fn if isinstance(source, Tensor) else source.node for source in at_layers]
         do_not_merge = [node for node in (concept, *nodes) if node is not None]
         resolved.propagated[backward] = propagate(
-            backward.composite, group, resolved.total, forward.operations, forward.steps, explained, forward.count,
+            backward.composite,
+            group,
+            resolved.total,
+            forward.operations,
+            forward.steps,
+            explained,
+            forward.count,
             do_not_merge,
-        )  # fmt: skip
+        )
         if concept is not None:
             stop_other_paths(group, concept, consumers(resolved.total))
 

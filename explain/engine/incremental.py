@@ -31,8 +31,9 @@ from explain.relevance.table import operation_name
 T = TypeVar("T")
 LARGEST = 0.7
 """The share of a feature map up to which a box is computed on its own."""
-_POINTWISE = frozenset(["clone", "contiguous", "detach", "to", "float", "neg", "iadd", "imul", "itruediv", "maximum",
-                        "minimum"])  # fmt: skip
+_POINTWISE = frozenset(
+    ["clone", "contiguous", "detach", "to", "float", "neg", "iadd", "imul", "itruediv", "maximum", "minimum"]
+)
 _POINTWISE_KINDS = frozenset(["rectifier", "activation", "sum", "product", "quotient"])
 _CASTS = ("to", "float", "double", "half", "bfloat16", "type", "type_as")
 _MAY_SHARE = frozenset([*_CASTS, "detach", "contiguous", "reshape", "reshape_as", "flatten"])

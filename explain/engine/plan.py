@@ -104,8 +104,8 @@ class Plan:
 
     def rounding(self, name: str, found: Mapping[Perturbation, float]) -> float | None:
         """The largest error that was found for the perturbed rows of a method, and for those that were named later."""
-        later = self.names_of(*(need for need in self.needs if isinstance(need.kind, PerturbationRuns)))
-        names = {stream.of: self.names_of(*stream.needs) for stream in self.streams}
+        later = self.names_of([need for need in self.needs if isinstance(need.kind, PerturbationRuns)])
+        names = {stream.of: self.names_of(stream.needs) for stream in self.streams}
         return max((error for of, error in found.items() if name in names.get(of, later)), default=None)
 
     @cached_property
@@ -261,12 +261,12 @@ class Plan:
         words += [f"{_counted(self.rows, 'perturbed row', 's')} forward"] if self.rows else []
         return f"in all: {', '.join([*words, f'{self.rows_back} back'] if self.rows_back else words)}"
 
-    def names_of(self, *needs: NeedAtLayer) -> list[str]:
+    def names_of(self, needs: Iterable[NeedAtLayer]) -> list[str]:
         """The methods that have these needs."""
         return [name for name, wanted in self.wanted.items() if name and wanted.intersection(needs)]
 
     def _for(self, needs: Iterable[NeedAtLayer]) -> str:
-        names = self.names_of(*needs)
+        names = self.names_of(needs)
         return f": {', '.join(names)}" if names else ""
 
 

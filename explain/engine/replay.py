@@ -14,9 +14,21 @@ from explain.hooks.tracer import Tracer
 
 # What cannot change after it was returned, containers apart.
 _FIXED: tuple[type, ...] = (
-    bool, int, float, complex, str, bytes, type(None), type(...), type, torch.Size, torch.dtype, torch.device,
-    torch.layout, torch.memory_format,
-)  # fmt: skip
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    type(None),
+    type(...),
+    type,
+    torch.Size,
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+)
 # Ways to a tensor's memory on which autograd does not see that it is overwritten.
 PAST_AUTOGRAD = {"data", "numpy", "__array__", "__dlpack__", "untyped_storage", "storage", "set_", "data_ptr"}
 

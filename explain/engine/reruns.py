@@ -56,7 +56,7 @@ def run_streams(plan: Plan, context: RerunContext, least: float = 1) -> bool:
     with calculating(context.device.type, create_graph=context.settings.create_graph):
         streams = [(stream, _rows(stream, context)) for stream in waiting]
     lengths = [len(rows[context.inputs.path].owners) for _, rows in streams]
-    names = {need: plan.names_of(need) for stream in waiting for need in stream.needs}
+    names = {need: plan.names_of([need]) for stream in waiting for need in stream.needs}
     progress = ProgressCallback(context.settings, sum(lengths))
     noted = False
     interrupted = context.state.interrupted
@@ -110,21 +110,15 @@ def _note_rounding(
     score = NeedAtLayer(Scores(stream.of), stream.layer)
     values = {need: replace(need, kind=Scores(stream.of, need.kind.method)) for need in stream.needs}  # type: ignore[attr-defined]
     compared = Stream(stream.of, stream.layer, tuple({score, *values.values()}))
-    results = list[Sequence[Mapping[NeedAtLayer, Any]]]()
-    for precision in (context.settings.precision, "full"):
-        settings = replace(context.settings, precision=precision, progress=None)
-        state = replace(context.state, tapes={}, incremental=None)
-        its = replace(context, settings=settings, state=state)
-        sums = [TargetAccumulators(compared, its, each, {}) for each in its.targets]
-        _run_stream(compared, chosen, sums, its, ProgressCallback(settings, 0))
-        results.append([each.results(partial=False) for each in sums])
+    all_rounded = _run_few(compared, chosen, context, context.settings.precision)
+    all_exact = _run_few(compared, chosen, context, "full")
     alike = torch.randint(len(few), (len(owners),), generator=torch.Generator().manual_seed(0)).to(owners.device)
     alike[few] = torch.arange(len(few), device=owners.device)
     is_other = torch.ones_like(owners, dtype=torch.bool).index_fill(0, few, False)
     covers = not (stream.of.of_layer or stream.of.of_tokens)
     inputs = at_least_float32(rows[context.inputs.path].make(few)) if covers else None
     errors = []
-    for resolved, rounded, exact in zip(context.targets, *results, strict=True):
+    for resolved, rounded, exact in zip(context.targets, all_rounded, all_exact, strict=True):
         largest = (exact[score] - resolved.score[owners[few]]).abs().max()
         if not stream.of.is_reference:
             off = (rounded[score] - exact[score]).abs().max()
@@ -133,6 +127,18 @@ def _note_rounding(
             {need: RowErrors(rounded[of] - exact[of], alike, is_other, inputs) for need, of in values.items()}
         )
     return errors
+
+
+def _run_few(
+    stream: Stream, rows: StreamRows, context: RerunContext, precision: Precision
+) -> list[dict[NeedAtLayer, Any]]:
+    """The results of some rows in another precision, for each target."""
+    settings = replace(context.settings, precision=precision, progress=None)
+    state = replace(context.state, tapes={}, incremental=None)
+    context = replace(context, settings=settings, state=state)
+    sums = [TargetAccumulators(stream, context, resolved, {}) for resolved in context.targets]
+    _run_stream(stream, rows, sums, context, ProgressCallback(settings, 0))
+    return [of_target.results(partial=False) for of_target in sums]
 
 
 def _rows(stream: Stream, context: RerunContext) -> StreamRows:
@@ -154,9 +160,12 @@ def _rows(stream: Stream, context: RerunContext) -> StreamRows:
 
 
 def _run_stream(
-    stream: Stream, rows: StreamRows, sums: Sequence[TargetAccumulators], context: RerunContext,
+    stream: Stream,
+    rows: StreamRows,
+    sums: Sequence[TargetAccumulators],
+    context: RerunContext,
     progress: "ProgressCallback",
-) -> None:  # fmt: skip
+) -> None:
     """Run perturbed inputs, each batch with all that is needed of it; of a layer or tokens, image by image."""
     first = rows[context.inputs.path]
     if not (stream.of.of_tokens or stream.of.of_layer):
@@ -173,9 +182,11 @@ def _run_stream(
 
 
 def _run_in_batches(
-    rerun: "InputRerun | LayerRerun | TokenRerun", numbers: Tensor, sums: Sequence[TargetAccumulators],
+    rerun: "InputRerun | LayerRerun | TokenRerun",
+    numbers: Tensor,
+    sums: Sequence[TargetAccumulators],
     progress: "ProgressCallback",
-) -> None:  # fmt: skip
+) -> None:
     """Run rows with these numbers in batches of the best size. One that does not fit into memory is halved."""
     tuner = rerun.tuner
     start = 0
@@ -289,9 +300,13 @@ class InputRerun:
         targets = [of_target.resolved.of_rows(images) for of_target in self._sums]
         with rows_of(images):
             return context.gather(
-                rows, plan=self._inner, targets=targets, settings=self._settings, precision=self._precision,
+                rows,
+                plan=self._inner,
+                targets=targets,
+                settings=self._settings,
+                precision=self._precision,
                 origin=origin,
-            )  # fmt: skip
+            )
 
     def _agree(self, lookups: Sequence[EvidenceLookup], of_few: Sequence[EvidenceLookup]) -> bool:
         """Whether rows have the same scores as a few of them that were run in another way."""

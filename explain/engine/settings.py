@@ -100,9 +100,15 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 def agree(
-    one: Tensor, other: Tensor, inputs: Tensor, settings: RuntimeSettings, scale: float, coarse: float = 1e-5, *,
+    one: Tensor,
+    other: Tensor,
+    inputs: Tensor,
+    settings: RuntimeSettings,
+    scale: float,
+    coarse: float = 1e-5,
+    *,
     half: bool = False,
-) -> bool:  # fmt: skip
+) -> bool:
     """Whether scores are the same, up to the rounding that differs between batch sizes.
 
     ``scale`` is the magnitude of the numbers that rounding errors are made of, such as the largest class score; 0 where
