@@ -89,7 +89,8 @@ class WorkerThread:
     """
 
     def __init__(self, name: str, most: int) -> None:
-        self._most, self._lock = most, threading.Lock()
+        self._most = most
+        self._lock = threading.Lock()
         self._tasks: list[Future[None]] = []
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"explain-{name}")
 
@@ -203,11 +204,17 @@ class ExplainJob(Job):
     """Answers one request; maps of an earlier answer ``before`` are reused where they fit."""
 
     def __init__(
-        self, request: ExplainRequest, explainer: Explainer, photo: Image.Image, send: SendStep,
+        self,
+        request: ExplainRequest,
+        explainer: Explainer,
+        photo: Image.Image,
+        send: SendStep,
         before: Answer | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(send)
-        self.request, self.photo, self._explainer = request, photo, explainer
+        self.request = request
+        self.photo = photo
+        self._explainer = explainer
         reused = before if before is not None and before.fits(request) else None
         self._known = None if reused is None else reused.explanation
         self.curves = {} if reused is None else reused.curves
@@ -252,10 +259,14 @@ class ExplainJob(Job):
         with scheduler.slow(), overheard(self.notes):
             self.check_wanted()
             found = self._explainer(
-                self.photo, [method], targets=self._as_targets(classes_of(before)), layer=self.request.layer,
-                max_seconds=self.request.seconds if "max_seconds" in options(method) else None, keep_partial=True,
+                self.photo,
+                [method],
+                targets=self._as_targets(classes_of(before)),
+                layer=self.request.layer,
+                max_seconds=self.request.seconds if "max_seconds" in options(method) else None,
+                keep_partial=True,
                 progress=self.progress(scheduler, step),
-            )  # fmt: skip
+            )
         self.explanation = merged(before, found)
         return self.explanation
 
@@ -274,8 +285,9 @@ def merged(one: Explanation, other: Explanation) -> Explanation:
 
 def classes_of(explanation: Explanation) -> list[Any]:
     """Return the classes, boxes by name, and texts of an explanation, so that slow methods explain the same."""
-    request, named = explanation.request, any(explanation.boxes)
-    named = named or (request is not None and any(isinstance(target, Text) for target in request.targets))
+    request = explanation.request
+    has_texts = request is not None and any(isinstance(target, Text) for target in request.targets)
+    named = has_texts or any(explanation.boxes)
     chosen = [next(iter(result.values())).target for result in explanation.results]
     if any(isinstance(each, str) for each in chosen) and not named:
         raise ExplainError("model must give class scores or boxes for slow methods in the app; use explain.attribute")
@@ -287,7 +299,8 @@ class CheckJob(Job):
 
     def __init__(self, request: CheckRequest, answer: Answer, send: SendStep) -> None:
         super().__init__(send)
-        self.request, self._answer = request, answer
+        self.request = request
+        self._answer = answer
         results = answer.explanation.results
         if request.target >= len(results) or request.method not in results[request.target]:
             raise ExplainError("map must be one of the answer's, got another; choose one that is shown")
@@ -299,7 +312,8 @@ class CheckJob(Job):
         with scheduler.slow(), overheard(notes):
             self.check_wanted()
             progress = self.progress(scheduler)
-            method, target = self.request.method, self.request.target
+            method = self.request.method
+            target = self.request.target
             if self.request.what == "check":
                 verdict = self._answer.explanation.check(method, target, progress=progress)
                 return {"verdict": verdict[method].to_dict()}

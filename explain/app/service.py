@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -46,10 +47,18 @@ class Cache(Generic[T]):
     """
 
     def __init__(
-        self, kind: str, most: int, size: float = math.inf, size_of: Callable[[T], float] = lambda item: 0,
+        self,
+        kind: str,
+        most: int,
+        size: float = math.inf,
+        size_of: Callable[[T], float] = lambda item: 0,
         age: float = math.inf,
-    ) -> None:  # fmt: skip
-        self._kind, self._most, self._size, self._size_of, self._age = kind, most, size, size_of, age
+    ) -> None:
+        self._kind = kind
+        self._most = most
+        self._size = size
+        self._size_of = size_of
+        self._age = age
         self._items: dict[str, tuple[T, float]] = {}  # with the time of the last use, in that order
         self._lock = threading.RLock()
 
@@ -117,7 +126,8 @@ class ServedModel:
     def costs(self) -> dict[str, float]:
         """How many passes each method takes that fits the model."""
         with muted(), self.scheduler.quick():
-            model, x = self.explainer.model, self.explainer.as_input(Image.new("RGB", (256, 256), "gray"))
+            model = self.explainer.model
+            x = self.explainer.as_input(Image.new("RGB", (256, 256), "gray"))
             try:
                 return dict(select(model, x, "everything").costs)
             except TargetError:  # nothing is found in grey: take the best box, however unlikely, or the whole map
@@ -152,7 +162,8 @@ class ServedModel:
         """The layers whose output is a feature map of one photo, with its size."""
         with muted(), self.scheduler.quick():
             x = self.explainer.as_input(photo)
-            calls, default = list_layers(self.explainer.model, x), None
+            calls = list_layers(self.explainer.model, x)
+            default = None
             with suppress(ExplainError):
                 default = default_layer(self.explainer.model, x)
         layers = [[call.label, call.kind, str(call.grid)] for call in calls if call.grid is not None]
@@ -175,10 +186,13 @@ class Service:
         self.limits = limits = limits or Limits()
         self.models = [ServedModel(explainer, limits) for explainer in explainers]
         self.examples = dict(examples or {})
-        age, size_of, values_of = limits.age, lambda photo: photo.width * photo.height, lambda answer: answer.size
-        self._photos: Cache[Image.Image] = Cache("photo", limits.photos, limits.kept_pixels, size_of, age)
-        self._answers: Cache[Answer] = Cache("answer", limits.explanations, limits.kept_values, values_of, age)
-        self._jobs: Cache[Job] = Cache("job", 10 * limits.waiting, age=age)
+        self._photos: Cache[Image.Image] = Cache(
+            "photo", limits.photos, limits.kept_pixels, lambda photo: math.prod(photo.size), limits.age
+        )
+        self._answers: Cache[Answer] = Cache(
+            "answer", limits.explanations, limits.kept_values, attrgetter("size"), limits.age
+        )
+        self._jobs: Cache[Job] = Cache("job", 10 * limits.waiting, age=limits.age)
         self._closed = threading.Event()
         threading.Thread(target=self._clean_up, name="explain-cleanup", daemon=True).start()
 
@@ -230,14 +244,13 @@ class Service:
 
     def models_info(self) -> list[dict[str, Any]]:
         """The names of the models, their labels, and whether they can be asked for a text."""
-        made = [each.explainer for each in self.models]
         return [
             {
-                "name": printable(e.name),
-                "labels": [*map(printable, e.categories or ())],
-                "texts": text.is_image_text(e.model),
+                "name": printable(served.explainer.name),
+                "labels": [*map(printable, served.explainer.categories or ())],
+                "texts": text.is_image_text(served.explainer.model),
             }
-            for e in made
+            for served in self.models
         ]
 
     def model(self, values: Mapping[str, Any]) -> ServedModel:
@@ -257,7 +270,8 @@ class Service:
             ExplainError: the request is not valid, or too many wait (`explain.app.jobs.BusyError`).
         """
         request = ExplainRequest.of(values, len(self.models), self.limits)
-        served, photo = self.models[request.model], self._photos[request.photo]
+        served = self.models[request.model]
+        photo = self._photos[request.photo]
         before = None
         with suppress(ExpiredError):
             before = self._answers[request.before or ""]
@@ -273,7 +287,8 @@ class Service:
         """Begin to compute the curve or checks of a map, as `explain` does; see `CheckRequest`."""
         request = CheckRequest.of(values, self.limits)
         answer = self._answers[request.answer]
-        served, job = self.models[answer.request.model], CheckJob(request, answer, send)
+        served = self.models[answer.request.model]
+        job = CheckJob(request, answer, send)
         name = self._jobs.add(job)
         send({"work": name, "before": served.slow.waiting})
 
@@ -332,7 +347,8 @@ class Service:
                 return
 
     def _send_answer(self, job: ExplainJob, explanation: Explanation, start: float, *, last: bool) -> None:
-        request, answer = job.request, Answer(job.request, explanation, job.curves)
+        request = job.request
+        answer = Answer(request, explanation, job.curves)
         values = item(explanation, DETAIL, address=None if request.cover else f"photo/{request.photo}")
         if request.cover is not None:
             values["name"] = f"{_name(self._photos[request.photo])}, covered"
@@ -340,16 +356,21 @@ class Service:
         costs = self.models[request.model].costs
         for method, attribution in zip(values["methods"], explanation.attributions.values(), strict=True):
             method["passes"] = _finite(passes_run(costs.get(method["name"], math.inf), attribution))
-        notes, job.notes[:] = list(dict.fromkeys(job.notes)), []
+        notes = list(dict.fromkeys(job.notes))
+        job.notes.clear()
         if text.is_image_text(self.models[request.model].explainer.model):
             for each in values["targets"]:
                 each["class"] = each["label"] if each["class"] is None else each["class"]
         classes = [each.label if each.box else each.category for each in explanation.predicted]
-        job.send({
-            "item": {**values, "classes": classes},
-            "answer": self._answers.add(answer), "seconds": round(time.perf_counter() - start, 4),
-            "notes": list(map(printable, notes)), "end": last,
-        })  # fmt: skip
+        job.send(
+            {
+                "item": {**values, "classes": classes},
+                "answer": self._answers.add(answer),
+                "seconds": round(time.perf_counter() - start, 4),
+                "notes": list(map(printable, notes)),
+                "end": last,
+            }
+        )
 
 
 def _run_step(job: Job, step: Callable[[], None]) -> None:

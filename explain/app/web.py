@@ -52,7 +52,8 @@ class Access:
         >>> Access().refusal("GET", {"host": "evil.example"})
         (421, 'host must be a name of this machine; open the address that explain serve has printed')
         """
-        host, site = headers.get("host", ""), headers.get("sec-fetch-site", "same-origin")
+        host = headers.get("host", "")
+        site = headers.get("sec-fetch-site", "same-origin")
         if not self._is_known(host):
             return 421, "host must be a name of this machine; open the address that explain serve has printed"
         # A link on another site may open the page: the other site learns nothing by it.
@@ -98,10 +99,13 @@ def app_page(service: Service) -> str:
     style = "\n".join([static(STYLES), (own / "app.css").read_text("utf-8")])
     script = "\n".join([static(SCRIPTS), *((own / name).read_text("utf-8") for name in OWN_SCRIPTS)])
     index = {
-        "title": "explain", "photos": [], "models": service.models_info(),
-        "examples": list(service.examples), "fills": list(requests.FILLS.items()),
+        "title": "explain",
+        "photos": [],
+        "models": service.models_info(),
+        "examples": list(service.examples),
+        "fills": list(requests.FILLS.items()),
         "limits": {name: getattr(service.limits, name) for name in ("upload", "pixels", "seconds", "targets")},
-    }  # fmt: skip
+    }
     return page(index, [], title="explain", front=PageTemplate("report app", style, script, POLICY))
 
 
@@ -348,9 +352,16 @@ def listen(application: Any, bound_socket: socket.socket, on_start: Callable[[],
     """
     uvicorn = optional("uvicorn", *NEEDED)
     config = uvicorn.Config(
-        application, log_level="warning", access_log=False, server_header=False, lifespan="off", ws="none",
-        timeout_graceful_shutdown=1, proxy_headers=False, limit_concurrency=CONNECTIONS,
-    )  # fmt: skip
+        application,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        lifespan="off",
+        ws="none",
+        timeout_graceful_shutdown=1,
+        proxy_headers=False,
+        limit_concurrency=CONNECTIONS,
+    )
     server = uvicorn.Server(config)
     # Once it ends, it reports each answer that it cuts off by a traceback.
     logging.getLogger("uvicorn.error").addFilter(lambda record: not server.should_exit)

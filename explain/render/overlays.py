@@ -41,9 +41,14 @@ Edges = tuple[float, float, float, float]
 
 @keywords()
 def overlay(
-    photo: ImageLike, heatmap: Any, style: StyleLike = "heat", *, box: Box | Edges | None = None,
-    colormap: str | None = None, alpha: float | None = None,
-) -> Image.Image:  # fmt: skip
+    photo: ImageLike,
+    heatmap: Any,
+    style: StyleLike = "heat",
+    *,
+    box: Box | Edges | None = None,
+    colormap: str | None = None,
+    alpha: float | None = None,
+) -> Image.Image:
     """Draw a heatmap on a photo, at the photo's own resolution.
 
     For the result of `explain.attribute`: ``overlay(photo, attribution.heatmap[0])``.
@@ -88,8 +93,10 @@ def outlined(photo: Image.Image, boxes: Mapping[str, Edges]) -> Image.Image:
     draw = ImageDraw.Draw(drawn)
     wide = max(1, round(min(photo.size) / 160))
     for color, (label, edges) in zip(cycle(COLORS), boxes.items(), strict=False):
-        left, top = max(edges[0], 0), max(edges[1], 0)
-        right, bottom = min(edges[2], photo.width) - 1, min(edges[3], photo.height) - 1
+        left = max(edges[0], 0)
+        top = max(edges[1], 0)
+        right = min(edges[2], photo.width) - 1
+        bottom = min(edges[3], photo.height) - 1
         if left >= right or top >= bottom:
             continue
         rim = (left - wide, top - wide, right + wide, bottom + wide)
@@ -140,9 +147,16 @@ _NEEDS: dict[Reading, tuple[float, float, int, str]] = {
 
 
 def concepts(
-    photo: Image.Image, maps: Array, region: Box, labels: Sequence[str], *, shares: Sequence[float] = (),
-    title: str = "", detail: str = "", alpha: float = 0.75,
-) -> Image.Image:  # fmt: skip
+    photo: Image.Image,
+    maps: Array,
+    region: Box,
+    labels: Sequence[str],
+    *,
+    shares: Sequence[float] = (),
+    title: str = "",
+    detail: str = "",
+    alpha: float = 0.75,
+) -> Image.Image:
     """Colour each place of a photo by the strongest of K maps ``(K, H, W)`` in [0, 1]; say below what each one is.
 
     Args:
@@ -236,9 +250,15 @@ class Film:
 
 @keywords()
 def film(
-    frames: Any, heatmap: Any, style: StyleLike = "heat", *, unit: str = "frame", colormap: str | None = None,
-    alpha: float | None = None, layout: InputLayout | None = None,
-) -> Film:  # fmt: skip
+    frames: Any,
+    heatmap: Any,
+    style: StyleLike = "heat",
+    *,
+    unit: str = "frame",
+    colormap: str | None = None,
+    alpha: float | None = None,
+    layout: InputLayout | None = None,
+) -> Film:
     """Draw the heatmap of a video or volume on its frames or slices, or of tiles or a bag of patches on these.
 
     For the result of `explain.attribute`: ``film(volume[0], attribution.heatmap[0], unit="slice")``.
@@ -260,7 +280,8 @@ def film(
     >>> len(found), found.names[-1], found.pictures[0].size  # small frames are enlarged
     (4, 'slice 4 of 4', (240, 320))
     """
-    chosen, maps = get_style(style, colormap=colormap, alpha=alpha), list(heatmap)
+    chosen = get_style(style, colormap=colormap, alpha=alpha)
+    maps = list(heatmap)
     photos = [load_image(each) for each in _frames(frames, len(maps), check_layout(layout))]
     if len(photos) != len(maps) or not photos:
         raise ImageError(f"heatmap must have a map for each of {len(photos)} frames, got {len(maps)}; take one video's")

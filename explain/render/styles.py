@@ -101,7 +101,8 @@ def _resampled(values: Array, size: tuple[int, int], region: Box) -> tuple[Array
     """Return a map at the photo's resolution, as far as it lies on the photo, and its rows and columns there."""
     import cv2
 
-    left, top = round(region.left), round(region.top)
+    left = round(region.left)
+    top = round(region.top)
     width = max(1, round(region.right) - left)
     height = max(1, round(region.bottom) - top)
     how = cv2.INTER_LINEAR if width >= values.shape[1] else cv2.INTER_AREA
@@ -112,7 +113,8 @@ def _resampled(values: Array, size: tuple[int, int], region: Box) -> tuple[Array
             raise
         raise MemoryError(error.err) from None
     inside = covered[max(0, -top) : size[1] - top, max(0, -left) : size[0] - left]
-    y, x = max(0, top), max(0, left)
+    y = max(0, top)
+    x = max(0, left)
     return inside, (slice(y, y + inside.shape[0]), slice(x, x + inside.shape[1]))
 
 

@@ -264,7 +264,8 @@ def place(subject: Subject, index: int, *, live: bool = False) -> dict[str, Any]
             height, width = subject.input_size
             return {"box": [left / width, top / height, right / width, bottom / height]}
         if isinstance(target, Segmentation) and live and subject.explainer is not None:
-            model, inputs = subject.explainer.model, Inputs((subject.explainer.as_input(subject.photo),))
+            model = subject.explainer.model
+            inputs = Inputs((subject.explainer.as_input(subject.photo),))
             with untouched(model), torch.no_grad(), reading(model, inputs, subject.explainer.activation):
                 target = target.settled(inputs.call(model), 1)
         if isinstance(target, Segmentation) and target.mask is not None:
@@ -292,9 +293,14 @@ class Detail:
 
 
 def item(
-    subject: Subject, detail: Detail, *, figures: Sequence[Mapping[str, Any]] = (), progress: Progress | None = None,
-    made: Reproduction | None = None, address: str | None = None,
-) -> dict[str, Any]:  # fmt: skip
+    subject: Subject,
+    detail: Detail,
+    *,
+    figures: Sequence[Mapping[str, Any]] = (),
+    progress: Progress | None = None,
+    made: Reproduction | None = None,
+    address: str | None = None,
+) -> dict[str, Any]:
     """Return a photo, its maps, and all that is known of them.
 
     Args:
@@ -366,14 +372,21 @@ def name_of(subject: Subject) -> str:
 
 def method_info(name: str, layer: str = "", passes: float | None = None) -> dict[str, Any]:
     """Return a method as a page has it: its name, family, description and cost."""
-    about, paper = "a method of the caller's own", ""
+    about = "a method of the caller's own"
+    paper = ""
     with suppress(ExplainError):
-        known = get_method(name)
-        about, paper = known.about, known.paper
+        about = get_method(name).about
+        paper = get_method(name).paper
     return {
-        "name": printable(name), "title": printable(title_of(name)), "family": innermost(name).family, "about": about,
-        "paper": paper, "layer": layer, "passes": passes, "control": innermost(name).control,
-    }  # fmt: skip
+        "name": printable(name),
+        "title": printable(title_of(name)),
+        "family": innermost(name).family,
+        "about": about,
+        "paper": paper,
+        "layer": layer,
+        "passes": passes,
+        "control": innermost(name).control,
+    }
 
 
 def map_info(kind: str, drawn: Mapping[str, Any], **values: Any) -> dict[str, Any]:

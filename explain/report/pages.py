@@ -95,9 +95,22 @@ def _figures(rows: Sequence[Sequence[str]]) -> list[bool]:
 FORMAT = 1
 STYLES = ("look.css",)
 SCRIPTS = (
-    "elements.js", "source.js", "planes.js", "areas.js", "colors.js", "pane.js", "stage.js", "film.js", "panels.js",
-    "evidence.js", "sets.js", "tables.js", "viewer.js", "sheet.js", "start.js",
-)  # fmt: skip
+    "elements.js",
+    "source.js",
+    "planes.js",
+    "areas.js",
+    "colors.js",
+    "pane.js",
+    "stage.js",
+    "film.js",
+    "panels.js",
+    "evidence.js",
+    "sets.js",
+    "tables.js",
+    "viewer.js",
+    "sheet.js",
+    "start.js",
+)
 COLORMAPS = ("plasma", "viridis", "inferno", "cividis", "RdBu_r", "PuOr_r")
 """The colour maps in a page: four for magnitudes, two for contributions."""
 
@@ -118,9 +131,13 @@ def static(names: Sequence[str]) -> str:
 
 
 def page(
-    index: Mapping[str, Any], items: Sequence[Mapping[str, Any]], *, title: str, widget: bool = False,
+    index: Mapping[str, Any],
+    items: Sequence[Mapping[str, Any]],
+    *,
+    title: str,
+    widget: bool = False,
     front: PageTemplate | None = None,
-) -> str:  # fmt: skip
+) -> str:
     """Return a page as one text.
 
     Args:
@@ -241,14 +258,22 @@ class Reportable(Subject):
 
     @overload
     def to_html(
-        self, path: str | os.PathLike[str], *, steps: int | None = None, overwrite: bool = False,
+        self,
+        path: str | os.PathLike[str],
+        *,
+        steps: int | None = None,
+        overwrite: bool = False,
         progress: Progress | None = None,
-    ) -> Path: ...  # fmt: skip
+    ) -> Path: ...
 
     def to_html(
-        self, path: str | os.PathLike[str] | None = None, *, steps: int | None = None, overwrite: bool = False,
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        steps: int | None = None,
+        overwrite: bool = False,
         progress: Progress | None = None,
-    ) -> str | Path:  # fmt: skip
+    ) -> str | Path:
         """Write the report: one page for any browser, which needs neither a server nor the network.
 
         It shows the photo with every map, for every target, in every style; values under the pointer and in a region;
@@ -278,10 +303,15 @@ SHEET = Detail(side=640, quality=80, cells=128)
 
 
 def sheet(
-    explanations: Iterable[Subject], path: str | os.PathLike[str], *, truth: Sequence[int | str | None] | None = None,
-    metrics: "MetricLike | Iterable[MetricLike]" = (), steps: int | None = 0, title: str | None = None,
+    explanations: Iterable[Subject],
+    path: str | os.PathLike[str],
+    *,
+    truth: Sequence[int | str | None] | None = None,
+    metrics: "MetricLike | Iterable[MetricLike]" = (),
+    steps: int | None = 0,
+    title: str | None = None,
     overwrite: bool = False,
-) -> Path:  # fmt: skip
+) -> Path:
     """Write a page with many photos, which filters, sorts and opens each.
 
     Args:
@@ -327,9 +357,13 @@ def sheet_of(entries: Sequence[Entry], title: str | None = None) -> str:
 
 
 def entry(
-    subject: Subject, figures: Sequence[Mapping[str, Mapping[str, Any]]] = (), truth: int | str | None = None, *,
-    steps: int | None = 0, made: Reproduction | None = None,
-) -> Entry:  # fmt: skip
+    subject: Subject,
+    figures: Sequence[Mapping[str, Mapping[str, Any]]] = (),
+    truth: int | str | None = None,
+    *,
+    steps: int | None = 0,
+    made: Reproduction | None = None,
+) -> Entry:
     """Return the line of a sheet about a photo (its prediction, whether that is right, metrics), and the photo's page.
 
     ``made`` says how to repeat the explanation, where the subject itself does not.
@@ -363,7 +397,8 @@ def figures_of(subject: Subject, metrics: "Sequence[MetricLike]") -> list[dict[s
     from explain.metrics import evaluate, get_metric
 
     objects = [get_metric(metric) for metric in metrics]
-    x, found = subject.explainer.as_input(subject.photo), []
+    x = subject.explainer.as_input(subject.photo)
+    found = []
     for result in subject.results:
         chosen = next(iter(result.values())).target
         if isinstance(chosen, str):

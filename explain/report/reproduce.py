@@ -180,7 +180,8 @@ def _layer_and_fuse(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
     The layer is left out where methods had different layers, or where it would move a method that had none.
     """
-    layers, fuses = [], set()
+    layers = []
+    fuses = set()
     for record in records:
         if record["layer"] is not None:
             layers.append(record["layer"])
@@ -208,7 +209,8 @@ def _value_spec(value: Any) -> str:
     """An option as it is typed; a ValueError where it cannot be."""
     if isinstance(value, Method):
         defaults = options(get_method(value.name))
-        inner, others = [], []  # a wrapper's method is written first, without the name of the option
+        others: list[str] = []
+        inner: list[str] = []  # a wrapper's method is written first, without the name of the option
         for name, each in options(value).items():
             if "(" in value.name and isinstance(each, Method):
                 inner.append(_value_spec(each))
