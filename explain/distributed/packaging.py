@@ -70,10 +70,18 @@ class Packaged:
 
 
 def export_package(
-    model: nn.Module, path: str | os.PathLike[str], *, categories: Sequence[str] | None = None,
-    intern: Patterns = (), extern: Patterns = (), mock: Patterns = (), on_intern: "Callback | None" = None,
-    on_extern: "Callback | None" = None, on_mock: "Callback | None" = None, overwrite: bool = False,
-) -> PackageReport:  # fmt: skip
+    model: nn.Module,
+    path: str | os.PathLike[str],
+    *,
+    categories: Sequence[str] | None = None,
+    intern: Patterns = (),
+    extern: Patterns = (),
+    mock: Patterns = (),
+    on_intern: "Callback | None" = None,
+    on_extern: "Callback | None" = None,
+    on_mock: "Callback | None" = None,
+    overwrite: bool = False,
+) -> PackageReport:
     """Write a model with its weights, the source of its classes and its labels to one ``torch.package`` archive.
 
     Python, torch, torchvision, NumPy and Pillow stay out; the source of every other module that the model is made of,

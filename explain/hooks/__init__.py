@@ -4,8 +4,8 @@
     interventions  `Patch`, `Ablate`, `Steer`, `Project`, `Replace`: what a layer gives instead
     intervening    `intervene`, which applies them
     capturing, graph_start
-                   `capture`: activations and gradients of layers, call by call, and where the graph begins for them;
-                   `FeatureExtractor`: a model cut off after the last layer of interest
+                   `capture`: activations and gradients of layers, call by call, and where the graph begins for them
+    extraction     `FeatureExtractor`: a model cut off after the last layer of interest
     inspection     `inspect` and `timeline`: a model as a table, and the order in which its hooks fire
 
 The kinds of hooks, and what they are made of:
@@ -30,7 +30,8 @@ Models and graphs:
                    heads, while they are computed
 """
 
-from explain.hooks.capturing import FeatureExtractor, capture
+from explain.hooks.capturing import capture
+from explain.hooks.extraction import FeatureExtractor
 from explain.hooks.graph import graph
 from explain.hooks.group import HookGroup
 from explain.hooks.inspection import inspect, timeline

@@ -9,9 +9,9 @@ One case is special: a layer that returns its input unaltered, as dropout does i
 of what leaves the layer; paths around it do not belong to the layer. The same holds for a layer's input.
 """
 
-from collections import Counter, UserDict
+from collections import UserDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -71,8 +71,9 @@ class Recorded(UserDict[str, torch.Tensor]):
     ``missing`` says of another name why nothing is recorded under it.
     """
 
-    def __init__(self, found: dict[str, torch.Tensor], missing: Callable[[str], str]) -> None:
-        self.data, self._missing = found, missing
+    def __init__(self, tensors: dict[str, torch.Tensor], missing: Callable[[str], str]) -> None:
+        self.data = tensors
+        self._missing = missing
 
     def __getitem__(self, name: str) -> torch.Tensor:
         if name not in self.data:
@@ -103,33 +104,44 @@ class Capture:
     """
 
     def __init__(
-        self, group: HookGroup, layers: Iterable[str], *, gradients: bool | Collection[str], cut: bool = True,
+        self,
+        group: HookGroup,
+        layers: Iterable[str],
+        *,
+        gradients: bool | Collection[str],
+        cut: bool = True,
         every: bool = False,
-    ) -> None:  # fmt: skip
-        self.records: list[Record] = []
+    ) -> None:
         if group._model is None:
             raise HookError("group of a capture must have a model, got HookGroup(); pass it the model")
         self._model = group._model
-        self._names = list(layers)
-        wanted = (self._names if gradients else ()) if isinstance(gradients, bool) else gradients
+        self._places = {name: place_of(name, self._model) for name in layers}
+        self.records: list[Record] = []
+        self.hooks = 0
+        """How many hooks on tensors it has registered."""
+        names = (self._places if gradients else ()) if isinstance(gradients, bool) else gradients
         self._wanted: dict[str, set[int | None]] = {}
         """For each layer, the calls whose gradients are recorded; None is all of them."""
-        for place in (place_of(name, self._model) for name in wanted):
+        for name in names:
+            place = place_of(name, self._model)
             self._wanted.setdefault(place.layer, set()).add(place.call)
-        self._every, self._cut = every, cut
+        self._every = every
+        self._cut = cut
         self._may_be_cut = cut and not torch.is_grad_enabled()
         self._graph_start = graph_start.GraphStart(cut=self._may_be_cut)
         self._missing: list[str] = []
         self._sources: dict[Record, list[Source]] = {}
         self._requested_with: dict[Record, list[Source]] = {}
         self._without_graph: set[Record] = set()
-        self.hooks = 0
-        """How many hooks on tensors it has registered."""
         self._paused: list[bool] = []  # shared with hooks in the graph, which must not hold the capture itself
         group.swap_inputs("", self._begin_pass, self._end_pass)
-        for place in {place.layer: place for place in (place_of(n, self._model) for n in self._names)}.values():
-            watch = {"": self._watch_output, "input": self._watch_input}.get(place.part, self._watch_attention)
-            watch(group, place)
+        for place in {place.layer: place for place in self._places.values()}.values():
+            if place.of_attention:
+                self._watch_attention(group, place)
+            elif place.part:
+                self._watch_input(group, place)
+            else:
+                self._watch_output(group, place)
 
     def sources_of(self, record: Record) -> list[Source]:
         """What to differentiate with respect to, all in one call, for the gradient that `joined` makes of the results.
@@ -147,8 +159,10 @@ class Capture:
 
     def joined(self, record: Record, gradients: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
         """Return the gradient in a record's first tensor, from those with respect to its `sources_of`."""
-        found = [gradient for gradient in gradients[: len(self._sources[record])] if gradient is not None]
-        return torch.stack(found).sum(0) if len(found) > 1 else found[0] if found else None
+        parts = [gradient for gradient in gradients[: len(self._sources[record])] if gradient is not None]
+        if len(parts) > 1:
+            return torch.stack(parts).sum(0)
+        return parts[0] if parts else None
 
     @property
     def misses(self) -> bool:
@@ -158,7 +172,8 @@ class Capture:
     @property
     def activations(self) -> Mapping[str, torch.Tensor]:
         """A copy of the output of each layer that ran, by name: of its last call, unless the name says which call."""
-        return Recorded({name: record.activation for name, record in self._found()}, self._why_missing)
+        records = self._by_name()
+        return Recorded({name: record.activation for name, record in records.items()}, self._why_missing)
 
     @property
     def gradients(self) -> Mapping[str, torch.Tensor]:
@@ -168,14 +183,15 @@ class Capture:
             LayerError: parts of them may be missing.
         """
         self._must_be_whole()
-        found = {name: record.gradient for name, record in self._found() if record.gradient is not None}
-        return Recorded(found, self._why_missing)
+        gradients = {name: record.gradient for name, record in self._by_name().items()}
+        return Recorded({name: each for name, each in gradients.items() if each is not None}, self._why_missing)
 
     def of(self, name: str) -> Record | None:
         """Return the record that a name such as ``conv``, ``conv@0`` or ``conv:input`` stands for."""
         place = place_of(name, self._model)
         calls = self._calls_of(place.layer)
-        return next(iter(calls[-1:] if place.call is None else calls[place.call : place.call + 1]), None)
+        number = len(calls) - 1 if place.call is None else place.call
+        return calls[number] if 0 <= number < len(calls) else None
 
     def _calls_of(self, layer: str) -> list[Record]:
         return [record for record in self.records if record.layer == layer]
@@ -211,14 +227,15 @@ class Capture:
         finally:
             self._paused.pop()
 
-    def _found(self) -> Iterator[tuple[str, Record]]:
-        return ((name, record) for name in self._names if (record := self.of(name)) is not None)
+    def _by_name(self) -> dict[str, Record]:
+        records = {name: self.of(name) for name in self._places}
+        return {name: record for name, record in records.items() if record is not None}
 
     def _why_missing(self, name: str) -> str:
-        if name not in self._names:
-            return f"layer {name!r} was not captured; {did_you_mean(name, self._names)}"
+        if name not in self._places:
+            return f"layer {name!r} was not captured; {did_you_mean(name, self._places)}"
         if self.of(name) is None:
-            return why_not_called(self._model, name, len(self._calls_of(place_of(name, self._model).layer)))
+            return why_not_called(self._model, name, len(self._calls_of(self._places[name].layer)))
         return f"layer {name!r} has no gradient: none came back to it; run backward from a score that depends on it"
 
     def _must_be_whole(self) -> None:
@@ -267,7 +284,8 @@ class Capture:
             first = nested.first_tensor((args, kwargs))
             if first is None:
                 raise LayerError(f"layer {place.layer!r} must be given a tensor, got none; choose another layer")
-            wanted, record = self._is_wanted(place.layer), self._recorded(place.layer, first)
+            wanted = self._is_wanted(place.layer)
+            record = self._recorded(place.layer, first)
             if record is None or not wanted:
                 return None
             self._must_be_floating(record, first)
@@ -289,7 +307,8 @@ class Capture:
 
     def _leave(self, layer: str, given: Given, output: Any) -> Any:
         first = _first_output(layer, output)
-        wanted, record = self._is_wanted(layer), self._recorded(layer, first)
+        wanted = self._is_wanted(layer)
+        record = self._recorded(layer, first)
         if record is None:
             return None
         seen: dict[int, tuple[TensorRecord, torch.Tensor]] = {id(first): (record, first)}  # each tensor once
@@ -333,7 +352,8 @@ class Capture:
             if used is not tensor:
                 new[id(tensor)] = used
             if each is record:
-                self._sources[record], self._requested_with[record] = sources, requested_with
+                self._sources[record] = sources
+                self._requested_with[record] = requested_with
             else:
                 self._requested_with[record] += sources + requested_with
         self._without_graph.discard(record)
@@ -359,7 +379,8 @@ class Capture:
         mark put into that base's history has these, and the view's Node has what the layer made of the view before.
         Autograd takes the two for one Node, unless the base is requested as well.
         """
-        source, base = self._collect(seen, tensor), tensor._base
+        source = self._collect(seen, tensor)
+        base = tensor._base
         if base is None or not base.requires_grad:
             return [source], []
         behind = get_gradient_edge(base)
@@ -373,7 +394,8 @@ class Capture:
             if gradient is None or paused:  # the former where there is no derivative
                 return
             # A copy: the tensor that autograd passes may be shared with another branch, and may be reused by it.
-            copy, task = gradient.detach().clone(), torch._C._current_graph_task_id()
+            copy = gradient.detach().clone()
+            task = torch._C._current_graph_task_id()
             # Gradients that arrive on several paths of one pass add up.
             seen.gradient = copy if seen.gradient is None or task != seen.task else seen.gradient + copy
             seen.task = task
@@ -519,63 +541,6 @@ def read_outputs(group: HookGroup, layers: Iterable[str], read: Callable[[torch.
     for layer in found:
         group.forward(layer, partial(note, layer))
     return found
-
-
-class _AllCaptured(BaseException):
-    """Ends a forward pass; no ``except Exception`` of the model catches it."""
-
-
-class FeatureExtractor(nn.Module):
-    """A module that returns the outputs of some layers of a model, and does not run what comes after the last of them.
-
-    Args:
-        model: any module; it is neither copied nor changed, and it has no hooks between calls.
-        layers: names, patterns, modules or classes; see `select`. ``conv@1`` is the second call of a layer that runs
-            several times, and ``conv:input`` the first tensor that it is given.
-        graph: keep the graph, to compute gradients through the features.
-
-    Returns:
-        A dictionary from names to outputs, detached unless ``graph`` is set. A name without a call stands for the
-        first one here, since what comes after it does not run.
-
-    Raises:
-        LayerError: a layer is not in the model, or the call that is named never comes.
-
-    >>> import torch
-    >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(1, 1))
-    >>> {name: tuple(f.shape) for name, f in FeatureExtractor(model, ["0", "1"])(torch.zeros(2, 3, 8, 8)).items()}
-    {'0': (2, 4, 6, 6), '1': (2, 4, 6, 6)}
-    """
-
-    def __init__(self, model: nn.Module, layers: Where, *, graph: bool = False) -> None:
-        super().__init__()
-        self.model = model
-        self.layers = select_places(model, layers)
-        self.graph = graph
-
-    def forward(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        features, calls = dict[str, Any](), Counter[str]()
-        places = {name: place_of(name, self.model) for name in self.layers}
-
-        def keep(layer: str, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            for name, place in places.items():
-                if place.layer == layer and (place.call or 0) == calls[layer]:
-                    # A copy of all but the last: what runs after may overwrite it.
-                    last = len(features) == len(places) - 1
-                    features[name] = output if last else nested.replace(output, lambda path, tensor: tensor.clone())
-            calls[layer] += 1
-            if len(features) == len(places):
-                raise _AllCaptured
-
-        with preserve.recording(self.graph), HookGroup(self.model) as group:
-            for layer in {place.layer for place in places.values()}:  # several calls of it may be named
-                group.forward(layer, partial(keep, layer))
-            with suppress(_AllCaptured):
-                self.model(*args, **kwargs)
-        for name, place in places.items():
-            if name not in features:
-                raise LayerError(why_not_called(self.model, name, calls[place.layer]))
-        return {name: features[name] for name in self.layers}
 
 
 def why_not_called(model: nn.Module, name: str, calls: int) -> str:

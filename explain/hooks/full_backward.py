@@ -112,7 +112,8 @@ class _Call:
 
     def leave(self, output: Any) -> Any:
         paths, values = _laid_out(output)
-        lent, self._lent = self._lent, []
+        lent = self._lent
+        self._lent = []
         overwritten = [(tensor, alias) for tensor, alias, node in lent if alias.grad_fn is not node]
         passed, self._out = _through(self._at_outputs, values, self._began)
         self.outputs = len(values)
@@ -142,7 +143,8 @@ class _Call:
         return tuple(given[i] for i in self._out)
 
     def _at_inputs(self, gradients: Gradients) -> Gradients:
-        grad_output, self.grad_output = self.grad_output, None
+        grad_output = self.grad_output
+        self.grad_output = None
         if grad_output is None:  # nothing came through the outputs
             return gradients
         given = self._changed(self.owner.hooks, _spread(gradients, self._where, self.inputs), grad_output)

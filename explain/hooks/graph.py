@@ -28,7 +28,8 @@ def graph(start: torch.Tensor | Node | None, *, until: Callable[[Node], bool] = 
     ['SumBackward0', 'ReluBackward0', 'torch::autograd::AccumulateGrad']
     """
     first = start.grad_fn if isinstance(start, torch.Tensor) else start
-    seen, waiting = {first}, [] if first is None else [first]
+    seen = {first}
+    waiting = [] if first is None else [first]
     while waiting:
         node = waiting.pop()
         yield node
@@ -89,9 +90,13 @@ _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def differentiate(
-    score: torch.Tensor, sources: Sequence[Any], gradient: torch.Tensor | None = None, *,
-    retain_graph: bool | None = None, create_graph: bool = False,
-) -> tuple[torch.Tensor | None, ...]:  # fmt: skip
+    score: torch.Tensor,
+    sources: Sequence[Any],
+    gradient: torch.Tensor | None = None,
+    *,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+) -> tuple[torch.Tensor | None, ...]:
     """`torch.autograd.grad`, also right for batch normalisations of one row; None where the score depends on no source.
 
     On a CPU, PyTorch (2.13, 2.14) takes a gradient with the channels last for one with the channels first there, or the
@@ -165,7 +170,8 @@ class Reach:
     def of(self, node: Node | None) -> bool:
         if node is None:
             return False
-        known, waiting = self._known, [node]
+        known = self._known
+        waiting = [node]
         while waiting:  # without recursion, since networks are deep
             last = waiting[-1]
             recent = last not in known and last._sequence_nr() >= self._since
@@ -216,7 +222,8 @@ class _Entrance(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor | None) -> Any:
-        answer, ctx.answer = ctx.answer, None
+        answer = ctx.answer
+        ctx.answer = None
         return (gradient if answer is None else answer(gradient)), None
 
 

@@ -30,7 +30,8 @@ class GraphStart:
     """
 
     def __init__(self, *, cut: bool) -> None:
-        self.cut, self.was_cut = cut, False
+        self.cut = cut
+        self.was_cut = False
         self._missing: list[str] = []
         self._older: list[tuple[str, torch.Tensor, int]] = []
         self.starts: list[GradientEdge] = []
@@ -63,7 +64,8 @@ class GraphStart:
             return not any(tensor.requires_grad for tensor in (*given, *module.parameters()))
         if not self.cut:
             return False  # the network itself has turned gradients off here
-        self.cut, self.was_cut = False, True  # a graph begins only once
+        self.cut = False  # a graph begins only once
+        self.was_cut = True
         torch.set_grad_enabled(True)  # the caller's mode comes back when `untouched` ends
         return True
 

@@ -43,7 +43,8 @@ def _items(where: Any) -> list[Any]:
 def _select_one(model: nn.Module, where: object) -> dict[str, nn.Module]:
     if isinstance(where, str):
         return _by_name(model, where)
-    known, remedy = modules_of(model), "explain.list_layers(model, x) shows the names"
+    known = modules_of(model)
+    remedy = "explain.list_layers(model, x) shows the names"
     if isinstance(where, nn.Module):
         if where in known:
             return {known[where]: where}

@@ -194,8 +194,10 @@ def keeping_state(model: nn.Module) -> AbstractContextManager[None]:
 @contextmanager
 def _restoring_torch(gradients: bool) -> Iterator[None]:
     """Outside inference mode, switch gradients; after errors, restore them, mixed precision and function modes."""
-    grad, function_modes = torch.is_grad_enabled(), torch._C._len_torch_function_stack()
-    nesting, caching = _autocast_nesting(), torch.is_autocast_cache_enabled()
+    grad = torch.is_grad_enabled()
+    function_modes = torch._C._len_torch_function_stack()
+    nesting = _autocast_nesting()
+    caching = torch.is_autocast_cache_enabled()
     autocast = [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in DEVICES]
     try:
         with torch.inference_mode(False), recording(gradients):
@@ -267,7 +269,8 @@ def untouched(model: nn.Module, *, grad: bool = False, create_graph: bool = Fals
     _used_threads = _used_threads or torch.get_num_threads() > 1
     rng = preserving_rng([p.device for p in parameters_of(model)])
     here = temporarily(_here, busy=True, create_graph=create_graph)
-    torch_state, buffers = _restoring_torch(grad or create_graph), keeping_state(model)
+    torch_state = _restoring_torch(grad or create_graph)
+    buffers = keeping_state(model)
     try:
         with here, torch_state, eager(), rng, evaluating(model) as disturbed, buffers:
             yield

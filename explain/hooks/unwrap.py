@@ -4,7 +4,6 @@ import sys
 import threading
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
-from itertools import product
 from typing import Any
 
 import torch
@@ -162,15 +161,19 @@ def callers_hooks(model: nn.Module) -> list[str]:
     >>> callers_hooks(model)
     ['print on layer 0 (forward)']
     """
-    places: list[tuple[str, Any, str]] = [("every module", global_hooks, "_global_{}_hooks")]
-    places += [(f"layer {name}" if name else "the model", each, "_{}_hooks") for name, each in model.named_modules()]
-    found: dict[tuple[str, ...], None] = {}
-    for (where, owner, form), kind in product(places, _KINDS):
-        for hook in list(getattr(owner, form.format(kind)).values()):
-            if isinstance(hook, Registered):  # gates for gradients are hooks of another kind
-                own = [(site.hook, site.direction) for site in hook.sites if not site.trusted]
-            else:
-                own_of_torch = str(getattr(hook, "__module__", "")).startswith("torch.export.")  # checks of inputs
-                own = [] if is_ours(hook) or own_of_torch else [(name_of_function(hook), kind.replace("_", "-"))]
-            found |= dict.fromkeys((name, where, direction, kind) for name, direction in own)
-    return [f"{name} on {where} ({direction})" for name, where, direction, _ in found]
+    owners: list[tuple[str, Any, str]] = [("every module", global_hooks, "_global_{}_hooks")]
+    owners += [(f"layer {name}" if name else "the model", each, "_{}_hooks") for name, each in model.named_modules()]
+    names: dict[str, None] = {}
+    for where, owner, attribute in owners:
+        for kind in _KINDS:
+            for hook in list(getattr(owner, attribute.format(kind)).values()):
+                names |= {f"{name} on {where} ({direction})": None for name, direction in _of_caller(hook, kind)}
+    return list(names)
+
+
+def _of_caller(hook: Any, kind: str) -> list[tuple[str, str]]:
+    """The names and directions of the caller's hooks in what PyTorch calls as a hook."""
+    if isinstance(hook, Registered):  # gates for gradients are hooks of another kind
+        return [(site.hook, site.direction) for site in hook.sites if not site.trusted]
+    of_torch = str(getattr(hook, "__module__", "")).startswith("torch.export.")  # checks of inputs
+    return [] if of_torch or is_ours(hook) else [(name_of_function(hook), kind.replace("_", "-"))]

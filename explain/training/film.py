@@ -130,9 +130,14 @@ class Film:
 
 @keywords()
 def film(
-    run: Run | str | os.PathLike[str], photo: str | os.PathLike[str], *, method: str | None = None,
-    target: str | int | None = None, image: ImageLike | None = None, style: styles.StyleLike | None = None,
-) -> Film:  # fmt: skip
+    run: Run | str | os.PathLike[str],
+    photo: str | os.PathLike[str],
+    *,
+    method: str | None = None,
+    target: str | int | None = None,
+    image: ImageLike | None = None,
+    style: styles.StyleLike | None = None,
+) -> Film:
     """Show how the map of a photo moved during training.
 
     Args:

@@ -208,7 +208,8 @@ class DeadUnits(OnParameters):
         return {name: len(alive) for name, alive in self._in_order()}
 
     def __repr__(self) -> str:
-        dead, total = sum(map(len, self.dead().values())), sum(self.counts().values())
+        dead = sum(map(len, self.dead().values()))
+        total = sum(self.counts().values())
         return f"DeadUnits({dead} of {total} units get no gradient)"
 
     def _in_order(self) -> list[tuple[str, torch.Tensor]]:

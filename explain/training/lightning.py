@@ -38,9 +38,11 @@ def callback(photos: Any, *, explainer: Callable[[Any], Any] | None = None, **op
 
 
 def prior_callback(
-    prior: AttributionPrior, *, network: Callable[[Any], Any] | None = None,
+    prior: AttributionPrior,
+    *,
+    network: Callable[[Any], Any] | None = None,
     inputs: Callable[[Any], Sequence[Any]] | None = None,
-) -> Any:  # fmt: skip
+) -> Any:
     """Return a callback for Lightning's ``Trainer`` that adds a prior's penalty to the loss of each training step.
 
     The penalty is a part of what ``training_step`` returns, so that gradients are accumulated, clipped and shared
@@ -64,7 +66,9 @@ class MonitorCallback:
 
     def __init__(self, photos: Any, explainer: Callable[[Any], Any] | None, options: Mapping[str, Any]) -> None:
         super().__init__()
-        self.photos, self.explainer, self.options = photos, explainer, dict(options)
+        self.photos = photos
+        self.explainer = explainer
+        self.options = dict(options)
         self.monitor: Monitor | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -92,7 +96,8 @@ class MonitorCallback:
     on_exception = teardown
 
     def _close(self, *, completed: bool) -> None:
-        monitor, self.monitor = self.monitor, None
+        monitor = self.monitor
+        self.monitor = None
         if monitor is not None:
             monitor.close(completed=completed)
 
@@ -102,7 +107,9 @@ class PriorCallback:
 
     def __init__(self, prior: AttributionPrior, network: Any, inputs: Any) -> None:
         super().__init__()
-        self.prior, self.network, self.inputs = prior, network, inputs
+        self.prior = prior
+        self.network = network
+        self.inputs = inputs
 
     def __reduce__(self) -> tuple[Any, ...]:
         return functools.partial(prior_callback, self.prior, network=self.network, inputs=self.inputs), ()
