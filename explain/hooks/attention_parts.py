@@ -207,5 +207,7 @@ class AttentionTracer(Tracer):
         order = order or letters
         moved = tensor.permute([letters.index(letter) for letter in order])
         shape = moved.shape
-        new = edit(moved.unflatten(0, (-1, self._heads)) if moved.ndim == 3 and self._heads else moved)
+        if moved.ndim == 3 and self._heads:
+            moved = moved.reshape(-1, self._heads, shape[1], shape[2])
+        new = edit(moved)
         return tensor if new is None else new.reshape(shape).permute([order.index(letter) for letter in letters])

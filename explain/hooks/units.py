@@ -204,7 +204,7 @@ def _is_channels_last(values: torch.Tensor, module: nn.Module, model: nn.Module,
     everything = list(model.modules())
     before = everything[: next((i for i, other in enumerate(everything) if other is module), 0)]
     nearest_first = inside if of_input else inside[::-1]
-    for other in (*nearest_first, *reversed(before)):
+    for other in [*nearest_first, *before[::-1]]:
         dims: Any = getattr(other, "dims", None)
         if isinstance(dims, (list, tuple)) and len(dims) == values.ndim:  # a permutation
             return bool(dims[1] == values.ndim - 1) if of_input else bool(dims[-1] == 1)
@@ -212,7 +212,7 @@ def _is_channels_last(values: torch.Tensor, module: nn.Module, model: nn.Module,
             return False
         if isinstance(other, nn.Linear) and values.shape[-1] in (other.in_features, other.out_features):
             return True
-        of_tokens = isinstance(other, nn.LayerNorm) and type(other).__name__ != "LayerNorm2d"
-        if of_tokens and values.shape[-1] == other.normalized_shape[-1]:
+        of_tokens = isinstance(other, nn.LayerNorm) and "2d" not in type(other).__name__
+        if of_tokens and values.shape[-1] == other.normalized_shape[-1]:  # type: ignore[index]
             return True
     return False
