@@ -70,7 +70,7 @@ class RolloutMethod(AttentionMethod):
         for matrix in self.matrices(evidence):
             joint = matrix @ joint
         row = _of_rows(joint, maps[-1], evidence, tokens)
-        return row[:, tokens].unflatten(1, size)
+        return row[:, tokens].reshape((-1, *size))
 
 
 def _of_rows(matrix: torch.Tensor, last: AttentionMap, evidence: Evidence, tokens: Sequence[int]) -> torch.Tensor:
@@ -167,7 +167,7 @@ class LeGrad(AttentionMethod):
         tokens, size = photo_tokens(self.name, gradients, evidence)
         used = gradients if self.blocks is None else gradients[-self.blocks :]
         of_keys = torch.stack([gradient.clamp(min=0).mean((1, 2)) for gradient in used]).mean(0)
-        return of_keys[:, tokens].unflatten(1, size)
+        return of_keys[:, tokens].reshape((-1, *size))
 
 
 @register
@@ -216,7 +216,7 @@ class GradECLIP(AttentionMethod):
         found = torch.stack([self._of(each, _rows_read(maps[-1]), among) for each in maps[-self.blocks :]]).sum(0)
         if joint is not None:
             found = found.index_fill(1, torch.tensor(joint.photo).to(found.device), 0) if of_words else found[:, tokens]
-        return found.clamp(min=0).unflatten(1, size)
+        return found.clamp(min=0).reshape((len(found), *size))
 
     def _of(self, attention: AttentionMap, read: torch.Tensor, tokens: list[int]) -> torch.Tensor:
         """What one attention takes from some tokens ``(N, tokens)``."""
@@ -360,7 +360,7 @@ class CheferBimodal(AttentionMethod):
         row = (_followed(maps, photo, other)[other, photo] * read).sum(1) / read.sum(-2).clamp(min=1)
         grid = evidence.grids.grid((len(evidence.inputs), photo, 1))
         assert grid is not None
-        return row[:, list(grid.tokens)].unflatten(1, grid.size)
+        return row[:, list(grid.tokens)].reshape((-1, *grid.size))
 
     def _sizes(self, maps: Sequence[AttentionMap], evidence: Evidence) -> tuple[int, int]:
         """How many tokens the photo has, and how many the other side."""

@@ -509,7 +509,7 @@ def first_component(maps: torch.Tensor) -> torch.Tensor:
         _, vectors = eigenvectors(rows.transpose(1, 2) @ rows)
         projected = (rows @ vectors[..., -1:])[..., 0]
     projected = torch.where((projected * rows.sum(2)).sum(1, keepdim=True) < 0, -projected, projected)
-    return projected.unflatten(1, maps.shape[2:]).to(maps.dtype)
+    return projected.reshape((len(maps), *maps.shape[2:])).to(maps.dtype)
 
 
 def eigenvectors(matrices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -565,7 +565,7 @@ class KPCACAM(FeatureMapPattern):
         component = vectors[..., -1] * values[:, -1:].clamp(min=0).sqrt()
         largest = component.gather(1, component.abs().argmax(1, keepdim=True))
         component = torch.where(largest < 0, -component, component)
-        return component.unflatten(1, maps.shape[2:]).to(maps.dtype)
+        return component.reshape((len(maps), *maps.shape[2:])).to(maps.dtype)
 
     def _kernel(self, rows: torch.Tensor) -> torch.Tensor:
         gamma: Any = 1 / rows.shape[2] if not isinstance(self.gamma, float) else self.gamma

@@ -186,7 +186,7 @@ class _Ascent:
     def map(self) -> torch.Tensor:
         """The map of the masks that there are by now."""
         areas = torch.tensor(self._method.area, device=self._masks.device)
-        masks = self._masks[:, 0].unflatten(0, (-1, len(areas)))
+        masks = self._masks.reshape((-1, len(areas), *self._masks.shape[2:]))
         if self._method.keeps is None:
             return masks.mean(1)
         score = self._whole[:, None].to(self._scores)

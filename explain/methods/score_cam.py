@@ -461,7 +461,7 @@ class SampledTokens(Perturbation):
             centres = means(maps.flatten(1), self.samples, self.seed)
             kept = centres.topk(max(1, int(self.share * centres.shape[1])), dim=1).indices
             mask = torch.zeros_like(centres, dtype=torch.bool).scatter_(1, kept, value=True)
-            listed.append(mask.unflatten(1, maps.shape[1:]))
+            listed.append(mask.reshape((-1, *maps.shape[1:])))
         return listed
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
