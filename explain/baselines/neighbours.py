@@ -25,8 +25,8 @@ def interpolated(images: torch.Tensor, covered: torch.Tensor) -> torch.Tensor:
     """
     together = max(1, IN_CACHE // images[0].numel()) if images.device.type == "cpu" else len(images)
     if len(images) > together:
-        starts = range(0, len(images), together)
-        return torch.cat([interpolated(images[i : i + together], covered[i : i + together]) for i in starts])
+        parts = zip(torch.split(images, together), torch.split(covered, together), strict=True)
+        return torch.cat([interpolated(some, of_some) for some, of_some in parts])
     known = (~covered).to(images)
     count = known.sum((2, 3), keepdim=True)
     of_known = (images * known).sum((2, 3), keepdim=True) / count.clamp(min=1)

@@ -19,14 +19,23 @@ To add one, write a subclass of `Method` with ``@register`` above it; there is n
 
 from explain.methods.attention import AttentionRollout, CheferAttribution, CheferBimodal, GradientRollout, LeGrad
 from explain.methods.base import Method, Source, list_methods, register
-
-# isort: off
 from explain.methods.cam import (
-    CAM, FEM, KPCACAM, EigenCAM, EigenGradCAM, ElementWiseCAM, FinerCAM, GradCAM, GradCAMPlusPlus, HiResCAM, LayerCAM,
-    RandomCAM, RefineCAM, ShapleyCAM, XGradCAM,
-)  # fmt: skip
-
-# isort: on
+    CAM,
+    FEM,
+    KPCACAM,
+    EigenCAM,
+    EigenGradCAM,
+    ElementWiseCAM,
+    FinerCAM,
+    GradCAM,
+    GradCAMPlusPlus,
+    HiResCAM,
+    LayerCAM,
+    RandomCAM,
+    RefineCAM,
+    ShapleyCAM,
+    XGradCAM,
+)
 from explain.methods.evidence import Necessary, Sufficient
 from explain.methods.extremal import ExtremalPerturbation
 from explain.methods.gradients import Deconvnet, GuidedBackprop, GuidedGradCAM, InputXGradient, Saliency

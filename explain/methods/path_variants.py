@@ -224,9 +224,8 @@ class IDGI(CompleteMethod):
 
 SCALES = (50, 100, 150, 250, 500, 1200)
 """The sizes of regions that Kapishnikov et al. take together."""
-DILATION = 5
-LEAST = 50
-"""By how many pixels regions grow, and how many new ones a region must bring, at 224 x 224 pixels."""
+DILATION = 5  # pixels by which regions grow, at 224 x 224
+LEAST = 50  # new pixels that a region must bring, at 224 x 224
 
 
 @register

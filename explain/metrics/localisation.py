@@ -390,9 +390,11 @@ def as_boxes(given: Boxes, count: int, size: tuple[int, int]) -> list[torch.Tens
 
 
 def as_regions(
-    given: torch.Tensor | np.ndarray[Any, Any] | None, boxes: Sequence[torch.Tensor] | None, count: int,
+    given: torch.Tensor | np.ndarray[Any, Any] | None,
+    boxes: Sequence[torch.Tensor] | None,
+    count: int,
     size: tuple[int, int],
-) -> torch.Tensor | None:  # fmt: skip
+) -> torch.Tensor | None:
     """Take masks ``(N, H, W)``, or draw the boxes: truth values; None where nothing is known.
 
     Raises:

@@ -435,8 +435,7 @@ class Stable(Check, ReattributionMetric):
         alike = numbers[..., 0]
         still = numbers[..., 1] <= self.slack
         value = torch.where(still, alike, 0).sum(1) / still.sum(1)  # NaN where no change counts
-        least = torch.where(still, alike, torch.inf).amin(1)
-        return MetricResult(value, parts={"alike": alike, "counted": still.sum(1), "least": least})
+        return MetricResult(value, parts={"alike": alike, "counted": still.sum(1)})
 
     def decide(self, result: MetricResult) -> CheckResult:
         figure = float(result.value[0])
