@@ -28,7 +28,7 @@ from explain.runs.exporting import arrow_modules
 from explain.runs.parts import ENDING, MANIFEST, REMARKS, Storage, indexed, key_of, write_part
 from explain.runs.request import TIME
 from explain.runs.result import Run
-from explain.runs.runner import Job, RunCall, State
+from explain.runs.runner import ELSEWHERE, Job, RunCall, State
 from explain.store.manifest import must_agree
 from explain.store.sources import Entry, Failed, check_count, text
 from explain.store.writing import PhotoRecord, locked
@@ -64,31 +64,38 @@ class PartExplainer:
     """
 
     def __init__(self, job: Job, folder: Storage, device: str | None = None) -> None:
-        self.job, self.folder = job, folder
+        self.job = job
+        self.folder = folder
         if device is not None:
             job.request.explainer.model.to(device)
 
     def __call__(self, entries: list[Entry]) -> Report:
         """Explain photos, write them into the folder, and report; an error is part of the report."""
         file = f"{BEGUN}{key_of([entry.name for entry in entries])}.json"
+        request = self.job.request
         try:
-            here, expected = versions(), self.job.manifest["versions"]
-            for name in SAME:  # values would be others
-                if expected.get(name) != here.get(name):
-                    got = f"{expected.get(name)} where the run began and {here.get(name)} on another"
-                    raise RunError(f"{name} must have the same version on all machines, but it is {got}; install that")
-            found = self._explained(entries, file)
-            records = [each for each in found if isinstance(each, PhotoRecord)]
-            request = self.job.request
-            write_part(self.folder, records, request.methods or [], sorted(each.name for each in request.metrics))
-            self.folder.remove(file)
+            self._check_versions()
+            answers = self._explained(entries, file)
+            records = [answer for answer in answers if isinstance(answer, PhotoRecord)]
+            metrics = sorted(metric.name for metric in request.metrics)
+            write_part(self.folder, records, request.methods or [], metrics)
         except Exception as error:  # not an interrupt: it may be the end of the process
             self.folder.remove(file)
             return Report(error=_sendable(error))
-        failed = (each for each in found if isinstance(each, Failed))
-        failures = tuple(replace(each, general=each.general and _sendable(each.general)) for each in failed)
+        self.folder.remove(file)
+        failures = [answer for answer in answers if isinstance(answer, Failed)]
+        sent = [replace(failure, general=failure.general and _sendable(failure.general)) for failure in failures]
         notes = dict.fromkeys(note for record in records for note in record.notes)
-        return Report(tuple(record.name for record in records), failures, tuple(notes))
+        return Report(tuple(record.name for record in records), tuple(sent), tuple(notes))
+
+    def _check_versions(self) -> None:
+        """Refuse packages of other versions than where the run began: values would be others."""
+        here = versions()
+        expected = self.job.manifest["versions"]
+        for name in SAME:
+            if expected.get(name) != here.get(name):
+                got = f"{expected.get(name)} where the run began and {here.get(name)} on another"
+                raise RunError(f"{name} must have the same version on all machines, but it is {got}; install that")
 
     def _explained(self, entries: list[Entry], file: str) -> list[PhotoRecord | Failed]:
         """Explain photos, and note in a file for the next attempt what was begun: it stays if the process dies.
@@ -97,20 +104,22 @@ class PartExplainer:
         the process died then.
         """
         before = self.folder.read_object(file) or {"attempts": 0, "ended": [], "now": None}
-        ended = [*before["ended"], *filter(None, [before["now"]])]
+        ended = list(before["ended"])
+        if before["now"] is not None:
+            ended.append(before["now"])
         alone = before["attempts"] >= TOGETHER
-        found: list[PhotoRecord | Failed] = []
+        answers: list[PhotoRecord | Failed] = []
         for piece in [[entry] for entry in entries] if alone else [entries]:
             first = piece[0]
             if alone and first.name in ended:
-                found.append(Failed(first.name, f"image {first.name!r} ended the process that explained it (out of "
-                                    "memory?); explain it alone", first.path, stamp=first.stamp))  # fmt: skip
+                reason = f"image {first.name!r} ended the process that explained it (out of memory?); explain it alone"
+                answers.append(Failed(first.name, reason, first.path, stamp=first.stamp))
                 continue
             state = {"attempts": before["attempts"] + 1, "ended": ended, "now": first.name if alone else None}
             self.folder.write(file, json.dumps(state).encode())
             for batch in self.job.request.each(map(self.job.preparer, piece), self.job.labels):
-                found += batch
-        return found
+                answers += batch
+        return answers
 
 
 def _sendable(error: Exception) -> Exception:
@@ -127,9 +136,12 @@ Workers: TypeAlias = Callable[[Job, Storage, Iterator[list[Entry]]], Iterable[Re
 
 
 def explain_in_pieces(
-    job: Job, folder: Storage, workers: Workers, per_file: int = PER_FILE,
+    job: Job,
+    folder: Storage,
+    workers: Workers,
+    per_file: int = PER_FILE,
     progress: Callable[[State], None] | bool | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Explain the photos that a folder lacks in pieces of ``per_file`` photos, one file each.
 
     Raises:
@@ -141,30 +153,25 @@ def explain_in_pieces(
     failures: dict[str, str] = {}
     notes: dict[str, None] = {}
     pending: set[str] = set()
-    prepare, ended = job.preparer, None
+    ended = None
 
     def missing() -> Iterator[Entry]:
         for entry in call.entries():
-            if entry.name not in call.known:
+            if entry.name in call.known:
+                _check_stored(entry, call, failures)
+            else:
                 pending.add(entry.name)
                 yield entry
-                continue
-            call.there += 1
-            found = prepare(entry)
-            if isinstance(found, Failed):
-                call.count(0, [found])
-                failures[entry.name] = found.reason
-            elif not call.has(found):
-                raise RunError(f"photo {entry.name!r}, its label or boxes have changed since; give another folder")
 
     entries = missing()
+    pieces = iter(lambda: list(islice(entries, per_file)), [])
     try:
-        for report in workers(job, folder, iter(lambda: list(islice(entries, per_file)), [])):
+        for report in workers(job, folder, pieces):
             if report.error is not None:
                 raise report.error
             call.count(len(report.done), report.failures)
-            pending.difference_update(report.done, (each.name for each in report.failures))
-            failures |= {each.name: each.reason for each in report.failures}
+            failures |= {failure.name: failure.reason for failure in report.failures}
+            pending.difference_update(report.done, failures)
             notes |= dict.fromkeys(report.notes[: max(0, MAX_NOTES - len(notes))])
             call.report()
         if pending:
@@ -180,6 +187,21 @@ def explain_in_pieces(
         files = [name for name in folder.stamps() if name.endswith(ENDING)]
         remarks = {"ended": ended, "failures": failures, "notes": list(notes), "files": files}
         folder.write(REMARKS, json.dumps(remarks, ensure_ascii=False, indent=1).encode())
+
+
+def _check_stored(entry: Entry, call: RunCall, failures: dict[str, str]) -> None:
+    """Read a photo that is in the folder, since it cannot be identified by its file, and compare it.
+
+    Raises:
+        RunError: it has changed.
+    """
+    call.there += 1
+    photo = call.job.preparer(entry)
+    if isinstance(photo, Failed):
+        call.count(0, [photo])
+        failures[entry.name] = photo.reason
+    elif not call.has(photo):
+        raise RunError(f"photo {entry.name!r}, its label or boxes have changed since; give another folder")
 
 
 def _run_in(folder: Storage, manifest: Mapping[str, Any]) -> Run | None:
@@ -199,17 +221,29 @@ def _run_in(folder: Storage, manifest: Mapping[str, Any]) -> Run | None:
         return Run(indexed(folder)[0])
 
 
-@keywords(RunOptions, elsewhere={
-    "device": "gpus puts the model of each actor on a GPU", "labels": "explain.Explainer(categories=...) takes them",
+NOT_HERE = {
+    **ELSEWHERE,
+    "device": "gpus puts the model of each actor on a GPU",
     "workers": "actors says how many there are",
-})  # fmt: skip
+}
+
+
+@keywords(RunOptions, elsewhere=NOT_HERE)
 def run_on_ray(
-    source: Any, explainer: Explainer | nn.Module | Classifier | str | None = None,
-    methods: MethodLike | Iterable[MethodLike] = "gradcam", *, output: str | os.PathLike[str],
-    address: str | None = None, actors: int | None = None, gpus: float = 0.0, per_file: int = PER_FILE,
-    target: TargetLike = None, metrics: Iterable[Metric | str] = (),
-    progress: Callable[[State], None] | bool | None = None, **options: Unpack[RunOptions],
-) -> Run:  # fmt: skip
+    source: Any,
+    explainer: Explainer | nn.Module | Classifier | str | None = None,
+    methods: MethodLike | Iterable[MethodLike] = "gradcam",
+    *,
+    output: str | os.PathLike[str],
+    address: str | None = None,
+    actors: int | None = None,
+    gpus: float = 0.0,
+    per_file: int = PER_FILE,
+    target: TargetLike = None,
+    metrics: Iterable[Metric | str] = (),
+    progress: Callable[[State], None] | bool | None = None,
+    **options: Unpack[RunOptions],
+) -> Run:
     """Explain all photos of a source on the machines of a Ray cluster, into a folder of Parquet files.
 
     The rows are those that `explain.run` finds on one machine. The same call continues a run that was interrupted:
@@ -274,7 +308,7 @@ class Actor:
 
 def _on_ray(
     ray: Any, actors: int | None, gpus: float, job: Job, folder: Storage, pieces: Iterator[list[Entry]]
-) -> Iterator[Report]:  # fmt: skip
+) -> Iterator[Report]:
     """Have actors do the pieces. A piece is a block: after an actor's death, Ray gives it to another."""
     items = [{"piece": pickle.dumps(piece)} for piece in pieces]
     if not items:
@@ -284,13 +318,19 @@ def _on_ray(
         actors = int(resources.get("GPU", 0) / gpus if gpus else resources.get("CPU", 1))
         if actors < 1:
             raise RunError(f"gpus must be there, but the cluster has {resources.get('GPU', 0):g}; leave gpus out")
-    found = ray.data.from_items(items, override_num_blocks=len(items)).map_batches(
-        Actor, batch_size=None, batch_format="pyarrow", zero_copy_batch=True, num_cpus=1, num_gpus=gpus or None,
+    blocks = ray.data.from_items(items, override_num_blocks=len(items))
+    reports = blocks.map_batches(
+        Actor,
+        batch_size=None,
+        batch_format="pyarrow",
+        zero_copy_batch=True,
+        num_cpus=1,
+        num_gpus=gpus or None,
         fn_constructor_args=(ray.put(job), folder, "cuda" if gpus else None),
         compute=ray.data.ActorPoolStrategy(size=min(actors, len(items))),
-    )  # fmt: skip
+    )
     try:
-        for row in found.iter_rows():
+        for row in reports.iter_rows():
             yield pickle.loads(row["report"])
     except ray.exceptions.RayError as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
@@ -308,15 +348,20 @@ def _connected(ray: Any, address: str | None) -> Iterator[None]:
             ray.init(address or None, log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
         except Exception as error:
             raise RunError(f"ray must reach a cluster, but {raised(error)}; check the address {address!r}") from error
-    context, logger = ray.data.DataContext.get_current(), logging.getLogger("ray.data")
-    before, level = (context.enable_progress_bars, context.print_on_execution_start), logger.level
-    context.enable_progress_bars = context.print_on_execution_start = False
+    context = ray.data.DataContext.get_current()
+    logger = logging.getLogger("ray.data")
+    level = logger.level
+    bars = context.enable_progress_bars
+    told = context.print_on_execution_start
+    context.enable_progress_bars = False
+    context.print_on_execution_start = False
     logger.setLevel(logging.ERROR)
     try:
         yield
     finally:
         logger.setLevel(level)
-        context.enable_progress_bars, context.print_on_execution_start = before
+        context.enable_progress_bars = bars
+        context.print_on_execution_start = told
         if ours:
             ray.shutdown()
 

@@ -4,7 +4,6 @@ import csv
 import json
 import os
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,17 +13,36 @@ from explain.data.files import as_cell, replacing
 from explain.store.reading import Row, StoredRun
 from explain.store.sources import text
 
-OF_ROW = {
-    "name": "string", "method": "string", "target": "string", "target_class": "int64", "score": "float64",
-    "probability": "float64", "label": "string", "label_class": "int64", "label_probability": "float64",
-    "prediction": "string", "prediction_class": "int64", "prediction_probability": "float64", "correct": "bool",
-    "layer": "string", "delta": "float64", "runs": "int64", "error": "float64", "path": "string", "sha256": "string",
-}  # fmt: skip
-"""Columns that are attributes of a row, with their types in Arrow."""
-OF_PHOTO = {
-    "width": "int64", "height": "int64", "left": "float64", "top": "float64", "right": "float64", "bottom": "float64",
-    "input_height": "int64", "input_width": "int64",
-}  # fmt: skip
+COLUMNS = {
+    "name": "string",
+    "method": "string",
+    "target": "string",
+    "target_class": "int64",
+    "score": "float64",
+    "probability": "float64",
+    "label": "string",
+    "label_class": "int64",
+    "label_probability": "float64",
+    "prediction": "string",
+    "prediction_class": "int64",
+    "prediction_probability": "float64",
+    "correct": "bool",
+    "layer": "string",
+    "delta": "float64",
+    "runs": "int64",
+    "error": "float64",
+    "path": "string",
+    "sha256": "string",
+    "width": "int64",
+    "height": "int64",
+    "left": "float64",
+    "top": "float64",
+    "right": "float64",
+    "bottom": "float64",
+    "input_height": "int64",
+    "input_width": "int64",
+}
+"""The columns before boxes, labels and metrics, with their types in Arrow."""
 VALUES_AT_ONCE = 4_000_000  # values of maps in memory
 ROWS_AT_ONCE = 1024
 
@@ -64,13 +82,21 @@ def export(run: StoredRun, file: str | os.PathLike[str], *, overwrite: bool = Fa
 
 def plain(row: Row, metrics: Sequence[str]) -> dict[str, Any]:
     """Return the columns of a row, but for its map."""
-    found = {name: getattr(row, name) for name in OF_ROW}
-    found["layer"] = ", ".join(row.layer) if isinstance(row.layer, tuple) else row.layer
-    box = row.box
-    found |= zip(OF_PHOTO, (*row.size, box.left, box.top, box.right, box.bottom, *row.input_size), strict=True)
-    found["boxes"] = [list(box) for box in row.boxes]
-    found["labels"] = list(row.labels)
-    return found | {metric: row.metrics.get(metric) for metric in metrics}
+    width, height = row.size
+    input_height, input_width = row.input_size
+    parts = {
+        **vars(row.box),
+        "width": width,
+        "height": height,
+        "input_height": input_height,
+        "input_width": input_width,
+    }
+    columns = {name: parts[name] if name in parts else getattr(row, name) for name in COLUMNS}
+    if isinstance(row.layer, tuple):
+        columns["layer"] = ", ".join(row.layer)
+    columns["boxes"] = [list(box) for box in row.boxes]
+    columns["labels"] = list(row.labels)
+    return columns | {metric: row.metrics.get(metric) for metric in metrics}
 
 
 def with_map(row: Row, metrics: Sequence[str]) -> dict[str, Any]:
@@ -80,7 +106,7 @@ def with_map(row: Row, metrics: Sequence[str]) -> dict[str, Any]:
 
 def schema_of(arrow: Any, metrics: Sequence[str]) -> Any:
     """Return the schema of a table in Arrow."""
-    kinds = {name: arrow.type_for_alias(kind) for name, kind in (OF_ROW | OF_PHOTO).items()}
+    kinds = {name: arrow.type_for_alias(kind) for name, kind in COLUMNS.items()}
     kinds["boxes"] = arrow.list_(arrow.list_(arrow.float64()))
     kinds["labels"] = arrow.list_(arrow.string())
     kinds |= dict.fromkeys(metrics, arrow.float64())
@@ -97,29 +123,34 @@ def arrow_modules() -> tuple[Any, Any]:
     return arrow, parquet
 
 
-def _to_text(run: StoredRun, metrics: Sequence[str], path: Path, as_csv: bool) -> int:
-    with path.open("w", encoding="utf-8", newline="" if as_csv else None) as file:
-        table = csv.DictWriter(file, [*OF_ROW, *OF_PHOTO, "boxes", "labels", *metrics], lineterminator="\n")
-        if as_csv:
-            table.writeheader()
-        count = 0
-        for count, row in enumerate(run.rows(), 1):  # noqa: B007
+def _to_csv(run: StoredRun, metrics: Sequence[str], path: Path) -> int:
+    count = 0
+    with path.open("w", encoding="utf-8", newline="") as file:
+        table = csv.DictWriter(file, [*COLUMNS, "boxes", "labels", *metrics], lineterminator="\n")
+        table.writeheader()
+        for row in run.rows():
             columns = plain(row, metrics)
-            if as_csv:
-                lists = {
-                    "boxes": json.dumps(columns["boxes"]) if row.boxes else None,
-                    "labels": json.dumps(columns["labels"], ensure_ascii=False) if row.labels else None,
-                }
-                table.writerow({name: as_cell(value) for name, value in {**columns, **lists}.items()})
-            else:
-                file.write(json.dumps(columns, ensure_ascii=False) + "\n")
+            for name in ("boxes", "labels"):
+                columns[name] = json.dumps(columns[name], ensure_ascii=False) if columns[name] else None
+            table.writerow({name: as_cell(value) for name, value in columns.items()})
+            count += 1
+    return count
+
+
+def _to_json_lines(run: StoredRun, metrics: Sequence[str], path: Path) -> int:
+    count = 0
+    with path.open("w", encoding="utf-8") as file:
+        for row in run.rows():
+            file.write(json.dumps(plain(row, metrics), ensure_ascii=False) + "\n")
+            count += 1
     return count
 
 
 def _to_parquet(run: StoredRun, metrics: Sequence[str], path: Path) -> int:
     arrow, parquet = arrow_modules()
     schema = schema_of(arrow, metrics).with_metadata({"explain": json.dumps(run.manifest)})
-    count, rows = 0, run.rows()
+    rows = run.rows()
+    count = 0
     with parquet.ParquetWriter(path, schema, compression="zstd") as writer:
         for first in rows:  # as many rows at once as fit into memory, however large their maps are
             size = max(1, min(ROWS_AT_ONCE, VALUES_AT_ONCE // max(1, first.values.numel())))
@@ -130,5 +161,7 @@ def _to_parquet(run: StoredRun, metrics: Sequence[str], path: Path) -> int:
 
 
 _WRITERS: dict[str, Callable[[StoredRun, Sequence[str], Path], int]] = {
-    ".parquet": _to_parquet, ".csv": partial(_to_text, as_csv=True), ".jsonl": partial(_to_text, as_csv=False),
-}  # fmt: skip
+    ".parquet": _to_parquet,
+    ".csv": _to_csv,
+    ".jsonl": _to_json_lines,
+}

@@ -44,9 +44,14 @@ def choice(which: str) -> tuple[str, int | None]:
 
 
 def write_pictures(
-    run: StoredRun, which: str, folder: str | os.PathLike[str], *, source: Source | None = None,
-    style: StyleLike | None = None, overwrite: bool = False,
-) -> tuple[list[Path], dict[str, str]]:  # fmt: skip
+    run: StoredRun,
+    which: str,
+    folder: str | os.PathLike[str],
+    *,
+    source: Source | None = None,
+    style: StyleLike | None = None,
+    overwrite: bool = False,
+) -> tuple[list[Path], dict[str, str]]:
     """Write overlays of some photos: of each, one for every method and target.
 
     Args:
@@ -79,9 +84,14 @@ def write_pictures(
 
 
 def to_html(
-    run: StoredRun, path: str | os.PathLike[str], which: str = "source:200", *, source: Source | None = None,
-    title: str | None = None, overwrite: bool = False,
-) -> tuple[Path, dict[str, str]]:  # fmt: skip
+    run: StoredRun,
+    path: str | os.PathLike[str],
+    which: str = "source:200",
+    *,
+    source: Source | None = None,
+    title: str | None = None,
+    overwrite: bool = False,
+) -> tuple[Path, dict[str, str]]:
     """Write some photos of a run as one page, to filter, sort and open: see `explain.report.sheet`.
 
     Args:
@@ -101,12 +111,15 @@ def to_html(
     """
     origin = records.ModelOrigin(str(run.manifest.get("model", "model")), None, "")
     code = Reproduction(f"import explain\n\nrun = explain.open_run({str(run.path)!r})\nprint(run)")
-    items, failures = [], dict[str, str]()
+    items = []
+    failures: dict[str, str] = {}
     for _, rows, photo in _shown(run, which, source, failures):
-        figures = {row.method: dict(row.metrics) for row in rows if row.target == rows[0].target}
+        first = rows[0]
+        figures = {row.method: dict(row.metrics) for row in rows if row.target == first.target}
         short, full = entry(_as_explanation(rows, photo, origin), [figures], made=code)
-        known = {} if rows[0].correct is None else {"truth": printable(rows[0].label), "right": rows[0].correct}
-        items.append(({**short, **known}, full))
+        if first.correct is not None:
+            short = {**short, "truth": printable(first.label), "right": first.correct}
+        items.append((short, full))
     if not items:
         reason = next(iter(failures.values()), "it has none")
         raise RunError(f"run {str(run.path)!r} must have photos that can be shown, but has not: {reason}")
@@ -119,24 +132,38 @@ def _as_explanation(rows: list[Row], photo: Image.Image, origin: records.ModelOr
     maps: dict[str, dict[str, result.Attribution]] = {}
     for row in rows:
         maps.setdefault(row.target, {})[row.method] = row.attribution
-    first, targets = rows[0], list(maps)
-    methods = [name for name in maps[targets[0]] if all(name in each for each in maps.values())]
-    results = [{name: each[name] for name in methods} for each in maps.values()]
+    first = rows[0]
+    targets = list(maps)
+    methods = [name for name in maps[targets[0]] if all(name in of_target for of_target in maps.values())]
 
     def record(method: str | None = None, target: int | str = 0) -> dict[str, Any]:
         label = targets[target] if isinstance(target, int) else target
-        row = next(row for row in rows if (row.target, row.method) == (label, method or methods[0]))
+        row = next(row for row in rows if row.target == label and row.method == (method or methods[0]))
         return {**{name: getattr(row, name) for name in RECORDED.split()}, "metrics": dict(row.metrics)}
 
-    known = first.prediction is not None and first.prediction_probability is not None
+    predicted = []
+    if first.prediction is not None and first.prediction_probability is not None:
+        predicted.append(Prediction(first.prediction, first.prediction_probability, None))
     return SimpleNamespace(
-        photo=photo, origin=origin, results=results, source=first.path or first.name, box=first.box, crops=(),
-        input_size=first.input_size, methods=methods, targets=targets, record=record,
-        predicted=[Prediction(str(first.prediction), first.prediction_probability, None)] if known else [],
-        amount=lambda target: "" if known else first.prediction or "",
-        question=records.RecordedRequest({}), categories=None, probabilities=None, explainer=None,
-        detections=(), boxes=(),
-    )  # fmt: skip
+        photo=photo,
+        origin=origin,
+        results=[{name: of_target[name] for name in methods} for of_target in maps.values()],
+        source=first.path or first.name,
+        box=first.box,
+        crops=(),
+        input_size=first.input_size,
+        methods=methods,
+        targets=targets,
+        record=record,
+        predicted=predicted,
+        amount=lambda target: "" if predicted else first.prediction or "",
+        question=records.RecordedRequest({}),
+        categories=None,
+        probabilities=None,
+        explainer=None,
+        detections=(),
+        boxes=(),
+    )
 
 
 RECORDED = "name method target target_class score probability label prediction layer path sha256 delta runs error"

@@ -83,20 +83,24 @@ class PhotoList(Source):
         return found
 
     def _entry(self, row: Any) -> Entry:
-        row = {"path": row} if isinstance(row, str) else row
-        if not isinstance(row, Mapping):
+        cells = {"path": row} if isinstance(row, str) else row
+        if not isinstance(cells, Mapping):
             raise RunError(f'must be an object or a path, got {type(row).__name__}; write it as {{"path": ...}}')
-        row = {str(key).strip().lower(): value for key, value in row.items() if value not in (None, "")}
-        key = next((name for name in PATHS if row.get(name)), None)
-        if key is None:
-            raise RunError(f"must have a path, but has none; {did_you_mean('path', row)}, and path is needed")
-        path = self.file.parent / str(row[key])
-        label = next((row[name] for name in LABELS if name in row), None)
+        cells = {str(key).strip().lower(): value for key, value in cells.items() if value not in (None, "")}
+        name = next((cells[key] for key in PATHS if cells.get(key)), None)
+        if name is None:
+            raise RunError(f"must have a path, but has none; {did_you_mean('path', cells)}, and path is needed")
+        label = next((cells[key] for key in LABELS if key in cells), None)
         if isinstance(label, str):  # a table has text only: a whole number is the number of a class
-            label = int(label) if label.strip().isdecimal() else label.strip()
-        boxes = row.get("boxes") or ([row.get(name) for name in EDGES] if any(name in row for name in EDGES) else ())
-        boxes = as_boxes(json.loads(boxes) if isinstance(boxes, str) else boxes)
-        return Entry(text(str(row[key])), str(path), text(path), None, as_label(label), boxes)
+            label = label.strip()
+            label = int(label) if label.isdecimal() else label
+        boxes = cells.get("boxes", ())
+        if isinstance(boxes, str):
+            boxes = json.loads(boxes)
+        if not boxes and any(edge in cells for edge in EDGES):
+            boxes = [cells.get(edge) for edge in EDGES]
+        path = self.file.parent / str(name)
+        return Entry(text(str(name)), str(path), text(path), None, as_label(label), as_boxes(boxes))
 
     def _rows(self) -> list[Any]:
         ending = self.file.suffix.lower()
@@ -203,7 +207,8 @@ def _members(tar: tarfile.TarFile) -> Iterator[tuple[str, str, Any]]:
         if not member.isreg() or file.startswith("."):
             continue
         stem, _, ending = file.partition(".")
-        key, ending = os.path.join(folder, stem), ending.lower()
+        key = os.path.join(folder, stem)
+        ending = ending.lower()
         if f".{ending}" in EXTENSIONS:
             yield key, "picture", (member.offset_data, member.size)
         elif ending in SHARD_LABELS and member.size <= MAX_LABEL_BYTES:
@@ -262,23 +267,24 @@ def source_of(given: Any) -> Source:
 
 
 def _of_name(name: str | os.PathLike[str]) -> Source:
-    plain = os.fspath(name)
-    if os.path.isdir(plain):
-        shards = sorted(path for path in Path(plain).iterdir() if path.suffix == ".tar" and path.is_file())
-        folder = Folder(plain)
+    path = os.fspath(name)
+    if os.path.isdir(path):
+        shards = sorted(file for file in Path(path).iterdir() if file.suffix == ".tar" and file.is_file())
+        folder = Folder(path)
         return Shards(shards) if shards and not folder.count else folder
-    spelt = shard_names(plain)
-    if spelt is not None and not os.path.exists(plain):
-        if not spelt:
-            raise RunError(f"source {text(plain)!r} must be a pattern that some files fit, but none does; check it")
-        return Shards(spelt)
-    ending = os.path.splitext(plain)[1].lower()
+    shard_files = None if os.path.exists(path) else shard_names(path)
+    if shard_files:
+        return Shards(shard_files)
+    if shard_files is not None:
+        raise RunError(f"source {text(path)!r} must be a pattern that some files fit, but none does; check it")
+    ending = os.path.splitext(path)[1].lower()
     if ending == ".tar":
-        return Shards([plain])
+        return Shards([path])
     if ending in ENDINGS:
-        return PhotoList(plain)
-    _check_exists(plain, "a folder, a list, a shard or a photo")
+        return PhotoList(path)
+    _check_exists(path, "a folder, a list, a shard or a photo")
     if ending in EXTENSIONS:
-        return Photos([plain])
-    known, got = ", ".join([*ENDINGS, ".tar"]), ending or "a file without ending"
-    raise RunError(f"source {text(plain)!r} must be a folder, a photo or one of {known}, got {got}; name one of these")
+        return Photos([path])
+    known = ", ".join([*ENDINGS, ".tar"])
+    got = ending or "a file without ending"
+    raise RunError(f"source {text(path)!r} must be a folder, a photo or one of {known}, got {got}; name one of these")

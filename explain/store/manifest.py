@@ -25,12 +25,14 @@ def alike(key: str, one: Any, other: Any) -> bool:
     >>> alike("weights", 1.0, 1.000001)
     False
     """
-    if key in TOLERANCES and isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-        return all(alike(key, *pair) for pair in zip(one, other, strict=True))
-    if key in TOLERANCES and isinstance(one, dict) and isinstance(other, dict) and one["shape"] == other["shape"]:
-        error = np.abs(np.subtract(one["waves"], other["waves"])).max()
-        return bool(error <= TOLERANCES[key] * max(one["rms"], other["rms"]))
-    return bool(one == other)
+    if key not in TOLERANCES or one == other:
+        return bool(one == other)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(alike(key, *pair) for pair in zip(one, other, strict=True))
+    if not isinstance(one, dict) or not isinstance(other, dict) or one["shape"] != other["shape"]:
+        return False
+    error = np.abs(np.subtract(one["waves"], other["waves"])).max()
+    return bool(error <= TOLERANCES[key] * max(one["rms"], other["rms"]))
 
 
 def digest_of(model: nn.Module) -> str:

@@ -22,7 +22,7 @@ from explain.runs.manifest import identity
 from explain.store.manifest import must_agree
 from tests.conftest import TinyNet, settled
 from tests.runs.networks import as_it_is, explainer, folder_of, picture
-from tests.runs.test_sources import Items, png, shard
+from tests.store.test_sources import Items, png, shard
 
 METHODS = ["gradcam", "saliency"]
 
