@@ -4,7 +4,6 @@ Defaults of options come from ``explain.toml``; what cannot be meant is told in 
 """
 
 import os
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -120,7 +119,7 @@ class Commands(click.Group):
         return command
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [name for name in self.commands if name != PHOTOS]
+        return sorted(name for name in self.commands if name != PHOTOS)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         words = ["version", *args[1:]] if args[:1] == ["--version"] else args
@@ -197,6 +196,8 @@ def configured(command: Command) -> tuple[str, dict[str, Any]]:
 def _table(file: str, path: tuple[str, ...]) -> dict[str, Any]:
     if not Path(file).is_file():
         return {}
+    import tomllib
+
     try:
         table = tomllib.loads(Path(file).read_text("utf-8"))
     except (OSError, ValueError) as error:

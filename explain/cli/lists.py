@@ -24,7 +24,7 @@ pattern = click.argument("pattern", required=False)
 @json
 @click.pass_obj
 def list_methods(answer: Output, pattern: str | None) -> None:
-    """List the methods by family, or those of a name or pattern as '*cam*', with their options."""
+    """List the methods by family; of a name or pattern, their options too."""
     import explain
     from explain.methods.base import FAMILIES, get_method, innermost, options
 
@@ -56,7 +56,7 @@ def list_methods(answer: Output, pattern: str | None) -> None:
 @json
 @click.pass_obj
 def list_metrics(answer: Output, pattern: str | None) -> None:
-    """List the metrics, or those of a name or pattern as '*mprt*', with their options."""
+    """List the metrics; of a name or pattern, their options too."""
     import explain
     from explain.metrics import get_metric
     from explain.metrics.evaluation import ARROWS
@@ -77,7 +77,7 @@ def list_metrics(answer: Output, pattern: str | None) -> None:
 @json
 @click.pass_obj
 def list_models(answer: Output, pattern: str | None) -> None:
-    """List the models that have a name, or those of a pattern as 'resnet*'."""
+    """List the models that have a name."""
     from explain.models import list_models
 
     for name in _matching(list_models(), pattern, "model"):

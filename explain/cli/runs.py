@@ -85,7 +85,7 @@ target_option = click.option(
 @cli.json
 @click.pass_context
 def run(context: click.Context, /, **values: Any) -> int:
-    """Explain all photos of a source, and store the maps in one file.
+    """Explain a data set, and store the maps in one file.
 
     SOURCE is a folder of photos, a list (.csv, .tsv, .json, .jsonl: path, label, x0, y0, x1, y1), or WebDataset shards
     (.tar).
@@ -208,7 +208,10 @@ def _summary(output: str, finished: "Run", line: RunProgress, seconds: float, an
 @cli.json
 @click.pass_obj
 def export(answer: Output, run_file: str, file: str, force: bool) -> None:
-    """Write a run as a table: .parquet with the maps, .csv or .jsonl without."""
+    """Write a run as a table.
+
+    FILE ends in .parquet, with the maps, or in .csv or .jsonl, without.
+    """
     import explain
 
     with notes(answer):
@@ -239,7 +242,7 @@ def tell_insight(
     concepts: int | None, examples: str | None, target: str | None, layer: str | None, output: str | None, force: bool,
     **model: Any,
 ) -> None:  # fmt: skip
-    """Summarise the maps of a run: where each class has its evidence, clusters, mistakes."""
+    """Summarise the maps of a run: evidence of classes, clusters, mistakes."""
     import explain
 
     answer: Output = context.obj
@@ -292,7 +295,7 @@ def repair(
     context: click.Context, /, run_file: str, finding: str, method: str | None, source: str | None,
     layer: tuple[str, ...], train: bool, output: str, force: bool, **model: Any,
 ) -> None:  # fmt: skip
-    """Remove a finding of insight from a model, and write a page that tests the result."""
+    """Remove a finding of insight from a model, and test the result."""
     import explain
     from explain.insight import RunPhotos
     from explain.insight.repair import repair as repaired
@@ -329,7 +332,10 @@ def film(
     answer: Output, run_file: str, photo: str, method: str | None, target: str | None, output: str, seconds: float,
     style: Any, force: bool,
 ) -> None:  # fmt: skip
-    """Show how the map of a photo changed during training; PHOTO is its name in the run, or the end of it."""
+    """Show how the map of a photo changed during training.
+
+    PHOTO is its name in the run, or the end of it.
+    """
     from explain.training import film
 
     made = film(run_file, photo, method=method, target=target, style=style)

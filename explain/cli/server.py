@@ -1,6 +1,5 @@
 """`explain serve`: the app in the browser."""
 
-import webbrowser
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -45,6 +44,8 @@ def serve(
     answer: Output, /, beside: tuple[str, ...], host: str, port: int, examples: str | None, open: bool, **model: Any
 ) -> None:
     """Start the app: explain photos in the browser."""
+    import webbrowser
+
     from explain.app import application
     from explain.app.service import Service
     from explain.app.web import access_for, address, bound, listen

@@ -49,7 +49,7 @@ def list_layers(answer: Output, /, images: tuple[str, ...], **model: Any) -> Non
 @cli.json
 @click.pass_obj
 def inspect(answer: Output, /, images: tuple[str, ...], recursive: bool, **model: Any) -> int:
-    """Print the output of every layer of the model for a photo."""
+    """Print the output of every layer for a photo."""
     photos = find_photos(images, recursive=recursive)
     explainer = load_explainer(answer, **model)
 
@@ -122,7 +122,7 @@ def trace(
     answer: Output, /, images: tuple[str, ...], at: Any, layer: tuple[str, ...], target: str | None,
     batch_size: int | None, output: str | None, force: bool, **model: Any,
 ) -> None:  # fmt: skip
-    """Find which part of a network makes the difference between two photos."""
+    """Find which part of a network tells two photos apart."""
     import explain
     from explain.data.files import Files
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -198,3 +199,12 @@ def test_a_photo_needs_none_of_the_rooms_of_runs() -> None:
     files = ["commands", "output", "photos", "questions", "several", "views"]
     text = "".join((ROOT / "explain" / "cli" / f"{name}.py").read_text("utf-8") for name in files)
     assert re.findall(r"import.*\b(runs|store|insight|app)\b|explain\.(runs|store|insight|app)\b.*import", text) == []
+
+
+def test_threads_wait_passively_unless_the_caller_says_otherwise(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    typed("version")
+    assert os.environ["OMP_WAIT_POLICY"] == "ACTIVE"
+    monkeypatch.delenv("OMP_WAIT_POLICY")
+    typed("version")
+    assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE"
