@@ -26,13 +26,13 @@ from tests.conftest import TinyNet, snapshot
     [
         ("resnet18", "layer4"),
         pytest.param("vgg11_bn", "features.27", marks=pytest.mark.long),  # its weights take half a gigabyte
-        ("densenet121", "features"),
+        pytest.param("densenet121", "features", marks=pytest.mark.long),
         ("mobilenet_v3_small", "features"),
         ("squeezenet1_1", "classifier.2"),
         ("shufflenet_v2_x0_5", "conv5"),
-        ("convnext_tiny", "features"),
+        pytest.param("convnext_tiny", "features", marks=pytest.mark.long),
         ("swin_t", "permute"),
-        ("vit_b_32", "encoder.layers.encoder_layer_11.ln_1"),
+        pytest.param("vit_b_32", "encoder.layers.encoder_layer_11.ln_1", marks=pytest.mark.long),
     ],
 )
 def test_the_default_layer_is_the_last_feature_map_before_pooling(builder: str, expected: str) -> None:

@@ -42,13 +42,17 @@ FAMILIES = [
     "resnext50_32x4d", "shufflenet_v2_x0_5", "squeezenet1_1", "swin_t", "swin_v2_t", "vgg11", "vit_b_16",
 ]  # fmt: skip
 SIGNED = GradCAM(relu=False)
-THOROUGH = {"densenet121", "mobilenet_v3_small", "resnet18", "squeezenet1_1"}
+THOROUGH = {"mobilenet_v3_small", "squeezenet1_1"}
 TIMM = ["convnext_atto", "convmixer_768_32", "levit_128s", "mobilevit_xxs", "pit_ti_224", "poolformer_s12"]
 LARGE = {
-    "torchvision": {"inception_v3", "maxvit_t", "mnasnet0_5", "regnet_y_400mf", "swin_v2_t", "vgg11", "vit_b_16"},
+    "torchvision": {
+        "alexnet", "convnext_tiny", "efficientnet_b0", "googlenet", "inception_v3", "maxvit_t", "mnasnet0_5",
+        "regnet_x_400mf", "regnet_y_400mf", "resnext50_32x4d", "swin_t", "swin_v2_t", "vgg11", "vit_b_16",
+    },
     "timm": {
-        "cait_xxs24_224", "efficientformer_l1", "mixer_s32_224", "swin_tiny_patch4_window7_224", "vit_tiny_patch16_224",
-        "vit_small_patch14_reg4_dinov2", "xcit_nano_12_p16_224",
+        "cait_xxs24_224", "convmixer_768_32", "efficientformer_l1", "levit_128s", "mixer_s32_224",
+        "swin_tiny_patch4_window7_224", "vit_tiny_patch16_224", "vit_small_patch14_reg4_dinov2",
+        "xcit_nano_12_p16_224",
     },
 }  # fmt: skip
 HUGGING_FACE = ["ViT", "DeiT", "Beit", "Dinov2WithRegisters", "Swin", "ConvNext", "ResNet"]
@@ -223,7 +227,7 @@ class WithBackbone(nn.Module):
         (MapBesideTheToken, "blocks.1.norm1"),
     ],
 )
-@pytest.mark.parametrize("size", [(24, 40), (40, 24), (32, 32)])
+@pytest.mark.parametrize("size", [(24, 40), (32, 32)])
 def test_transformers_are_explained_where_the_score_comes_from(
     build: Callable[[], nn.Module], layer: str, size: tuple[int, int]
 ) -> None:
@@ -263,7 +267,7 @@ class BatchFirst(SequenceFirst):
 
 
 @pytest.mark.filterwarnings("ignore:.* is zero everywhere", "ignore:enable_nested_tensor")
-@pytest.mark.parametrize("count", [1, 13])  # 13 is also the number of tokens
+@pytest.mark.parametrize("count", [13])  # which is also the number of tokens
 def test_sequences_with_tokens_first_are_explained_like_those_with_images_first(count: int) -> None:
     first, last = (settled(build()).double().eval() for build in (SequenceFirst, BatchFirst))
     x = torch.randn(count, 3, 24, 32, dtype=torch.float64)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "nu
 ANSWER = (8, 9, 10)
 OF_QWEN = [1, 36, *[39] * 6, 37, 5, 6]
 PROMPT = {"LLaVA": [1, 39, 39, 39, 39, 5, 6, 7], "PaliGemma": [39, 39, 39, 39, 1, 5, 6, 7], "BLIP": [1, 5, 6, 7],
-          "Qwen2-VL": OF_QWEN, "Qwen2.5-VL": OF_QWEN}  # fmt: skip
+          "Qwen2.5-VL": OF_QWEN}  # fmt: skip
 
 
 def llava(transformers: Any) -> Any:
@@ -48,16 +47,15 @@ def blip(transformers: Any) -> Any:
     return transformers.BlipForConditionalGeneration(config)
 
 
-def qwen(transformers: Any, *, newer: bool) -> Any:
+def qwen(transformers: Any) -> Any:
     rope = {"rope_type": "default", "mrope_section": [1, 1, 2]}
     ends = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
     words = {**SIZES, **ends, "num_key_value_heads": 1, "vocab_size": 40, "rope_parameters": rope}
     photos = {"depth": 2, "hidden_size": 16, "num_heads": 2, "patch_size": 4}
-    photos |= {"window_size": 16, "fullatt_block_indexes": [1], "out_hidden_size": 16} if newer else {"embed_dim": 16}
+    photos |= {"window_size": 16, "fullatt_block_indexes": [1], "out_hidden_size": 16}
     tokens = {"image_token_id": 39, "video_token_id": 38, "vision_start_token_id": 36, "vision_end_token_id": 37}
-    kind = "Qwen2_5_VL" if newer else "Qwen2VL"
-    config = getattr(transformers, f"{kind}Config")(text_config=words, vision_config=photos, **tokens)
-    return getattr(transformers, f"{kind}ForConditionalGeneration")(config)
+    config = transformers.Qwen2_5_VLConfig(text_config=words, vision_config=photos, **tokens)
+    return transformers.Qwen2_5_VLForConditionalGeneration(config)
 
 
 def packed(photo: Tensor) -> Tensor:
@@ -67,8 +65,7 @@ def packed(photo: Tensor) -> Tensor:
     return torch.stack([torch.stack([patch, patch], 1).flatten() for patch in patches])
 
 
-MODELS = {"LLaVA": llava, "PaliGemma": paligemma, "BLIP": blip, "Qwen2-VL": partial(qwen, newer=False),
-          "Qwen2.5-VL": partial(qwen, newer=True)}  # fmt: skip
+MODELS = {"LLaVA": llava, "PaliGemma": paligemma, "BLIP": blip, "Qwen2.5-VL": qwen}
 
 
 @pytest.fixture(params=MODELS, scope="module")

@@ -95,7 +95,7 @@ def values(model: nn.Module, x: Tensor, method: Any, target: Any, **options: Any
 # --- regions
 
 
-@pytest.mark.parametrize("method", [*SIGNED, "gradcam", "guidedbackprop", "scorecam", "ablationcam"])
+@pytest.mark.parametrize("method", [Saliency(absolute=False), "gradcam", "scorecam"])
 @pytest.mark.filterwarnings("ignore:.* is zero everywhere")
 def test_a_mask_of_one_pixel_asks_for_that_pixels_logit(method: Any, dense: nn.Module, x: Tensor) -> None:
     mask = torch.zeros(12, 10, dtype=torch.bool)
@@ -115,7 +115,7 @@ def predicted(dense: nn.Module, x: Tensor) -> tuple[int, Tensor]:
     return category, best == category
 
 
-@pytest.mark.parametrize("method", ["gradcam", "integratedgradients", "smoothgrad", "scorecam", "ablationcam"])
+@pytest.mark.parametrize("method", ["gradcam", "integratedgradients", "ablationcam"])
 def test_the_predicted_region_is_that_of_the_unaltered_image(method: str, dense: nn.Module, x: Tensor) -> None:
     category, mask = predicted(dense, x)
     assert 0 < mask.float().mean() < 1
@@ -177,14 +177,14 @@ def own_score(place: int) -> Any:
     return score
 
 
-@pytest.mark.parametrize("method", [Saliency(absolute=False), "gradcam", "layercam", "guidedbackprop"])
+@pytest.mark.parametrize("method", [Saliency(absolute=False), "layercam"])
 def test_a_detection_is_explained_like_its_score(method: Any, windows: nn.Module, x: Tensor) -> None:
     target = Detections(box=(5, 0, 10, 6))
     found = values(windows, x, method, target, layer="features")
     assert_close(found, values(windows, x, method, own_score(1), layer="features"), **EXACT)
 
 
-AGAIN = ["integratedgradients", "smoothgrad", "scorecam", "ablationcam"]
+AGAIN = ["integratedgradients", "scorecam"]
 
 
 @pytest.mark.parametrize("method", AGAIN)
@@ -320,7 +320,7 @@ def test_a_detector_of_torchvision() -> None:
 # --- a batch
 
 
-@pytest.mark.parametrize("method", ["gradcam", "saliency", "integratedgradients", "scorecam"])
+@pytest.mark.parametrize("method", ["gradcam", "scorecam"])
 @pytest.mark.parametrize("kind", ["predicted region", "masks", "best box", "boxes", "similarity", "difference"])
 def test_a_batch_equals_its_images(
     method: str, kind: str, dense: nn.Module, windows: nn.Module, net: TinyNet, x: Tensor
