@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import zlib
 from pathlib import Path
 from typing import Any
@@ -166,12 +165,3 @@ class TestRISE:
         assert rows["rise"].style == rows["occlusion"].style == "signed"
         assert rows["rise"].attribution.signed.min() < -0.3
         assert rows["rise"].values.min() > 0
-
-
-def test_old_records_of_such_methods_are_drawn_as_they_were(explanation: explain.Explanation, tmp_path: Path) -> None:
-    explanation.save(tmp_path, stem="photo")
-    file = tmp_path / "photo-occlusion.json"
-    record = json.loads(file.read_text())
-    record["values"]["style"] = "heat"
-    file.write_text(json.dumps(record))
-    assert explain.load(file).heatmap[:, SIDE // 2 :].max() == 0
