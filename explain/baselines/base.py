@@ -1,9 +1,10 @@
-"""What stands for "absent": photos and a mask in, photos without the masked part out."""
+"""What stands for "absent": photos and a mask in, photos without the masked part out; and how a baseline looks."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import ClassVar, TypeAlias, TypeVar, dataclass_transform
+from typing import Any, ClassVar, TypeAlias, TypeVar, dataclass_transform
 
+import numpy as np
 import torch
 from PIL import Image
 
@@ -55,6 +56,41 @@ class Baseline(Options):
         if len(images) == 1:  # no copies are made before they are blended
             return lambda rows, keep: blend(images, replacement, keep)
         return lambda rows, keep: blend(images[rows], replacement[rows], keep)
+
+    def picture(
+        self, photo: Image.Image, preprocess: Preprocess | None = None, keep: torch.Tensor | None = None
+    ) -> Image.Image:
+        """Return a photo with this baseline, to look at.
+
+        Args:
+            photo: any picture.
+            preprocess: ``PIL.Image -> (C, H, W)``; the picture then shows what the model sees. None takes the photo's
+                own pixels, between 0 and 1, where zero is black.
+            keep: ``(H, W)`` or ``(1, H, W)`` in [0, 1]; None covers the middle, half as wide and half as high.
+
+        Raises:
+            BaselineError: the preprocessing does more to a colour than to scale and shift it.
+
+        >>> from explain.baselines import Blur
+        >>> Blur().picture(Image.new("RGB", (30, 20), "orange")).size
+        (30, 20)
+        """
+        to_input = preprocess or pil_to_unit
+        black, span = scale_of(to_input)
+        x = to_input(photo.convert("RGB"))[None].float()
+        height, width = x.shape[2:]
+        if keep is None:
+            keep = x.new_ones(height, width)
+            keep[height // 4 : height - height // 4, width // 4 : width - width // 4] = 0
+        covered = self(x, keep.reshape(1, 1, height, width))[0].cpu()
+        levels = (covered - black.view(-1, 1, 1)) / span.view(-1, 1, 1)
+        pixels: np.ndarray[Any, Any] = (levels.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy()
+        return Image.fromarray(pixels[..., 0] if len(levels) == 1 else pixels)
+
+
+def pil_to_unit(photo: Image.Image) -> torch.Tensor:
+    """The pixels of a picture between 0 and 1: ``(C, H, W)``."""
+    return torch.from_numpy(np.array(photo)).permute(2, 0, 1).float() / 255
 
 
 known: dict[str, Baseline] = {}

@@ -243,6 +243,21 @@ def test_black_is_read_off_the_preprocessing(images: torch.Tensor) -> None:
     assert get_baseline(Black((0.5,), (1.0,)), preprocess) == Black((0.5,), (1.0,))
 
 
+def test_pictures_show_what_the_model_would_see() -> None:
+    photo = Image.new("RGB", (40, 32), (200, 100, 50))
+    for baseline in ALL[:-1]:
+        seen = np.asarray(baseline.picture(photo))
+        assert seen.shape == (32, 40, 3)
+        assert (seen[0, 0] == (200, 100, 50)).all()
+    assert (np.asarray(Zero().picture(photo))[16, 20] == 0).all()
+    preprocess = CenterCrop(24, mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
+    seen = np.asarray(Zero().picture(photo, preprocess))
+    assert seen.shape == (24, 24, 3)
+    assert (seen[12, 12] == 128).all()
+    covered = np.asarray(Zero().picture(photo, keep=torch.zeros(32, 40)))
+    assert not covered.any()
+
+
 WRONG: list[tuple[Any, str]] = [
     (lambda: Blur(kernel=4), "kernel"),
     (lambda: Blur(sigma=0.0), "sigma"),
