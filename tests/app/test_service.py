@@ -33,7 +33,7 @@ from explain.report.pages import SCRIPTS
 from explain.targets import Text
 from tests.app.conftest import LIMITS, encoded
 from tests.conftest import ROOT
-from tests.report.conftest import HOSTILE, photo
+from tests.report.conftest import HOSTILE, PREPROCESS, photo
 
 WAIT = 60.0
 RISE = explain.methods.RISE(samples=1000)
@@ -474,21 +474,39 @@ def test_no_two_files_of_the_page_share_a_name() -> None:
     assert sorted(names) == sorted(set(names))
 
 
-@pytest.mark.parametrize(("name", "more"), [("nanodet", {"drise"}), ("person-segmenter", set())])
-def test_models_that_find_nothing_in_an_empty_photo_have_methods(name: str, more: set[str]) -> None:
-    service = Service([explain.Explainer(name)], Limits())
+class Nobody(torch.nn.Module):
+    """Class maps in which nothing is a person."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = torch.nn.Conv2d(3, 1, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return -3 - self.conv(x).abs()
+
+
+@pytest.mark.parametrize(
+    ("model", "more"), [pytest.param("nanodet", {"drise"}, marks=pytest.mark.long), (Nobody().eval(), set())]
+)
+def test_models_that_find_nothing_in_an_empty_photo_have_methods(model: Any, more: set[str]) -> None:
+    preprocess = None if model == "nanodet" else PREPROCESS
+    service = Service([explain.Explainer(model, preprocess=preprocess)], Limits())
     found = {each["name"] for each in service.models[0].methods()}
     service.close()
     assert {"gradcam", "saliency", "rise"} | more <= found
 
 
-def test_an_image_text_model_explains_a_text() -> None:
-    explainer, methods, text = explain.Explainer("tiny-clip"), ["gradcam", "integratedgradients"], "a cup of coffee"
+def test_an_image_text_model_explains_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("explain.app.jobs.STEPS", 2)
+    path = explain.methods.IntegratedGradients(steps=3)
+    monkeypatch.setattr("explain.app.requests.get_method", lambda name: path if name == path.name else get_method(name))
+    explainer, methods, text = explain.Explainer("tiny-clip"), ["gradcam", path.name], "a cup of coffee"
     service = Service([explainer], Limits())
+    service.models[0].costs = {"gradcam": 2.0, path.name: 50.0}
     coffee = Image.open(ROOT / "assets" / "coffee.png").convert("RGB")
     request = {"photo": service.add_photo(coffee)["photo"], "methods": methods, "targets": [8, text]}
     *_, last = steps_of(service, **request)  # the second method is a slow one
-    found, expected = service.answer(last["answer"]), explainer(coffee, methods, targets=[8, Text(text)])
+    found, expected = service.answer(last["answer"]), explainer(coffee, ["gradcam", path], targets=[8, Text(text)])
     assert [each["texts"] for each in service.models_info()] == [True]
     assert [each["class"] for each in last["item"]["targets"]] == [8, text]
     assert found.targets == expected.targets == ["espresso", text]

@@ -79,7 +79,7 @@ def test_one_of_two_images_is_explained_as_if_the_other_were_built_in(side: int,
     before = snapshot(siamese)
     found = explain.attribute(siamese, inputs, METHODS, target=1, layer="encoder.2")
     assert snapshot(siamese) == before
-    for i in range(3):
+    for i in (0, 2):
         image = slice(i, i + 1)
         alone = OneSide(siamese, (pair[0][image], pair[1][image]), gain[i], side).eval()
         expected = explain.attribute(alone, pair[side][image], METHODS, target=1, layer="conv2")

@@ -406,6 +406,7 @@ def test_the_command_line_writes_a_page_for_each_photo_and_one_for_all(
     ]
 
 
+@pytest.mark.usefixtures("few_steps")
 def test_many_pages_have_no_curves_and_long_checks_are_announced(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -415,7 +416,7 @@ def test_many_pages_have_no_curves_and_long_checks_are_announced(
     monkeypatch.setattr("explain.cli.photos.LONG", 0.0)
     for extra, curves, told in (
         ([], False, "note: the pages have no curves, as there are more than 1 photos; --curves computes them\n"),
-        (["--curves"], True, "note: curves will take about 40 passes of the model for a photo, and "),
+        (["--curves"], True, "note: curves will take about 4 passes of the model for a photo, and "),
     ):
         out = str(tmp_path / f"out{curves}")
         assert main([str(tmp_path), "--model", "tiny", "--html", *extra, "-o", out]) == 0
