@@ -8,7 +8,7 @@ every network and every target has the scores that it would have if the caller h
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -94,8 +94,12 @@ class RerunContext:
         ways: list[Way] = ["together"]
         if self.device.type == "cpu" and self.inputs.x.ndim == 4:
             ways.insert(0, "channels last")  # convolutions on a CPU are faster so
+
+        def run(way: Way) -> Any:
+            return self.laid_out(way, images, rows).call(self.model)
+
         for way in ways:
-            if self.is_right(lambda way=way: self.laid_out(way, images, rows).call(self.model), images):  # type: ignore[misc]
+            if self.is_right(partial(run, way), images):
                 return way
         return self.in_place()
 

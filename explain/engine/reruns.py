@@ -148,15 +148,15 @@ def _rows(stream: Stream, context: RerunContext) -> StreamRows:
         MethodError: one of them has other rows than the first, so that nothing says which belong together.
     """
     paths: Sequence[Path | None] = context.inputs.paths if len(context.inputs.paths) > 1 else (None,)
-    found = [context.evidence(context.targets[0], stream.layer, path) for path in paths]
-    made = [stream.of.rows(found[0])]
-    for evidence, path in zip(found[1:], context.inputs.paths[1:], strict=True):
-        made.append(stream.of.matching_rows(evidence, made[0]))
-        if not torch.equal(made[-1].owners.cpu(), made[0].owners.cpu()):
-            first, other = (len(rows.owners) for rows in (made[0], made[-1]))
-            got = f"got {first} and {other} for {dotted(path)}; name one"
+    evidence = [context.evidence(context.targets[0], stream.layer, path) for path in paths]
+    first = stream.of.rows(evidence[0])
+    rows = {context.inputs.path: first}
+    for path, of_input in zip(context.inputs.paths[1:], evidence[1:], strict=True):
+        rows[path] = stream.of.matching_rows(of_input, first)
+        if not torch.equal(rows[path].owners.cpu(), first.owners.cpu()):
+            got = f"got {len(first.owners)} and {len(rows[path].owners)} for {dotted(path)}; name one"
             raise MethodError(f"explained must name inputs with as many perturbed copies each ({stream.of}), {got}")
-    return dict(zip(context.inputs.paths, made, strict=True))
+    return rows
 
 
 def _run_stream(
