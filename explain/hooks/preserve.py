@@ -54,7 +54,7 @@ class _InEvaluation:
     def __init__(self, module: nn.Module) -> None:
         attributes = vars(module)
         self.module = module
-        self.training = attributes["training"]
+        self.training = module.training  # of a scripted module too
         self.method = attributes.get("train")
         """A ``train`` that the user put in the module itself, if any."""
         self.disturbed = False

@@ -1,6 +1,7 @@
 """A segmenter on windows of a photo or volume: where they are, and how scores and maps are stitched."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import product
 from math import prod
 from typing import Any, Literal
@@ -53,9 +54,13 @@ class Stitched(nn.Module):
 
     @keywords()
     def __init__(
-        self, model: nn.Module, window: int | Sequence[int], overlap: float = 0.5,
-        weights: Literal["gaussian", "uniform"] = "gaussian", recompute: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        model: nn.Module,
+        window: int | Sequence[int],
+        overlap: float = 0.5,
+        weights: Literal["gaussian", "uniform"] = "gaussian",
+        recompute: bool = False,
+    ) -> None:
         super().__init__()
         sides = [window] if isinstance(window, int) else [*window]
         if isinstance(window, bool) or not sides or not all(isinstance(side, int) and side > 0 for side in sides):
@@ -64,13 +69,17 @@ class Stitched(nn.Module):
             raise ModelError(f"overlap must be a share from 0 to below 1, got {shown(overlap)}; 0.5 is usual")
         if weights not in ("gaussian", "uniform"):
             raise ModelError(f"weights must be 'gaussian' or 'uniform', got {shown(weights)}; leave them out")
-        self.model, self.window, self.overlap, self.weights, self.recompute = model, sides, overlap, weights, recompute
+        self.model = model
+        self.window = sides
+        self.overlap = overlap
+        self.weights = weights
+        self.recompute = recompute
 
     def forward(self, x: Tensor) -> Tensor:
-        windows = self.windows(x)
+        scores = self.scores
         if self.recompute and torch.is_grad_enabled():
-            return self.stitch([checkpoint(self.scores, each, use_reentrant=False) for each in windows], x.shape[2:])
-        return self.stitch([self.scores(each) for each in windows], x.shape[2:])
+            scores = partial(checkpoint, self.scores, use_reentrant=False)
+        return self.stitch([scores(window) for window in self.windows(x)], x.shape[2:])
 
     def scores(self, window: Tensor) -> Tensor:
         """The class maps ``(N, K, h, w)`` of a window."""
@@ -78,11 +87,11 @@ class Stitched(nn.Module):
 
     def maps(self, output: Any, count: int) -> Tensor:
         """The class maps in what the segmenter returned for so many windows."""
-        found = read_class_maps(output, count)
-        if found is None:
+        class_maps = read_class_maps(output, count)
+        if class_maps is None:
             got = f"got {described(output)}; wrap it in a module that does"
             raise ModelError(f"model must give class maps (N, K, H, W) to be stitched, {got}")
-        return found.maps
+        return class_maps.maps
 
     def energy(self, inputs: Inputs) -> Callable[[Any], Tensor]:
         """The sum of all squared scores of each window, by which the segmenter's layers are chosen."""
@@ -97,11 +106,12 @@ class Stitched(nn.Module):
 
     def starts(self, size: Size) -> list[list[int]]:
         """Where windows start, along each side of an image of this size, with its padding."""
-        found = []
+        starts = []
         for length, side in zip(size, self.sides(size), strict=True):
-            last, apart = max(length - side, 0), max(1, int(side * (1 - self.overlap)))
-            found.append([min(start, last) for start in range(0, last + apart, apart)])
-        return found
+            last = max(length - side, 0)
+            apart = max(1, int(side * (1 - self.overlap)))
+            starts.append([min(start, last) for start in range(0, last + apart, apart)])
+        return starts
 
     def windows(self, x: Tensor) -> list[Tensor]:
         """The windows of images ``(N, C, H, W)``, row by row."""

@@ -47,9 +47,12 @@ class SmallResNet(nn.Module):
     """
 
     def __init__(
-        self, classes: int = 200, stem: int = 32, widths: tuple[int, ...] = (128, 256, 512),
+        self,
+        classes: int = 200,
+        stem: int = 32,
+        widths: tuple[int, ...] = (128, 256, 512),
         depths: tuple[int, ...] = (2, 3, 4),
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(3, stem, 3, 2, 1, bias=False)
         self.bn1 = nn.BatchNorm2d(stem)
@@ -98,9 +101,14 @@ class SmallTransformer(nn.Module):
     """
 
     def __init__(
-        self, classes: int = 200, side: int = 64, stem: tuple[int, int, int] = (32, 128, 256), width: int = 128,
-        heads: int = 4, depth: int = 5,
-    ) -> None:  # fmt: skip
+        self,
+        classes: int = 200,
+        side: int = 64,
+        stem: tuple[int, int, int] = (32, 128, 256),
+        width: int = 128,
+        heads: int = 4,
+        depth: int = 5,
+    ) -> None:
         super().__init__()
         first, second, third = stem
         self.conv1 = nn.Conv2d(3, first, 3, 2, 1, bias=False)

@@ -44,6 +44,16 @@ from explain.targets.resolve import Difference, as_target
 from explain.targets.text import Text
 
 __all__ = [
-    "Answer", "BinaryLogit", "ClassTarget", "Detections", "Difference", "ScoreTarget", "Segmentation", "Similarity",
-    "Target", "Text", "TopClass", "as_target",
-]  # fmt: skip
+    "Answer",
+    "BinaryLogit",
+    "ClassTarget",
+    "Detections",
+    "Difference",
+    "ScoreTarget",
+    "Segmentation",
+    "Similarity",
+    "Target",
+    "Text",
+    "TopClass",
+    "as_target",
+]

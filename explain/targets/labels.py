@@ -148,5 +148,13 @@ def _suggestion(label: str, categories: Sequence[str], others: Sequence[Sequence
     return f"did you mean {' or '.join(map(repr, meant[:3]))}?" if meant else did_you_mean(label, categories)
 
 
-PLURALS = {"mice": "mouse", "geese": "goose", "wolves": "wolf", "knives": "knife", "oxen": "ox", "men": "man",
-           "women": "woman", "children": "child"}  # fmt: skip
+PLURALS = {
+    "mice": "mouse",
+    "geese": "goose",
+    "wolves": "wolf",
+    "knives": "knife",
+    "oxen": "ox",
+    "men": "man",
+    "women": "woman",
+    "children": "child",
+}

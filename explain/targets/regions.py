@@ -68,8 +68,10 @@ def read_class_maps(output: Any, count: int) -> ClassMaps | None:
 
 def _of_images(output: Any, names: tuple[str, ...], count: int) -> list[torch.Tensor]:
     """The tensors of an output with these names; one that is not there, or has other rows, has no dimensions."""
-    found = [each if isinstance(each, torch.Tensor) else torch.tensor(0) for each in named(output, names)]
-    return [each if each.ndim and len(each) == count else torch.tensor(0) for each in found]
+    nothing = torch.tensor(0)
+    parts = named(output, names)
+    fits = [isinstance(part, torch.Tensor) and part.ndim > 0 and len(part) == count for part in parts]
+    return [part if fit else nothing for part, fit in zip(parts, fits, strict=True)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -243,9 +245,11 @@ def _outputs_of(found: ClassMaps) -> Outputs:
     if reader is None:  # of an output alone, without its model, the values at all places decide together
         end = End(found.maps.shape[1] if adds_up(found.maps) else 0)
         seen = end if is_fractional(found.maps) else None
-        outputs, said = outputs_like(found.maps, seen=lambda: seen), None
+        outputs = outputs_like(found.maps, seen=lambda: seen)
+        said = None
     else:
-        outputs, said = reader.outputs(found.maps, _class_maps), reader.activation
+        outputs = reader.outputs(found.maps, _class_maps)
+        said = reader.activation
     single = outputs.kind == "numbers" and said is None  # of a map that nobody says is of numbers
     return Outputs("sigmoid", "labels") if single else outputs
 

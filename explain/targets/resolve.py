@@ -69,9 +69,11 @@ def as_target(target: TargetLike, categories: Sequence[str] | None = None) -> Ta
 
 
 def as_targets(
-    target: TargetLike = None, targets: Sequence[TargetLike] | None = None, top_k: int | None = None,
+    target: TargetLike = None,
+    targets: Sequence[TargetLike] | None = None,
+    top_k: int | None = None,
     categories: Sequence[str] | None = None,
-) -> list[Target]:  # fmt: skip
+) -> list[Target]:
     """Return the targets of every image, of which a caller gives one ``target``, several ``targets``, or ``top_k``.
 
     Raises:
