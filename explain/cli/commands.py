@@ -223,8 +223,8 @@ def _defaults(command: Command, values: Mapping[str, Any]) -> Iterator[tuple[str
             continue
         if param.multiple:
             value = value if isinstance(value, list) else [value]
-        elif isinstance(value, list) and isinstance(value[0], str):
-            value = value[0]
+        elif isinstance(value, list) and param.type is click.STRING:
+            value = next(iter(value), None)
         yield param.name, value
 
 
