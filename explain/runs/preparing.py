@@ -41,7 +41,8 @@ class Preparer:
     """Reads entries of one source, and preprocesses them for one model."""
 
     def __init__(self, source: Source, preprocess: Preprocess) -> None:
-        self.source, self.preprocess = source, preprocess
+        self.source = source
+        self.preprocess = preprocess
         self._boxes: dict[tuple[int, int], Box] = {}
 
     def __call__(self, entry: Entry) -> Ready:

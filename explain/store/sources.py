@@ -143,7 +143,8 @@ class Folder(Source):
             if problem is not None:
                 yield Entry(text(name or self.folder), problem=f"folder {problem}")
             else:
-                path, label = os.path.join(self.folder, name), text(name.split(os.sep, 1)[0]) if labelled else None
+                path = os.path.join(self.folder, name)
+                label = text(name.split(os.sep, 1)[0]) if labelled else None
                 yield Entry(text(name.replace(os.sep, "/")), path, text(path), stamp(path), label)
 
     def identity(self) -> dict[str, Any]:
@@ -308,7 +309,8 @@ def on_input(boxes: Iterable[Corners], seen: Box, size: Sequence[int]) -> list[C
     [(0.0, 0.0, 5.0, 10.0)]
     """
     height, width = size
-    across, down = width / seen.width, height / seen.height
+    across = width / seen.width
+    down = height / seen.height
     found = []
     for x0, y0, x1, y1 in boxes:
         left, right = ((x - seen.left) * across for x in (x0, x1))
@@ -409,7 +411,8 @@ class DataSet(Source):
         self.inner, _ = innermost(items, 0)
         self.is_hugging_face = hasattr(items, "features") and hasattr(items, "column_names")
         self.columns = Columns.of(dict(items.features or {})) if self.is_hugging_face else Columns()
-        self.classes, known = self.columns.classes, getattr(self.inner, "classes", None)
+        self.classes = self.columns.classes
+        known = getattr(self.inner, "classes", None)
         if not self.classes and isinstance(known, (list, tuple, np.ndarray)) and len(known):
             # ImageNet of torchvision has several names for each class.
             names = (name if isinstance(name, (tuple, list)) else [name] for name in known)
