@@ -22,7 +22,8 @@ from explain.targets import TopClass
 from explain.targets.labels import class_label
 
 SHOWN = 12  # maps in a picture
-STEPS, TOLERANCE = 400, 1e-4
+STEPS = 400
+TOLERANCE = 1e-4
 TINY = 1e-7  # stands for a denominator of zero
 
 
@@ -125,9 +126,11 @@ def find_concepts(
             raise MethodError(f"{option('count')} must be {allowed}, got {count!r:.60}; 4 is usual")
         where, what = factorise(rows, count, seed)
         strongest = where.amax(0).clamp(min=torch.finfo(where.dtype).tiny)
-        where, what = where / strongest, what * strongest[:, None]
+        where = where / strongest
+        what = what * strongest[:, None]
         order = (where.sum(0) * what.sum(1)).argsort(descending=True)
-        where, what = where[:, order], what[order]
+        where = where[:, order]
+        what = what[order]
         error = float((rows - where @ what).norm() / rows.norm())
         shown = what.to(maps).reshape(count, channels, *[1] * len(places)).expand(-1, -1, *places)
         replaced = PerturbedRows(torch.zeros(count, dtype=torch.long, device=shown.device), lambda rows: shown[rows])

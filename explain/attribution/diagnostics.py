@@ -145,7 +145,8 @@ def warn_of_result(
 
     ``follows_gradient`` runs the model, to see whether its gradient is the derivative of the score.
     """
-    name, score = attribution.method, attribution.score
+    name = attribution.method
+    score = attribution.score
     negative = (score < 0) & attribution.values.flatten(1).any(1)
     if method.by_score and negative.any():
         scores = ", ".join(f"{each:.3g}" for each in score[negative].tolist())

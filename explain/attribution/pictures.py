@@ -50,10 +50,14 @@ class Scene:
         """What the colours mean on this photo, as far as the model saw it; each is drawn once."""
         key = repr(style)
         if key not in self.legends:
-            left, top = min(box.left for box in self.seen), min(box.top for box in self.seen)
-            right, bottom = max(box.right for box in self.seen), max(box.bottom for box in self.seen)
-            part = styles.edges(Box(left, top, right, bottom), self.photo.size)
-            self.legends[key] = style.legend(self.photo.crop(part))
+            around = Box(
+                min(box.left for box in self.seen),
+                min(box.top for box in self.seen),
+                max(box.right for box in self.seen),
+                max(box.bottom for box in self.seen),
+            )
+            part = self.photo.crop(styles.edges(around, self.photo.size))
+            self.legends[key] = style.legend(part)
         return self.legends[key]
 
     def enlarged(self, times: int) -> "Scene":
@@ -124,11 +128,12 @@ def tile(scene: Scene, attribution: Attribution, style: Style, marks: tuple[Mark
 
     ``marks`` are the results of its checks, if there are any.
     """
-    name, where = title_of(attribution.method), place_of(attribution)
-    words = f"{name}{f' at {where}' if where else ''}, drawn as {style.name}"
-    words += "".join(f", {mark.word} {mark.result}" for mark in marks)
+    name = title_of(attribution.method)
+    place = place_of(attribution)
+    words = [f"{name} at {place}" if place else name, f"drawn as {style.name}"]
+    words += [f"{mark.word} {mark.result}" for mark in marks]
     picture = scene.overlay(attribution, style, target)
-    return Tile(picture, name, where, remark(attribution), words, marks, scene.legend(style))
+    return Tile(picture, name, place, remark(attribution), ", ".join(words), marks, scene.legend(style))
 
 
 def pair(
@@ -137,11 +142,8 @@ def pair(
     """The tile of a map; of a set of regions, also that of the photo without it."""
     yield tile(scene, attribution, style, marks, target)
     if without := without_set(attribution, style):
-        picture, words = (
-            scene.overlay(attribution, without, target),
-            f"the photo without the set of {title_of(attribution.method)}",
-        )
-        yield Tile(picture, "without it", alternative=words)
+        words = f"the photo without the set of {title_of(attribution.method)}"
+        yield Tile(scene.overlay(attribution, without, target), "without it", alternative=words)
 
 
 def without_set(attribution: Attribution, style: Style) -> Style | None:
@@ -169,22 +171,31 @@ def sentence(attribution: Attribution, label: str, categories: Sequence[str] | N
     """
     if attribution.sets is None:
         return ""
-    enough = innermost(attribution.method).name == "sufficient"
-    role, becomes = "enough" if enough else "needed", attribution.options.get("becomes")
-    other = None if becomes is None else class_label(categories, becomes)
-    of = layer_of(attribution) if attribution.options.get("of_layer") else "the photo"
+    sufficient = innermost(attribution.method).name == "sufficient"
+    becomes = attribution.options.get("becomes")
+    whole = layer_of(attribution) if attribution.options.get("of_layer") else "the photo"
+    if becomes is None:
+        role = f"{'enough' if sufficient else 'needed'} for {label}"
+        verb = "are"
+        verb_of_none = "is"
+    else:
+        role = f"{label} from being {class_label(categories, becomes)}"
+        verb = "keep"
+        verb_of_none = "keeps"
     sets = attribution.sets[0]
     if not sets:
-        does = f"is {role} for {label}" if other is None else f"keeps {label} from being {other}"
-        return f"No part of {of} {does}"
-    first, *others = sets
+        return f"No part of {whole} {verb_of_none} {role}"
+    first = sets[0]
     if not first.size:
-        return f"{label} stays when all is absent" if enough else f"{label} is no answer for the whole photo"
-    what = f"are {role} for {label}" if other is None else f"keep {label} from being {other}"
-    known = first.alone == first.alone  # nothing is run any more after an interrupt
-    scores = (f"{first.alone:.2f} alone, {first.without:.2f} without; " if known else "") + PROVED[first.proof]
-    more = "".join(f"; so are another {percent(each.size)}{f' ({each.alone:.2f} alone)' * known}" for each in others)
-    return f"These {percent(first.size)} of {of} {what} ({scores}){more}"
+        return f"{label} stays when all is absent" if sufficient else f"{label} is no answer for the whole photo"
+    has_scores = first.alone == first.alone  # nothing is run any more after an interrupt
+    details = [f"{first.alone:.2f} alone, {first.without:.2f} without"] if has_scores else []
+    text = f"These {percent(first.size)} of {whole} {verb} {role} ({'; '.join([*details, PROVED[first.proof]])})"
+    for another in sets[1:]:
+        text += f"; so are another {percent(another.size)}"
+        if has_scores:
+            text += f" ({another.alone:.2f} alone)"
+    return text
 
 
 def groups(

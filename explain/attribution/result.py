@@ -131,7 +131,8 @@ class Attribution(Outcome):
         """In words, that an interrupt or the time ended the runs; empty where these are all that were wanted."""
         if self.spent is None or self.planned is None or not bool((self.spent < self.planned).any()):
             return ""
-        tolerance, reached = self.options.get("tolerance"), self.relative_error
+        tolerance = self.options.get("tolerance")
+        reached = self.relative_error
         is_enough = tolerance is not None and reached is not None and bool((reached <= tolerance).all())
         by_time = self.options.get("max_seconds") is not None and not is_enough
         if not by_time and (self.finished is None or bool(self.finished.all())):

@@ -58,7 +58,9 @@ def located(
             box = _on_photo(layout.boxes[image][query], part, size)
             score = float(layout.scores[image][query, category])
             detections.append(Prediction(_numbered(labels), score, category, box))
-        names, boxes, concrete = [], [], []
+        names: list[str] = []
+        boxes: list[Prediction | None] = []
+        concrete: list[Target] = []
         for target, choice, of_images in zip(targets, settled, scores, strict=True):
             if of_images is not None and isinstance(choice, Detected):
                 prediction, again = _box(choice, float(of_images[image]), image, size, detections, part, categories)

@@ -349,7 +349,8 @@ class Explainer:
         """A request whose places, which are in pixels of the photo, are in those of the input."""
         if not any(isinstance(target, Place) for target in request.targets):
             return request
-        seen, size = locate(self.preprocess, photo.image.size), tuple(photo.x.shape[2:])
+        seen = locate(self.preprocess, photo.image.size)
+        size = tuple(photo.x.shape[2:])
         moved = [each.on_photo(seen, size) if isinstance(each, Place) else each for each in request.targets]
         return replace(request, targets=moved)
 

@@ -404,7 +404,8 @@ class Explanation(Reportable):
 
     def amount(self, target: int) -> str:
         """The probability of a target as people read it, or its number with the unit; empty where it has neither."""
-        number, probability = self._number(target), self._probability(target)
+        number = self._number(target)
+        probability = self._probability(target)
         if number is not None:
             return number.amount
         return "" if probability is None else percent(probability)

@@ -56,7 +56,8 @@ class PhotoConcepts:
 
     def record(self) -> dict[str, Any]:
         """Return what was done, in plain values."""
-        found, maps = self.concepts, array(self.concepts.maps[0])
+        found = self.concepts
+        maps = array(found.maps[0])
         parts = zip(found.shares, found.classes(5).tolist(), self.labels, strict=True)
         return {
             "format": records.FORMAT, "kind": "concepts",

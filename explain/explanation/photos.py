@@ -38,7 +38,8 @@ def on_photo(found: Attribution, boxes: Sequence[Box], size: tuple[int, int]) ->
     >>> on_photo(tiles, [Box(0, 0, 2, 2), Box(2, 0, 4, 2)], (4, 2)).values.shape
     torch.Size([1, 2, 4])
     """
-    side, pixels = found.size[1:], found.values.ndim == len(found.size) + 2
+    side = found.size[1:]
+    pixels = found.values.ndim == len(found.size) + 2
 
     def laid(values: torch.Tensor) -> torch.Tensor:
         if pixels:
@@ -61,7 +62,8 @@ def _laid(values: torch.Tensor, side: tuple[int, ...], boxes: Sequence[Box], siz
     total = values.new_zeros(1, values.shape[1] if pixels else 1, height, width)
     count = values.new_zeros(height, width)
     for part, box in zip(values if pixels else values[:, None], boxes, strict=True):
-        down, across = side[0] / finest.height, side[1] / finest.width
+        down = side[0] / finest.height
+        across = side[1] / finest.width
         sides = max(1, round(box.height * down)), max(1, round(box.width * across))
         spread = part[None] if tuple(part.shape[1:]) == sides else enlarge(part[None], sides)
         if pixels:  # the places that a value is spread over share it
@@ -81,14 +83,16 @@ def _overlap(start: int, length: int, whole: int) -> tuple[slice, slice]:
     """
     if start + length == whole + 1:  # by rounding
         start -= 1
-    first, end = max(start, 0), max(0, min(start + length, whole))
+    first = max(start, 0)
+    end = max(0, min(start + length, whole))
     return slice(first, end), slice(first - start, max(first - start, end - start))
 
 
 def _canvas(side: tuple[int, ...], boxes: Sequence[Box], size: tuple[int, int]) -> tuple[int, int]:
     """Return the height and width of the whole photo at the resolution of its finest tile."""
     box = min(boxes, key=lambda box: box.height * box.width)
-    height, width = round(size[1] * side[0] / box.height), round(size[0] * side[1] / box.width)
+    height = round(size[1] * side[0] / box.height)
+    width = round(size[0] * side[1] / box.width)
     return max(height, side[0]), max(width, side[1])
 
 
@@ -145,7 +149,8 @@ def matched(images: Iterable[ImageLike], request: PhotoRequest) -> Iterator[Imag
     if request.of_each is None:
         yield from images
         return
-    count, number = len(request.of_each), 0
+    count = len(request.of_each)
+    number = 0
     known = len(images) if isinstance(images, Sized) else None
     if known in (None, count):
         for number, image in enumerate(images, 1):
@@ -184,8 +189,9 @@ def in_batches(
             result = window.pop(place)
             if isinstance(result, Exception):
                 why = result if isinstance(result, ExplainError) else raised(result)
-                cause, result = result, PhotoError(f"photo {place}: {why}")
-                result.__cause__ = cause
+                named = PhotoError(f"photo {place}: {why}")
+                named.__cause__ = result
+                result = named
             yield result
 
 
@@ -201,10 +207,12 @@ def _windows(
             photo = prepare(image, place)
             size = photo.image.width * photo.image.height
         except Exception as error:
-            photo, size = error, 0
+            photo = error
+            size = 0
         if window and (len(window) >= at_once or area + size > AREA):
             yield window
-            window, area = {}, 0
+            window = {}
+            area = 0
         window[place] = photo
         area += size
     if window:
@@ -262,7 +270,8 @@ def rows_are_apart(model: nn.Module, x: torch.Tensor) -> bool:
     """
     try:
         with untouched(model), torch.no_grad():
-            alone, both = (first_tensor(model(rows)) for rows in (x.clone(), torch.cat([x, -x.flip(-1)])))
+            alone = first_tensor(model(x.clone()))
+            both = first_tensor(model(torch.cat([x, -x.flip(-1)])))
     except Exception:  # anything that it cannot do with two
         return False
     if alone is None or both is None or alone.ndim == 0 or len(alone) != 1 or alone.shape[1:] != both.shape[1:]:
