@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -192,13 +192,13 @@ def test_so_does_one_in_the_progress_that_is_told(method: str, net: TinyNet, x: 
     assert torch.equal(explain.attribute(net, x, method, target=1, batch_size=2).values, wanted)
 
 
-@pytest.mark.parametrize("step", ["drawing", "writing", "putting in place"])
+@pytest.mark.parametrize("step", ["drawing", "writing"])
 def test_an_interruption_while_saving_leaves_no_half_written_file(
     step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     explanation = explain.Explainer("tiny", size=32)(str(ROOT / "assets" / "coffee.png"), ["gradcam", "saliency"])
     whole = {path.name: path.read_bytes() for path in explanation.save(tmp_path / "whole")}
-    steps = {"drawing": (explain.Explanation, "sheet"), "writing": (os, "fdopen"), "putting in place": (os, "link")}
+    steps = {"drawing": (explain.Explanation, "sheet"), "writing": (Path, "open")}
     place, name = steps[step]
     real, calls = getattr(place, name), []
 
@@ -214,3 +214,21 @@ def test_an_interruption_while_saving_leaves_no_half_written_file(
             explanation.save(tmp_path / "out")
     assert list((tmp_path / "out").glob("*")) == []
     assert {path.name: path.read_bytes() for path in explanation.save(tmp_path / "out", overwrite=True)} == whole
+
+
+def test_a_signal_while_files_are_put_in_place_comes_when_all_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    explanation = explain.Explainer("tiny", size=32)(str(ROOT / "assets" / "coffee.png"), ["gradcam", "saliency"])
+    whole = {path.name: path.read_bytes() for path in explanation.save(tmp_path / "whole")}
+    real = Path.replace
+
+    def interrupted(path: Path, target: Path) -> Path:
+        signal.raise_signal(signal.SIGINT)
+        return real(path, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            explanation.save(tmp_path / "out")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == whole

@@ -9,7 +9,7 @@ import secrets
 import time
 import unicodedata
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from PIL import Image
 
 from explain._utils.errors import FolderError, OutputError, either, printable, shown
 from explain._utils.html import png
+from explain._utils.signals import unsplit
 
 try:
     import fcntl
@@ -177,8 +178,7 @@ class Files:
                     file.write(content)
             with locked(self.folder):
                 self._check(paths)
-                for part, path in zip(parts, paths, strict=True):
-                    part.replace(path)
+                _put_in_place(parts, paths)
         except OSError as error:
             reason = "a file is in its place" if isinstance(error, FileExistsError) else error.strerror or str(error)
             raise FolderError(f"output folder {str(self.folder)!r} cannot be written: {reason}; change it") from None
@@ -198,6 +198,12 @@ class Files:
             more = f" (and {len(there) - 1} more)" if len(there) > 1 else ""
             leave = either("pass overwrite=True", "overwrite it with --force")
             raise OutputError(f"output {str(there[0])!r} exists already{more}; choose another folder, or {leave}")
+
+
+@unsplit  # so that an interruption leaves all of them or none
+def _put_in_place(parts: Sequence[Path], paths: Sequence[Path]) -> None:
+    for part, path in zip(parts, paths, strict=True):
+        part.replace(path)
 
 
 def _exists(path: Path) -> bool:
