@@ -227,12 +227,11 @@ class ExplainJob(Job):
 
     def run_quick(self, methods: list[Method], scheduler: Scheduler) -> Explanation:
         """Explain with methods that take a few passes, and add the maps that are known already."""
-        self.check_wanted()
         new = [method for method in methods if not self.is_known(method)]
         found = self._known
         if new or found is None:
             with scheduler.quick(), overheard(self.notes):
-                self.check_wanted()  # it may have waited for long
+                self.check_wanted()
                 targets = self._as_targets(self.request.targets) or None
                 own = self._explainer(self.photo, new, targets=targets, layer=self.request.layer)
             found = own if found is None else merged(found, own)
@@ -245,7 +244,6 @@ class ExplainJob(Job):
         """Add the map of a method that takes many passes, and send intermediate maps."""
         before = self.explanation
         assert before is not None
-        self.check_wanted()
 
         def step(done: int, total: int, maps: Mapping[str, torch.Tensor]) -> dict[str, Any]:
             values = maps.get(method.name)
@@ -307,7 +305,6 @@ class CheckJob(Job):
 
     def run(self, scheduler: Scheduler) -> dict[str, Any]:
         """Run the model, and return the last step of the answer."""
-        self.check_wanted()
         notes: list[str] = []
         with scheduler.slow(), overheard(notes):
             self.check_wanted()

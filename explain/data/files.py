@@ -97,7 +97,7 @@ def halved(array: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarra
 
 def restored(values: np.ndarray[Any, Any], scale: np.ndarray[Any, Any] | np.float32) -> np.ndarray[Any, Any]:
     """Return what `halved` keeps of an array, as float32."""
-    return values.astype(np.float32) * scale  # type: ignore[no-any-return]
+    return values.astype(np.float32) * scale
 
 
 class Files:
