@@ -151,7 +151,8 @@ class CoveredRegion:
         columns = slice(int(left), max(int(left) + 1, ceil(right)))
         keep[:, :, rows, columns] = 0
         levels = (get_baseline(self.fill)(x, keep)[0].clamp(0, 1) * 255).round().byte()
-        return to_pil_image(levels).resize(photo.size, Image.Resampling.BICUBIC)
+        picture: Image.Image = to_pil_image(levels)
+        return picture.resize(photo.size, Image.Resampling.BICUBIC)
 
 
 CHECKS = ("curve", "check")

@@ -220,7 +220,7 @@ def _named(mark: Mark, size: int) -> Image.Image:
     return words(mark.word, size, FAINT if mark.passed is None else INK, line=1.4, top=size * 0.1)
 
 
-STROKES = {
+STROKES: dict[bool | None, list[tuple[float, ...]]] = {
     None: [(0.3, 0.5, 0.7, 0.5)],
     True: [(0.27, 0.53, 0.44, 0.69, 0.74, 0.34)],
     False: [(0.28, 0.28, 0.72, 0.72), (0.28, 0.72, 0.72, 0.28)],
