@@ -298,4 +298,4 @@ def test_the_command_line_takes_an_activation(tmp_path: Path, capsys: pytest.Cap
         assert main([*common, "--activation", activation]) == 0
         assert json.loads((tmp_path / "out" / "photo-tiny-saliency.json").read_text())["activation"] == activation
     assert main([*common, "--activation", "softmux"]) == 2
-    assert "--activation must be one of softmax" in capsys.readouterr().err
+    assert "'softmux' is not one of 'softmax'" in capsys.readouterr().err
