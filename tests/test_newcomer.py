@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import inspect
-import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -120,28 +120,14 @@ def test_an_explanation_gives_the_attribution_of_a_method_and_its_values(cat: ex
         cat["lrp"]
 
 
-def test_concepts_that_were_saved_are_read_back(tiny: explain.Explainer, tmp_path: Path) -> None:
+def test_concepts_that_were_saved_are_plain_arrays(tiny: explain.Explainer, tmp_path: Path) -> None:
     found = tiny.concepts(CAT, 3)
     written = found.save(tmp_path)
+    assert torch.equal(torch.from_numpy(np.load(written[1])), found.concepts.maps[0])
+    assert torch.equal(torch.from_numpy(np.load(written[2])), found.concepts.vectors)
     for file in written[1:]:
-        saved = explain.load(file)
-        assert (len(saved), saved.layer, saved.labels) == (3, found.concepts.layer, found.labels)
-        assert saved.shares == pytest.approx(found.concepts.shares)
-        assert torch.equal(saved.maps, found.concepts.maps[0])
-        assert torch.equal(saved.vectors, found.concepts.vectors)
-        assert torch.allclose(saved.heatmaps, found.concepts.heatmaps[0])
-    record = json.loads(written[3].read_text("utf-8"))
-    for wrong in ({"concepts": record["concepts"][:2]}, {"values": {"sha256": ""}}):
-        written[3].write_text(json.dumps({**record, **wrong}), "utf-8")
-        with pytest.raises(RecordError, match="beside"):
-            explain.load(written[3])
-    for wrong in ({"layer": 3}, {"concepts": [{"share": "a"}]}, {"error": None}):
-        written[3].write_text(json.dumps({**record, **wrong}), "utf-8")
-        with pytest.raises(RecordError, match=r"must (have another value for|say the share and label of each concept)"):
-            explain.load(written[3])
-    written[2].unlink()
-    with pytest.raises(RecordError, match="-concepts-vectors"):
-        explain.load(written[3])
+        with pytest.raises(RecordError, match=r"numpy\.load"):
+            explain.load(file)
 
 
 def test_a_folder_is_no_record_but_says_what_is_in_it(cat: explain.Explanation, tmp_path: Path) -> None:

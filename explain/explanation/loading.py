@@ -269,6 +269,8 @@ def load(file: str | os.PathLike[str]) -> Saved:
         first = next(iter(sorted(path.glob("*.json"))), None)
         remedy = "" if first is None else f"; load one in it, such as {str(first)!r}"
         raise RecordError(f"file must be a record (.json) or its values (.npy), got {str(path)!r}{remedy}")
+    if path.stem.endswith(("-concepts", "-concepts-vectors")):
+        raise RecordError(f"file must be of an attribution, got concepts: {str(path)!r}; read arrays with numpy.load")
     path = path.with_suffix(".json")
     record = _read_record(path)
     array = record["values"]
