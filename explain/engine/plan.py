@@ -82,10 +82,13 @@ class Plan:
 
     @cached_property
     def needs(self) -> tuple[NeedAtLayer, ...]:
-        """All needs, each after those that must be gathered before it."""
+        """All needs, each after those that must be gathered before it; of one kind, in the order of the methods."""
         ordered: dict[NeedAtLayer, None] = {}
-        waiting = frozenset().union(*self.wanted.values())
-        for need in sorted(waiting, key=lambda need: (type(need.kind).__name__, need.layer or "")):
+        first_method: dict[NeedAtLayer, int] = {}
+        for place, needs in enumerate(self.wanted.values()):
+            for need in needs:
+                first_method.setdefault(need, place)
+        for need in sorted(first_method, key=lambda n: (type(n.kind).__name__, n.layer or "", first_method[n])):
             for before in need.kind.also:
                 ordered[need.at_same_place(before)] = None
             ordered[need] = None

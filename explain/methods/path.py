@@ -416,8 +416,9 @@ def several(baselines: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     of_photos = baselines.detach().to(x)
     of_photos = of_photos[None] if of_photos.ndim == x.ndim else of_photos
     if of_photos.shape[1:] != x.shape or not len(of_photos):
-        wanted = (None, *x.shape)
-        raise MethodError(f"baseline must be {wanted}, got {tuple(baselines.shape)}; reshape it")
+        shape = ", ".join(map(str, x.shape))
+        got = tuple(baselines.shape)
+        raise MethodError(f"baseline must be a tensor (B, {shape}) of one or several, got shape {got}; reshape it")
     return of_photos
 
 
