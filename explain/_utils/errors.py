@@ -143,7 +143,8 @@ class PhotosError(ExplainError):
 
     def __init__(self, message: str, results: list[Any], errors: dict[int, PhotoError]) -> None:
         super().__init__(message)
-        self.results, self.errors = results, errors
+        self.results = results
+        self.errors = errors
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (*self.args, self.results, self.errors)
@@ -264,9 +265,11 @@ def warn(message: str) -> None:
     if _here.overheard is not None:
         _here.overheard.append(printable(message))
         return
-    frame, level = sys._getframe(1), 2
+    frame = sys._getframe(1)
+    level = 2
     while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).split(".")[0] == "explain":
-        frame, level = frame.f_back, level + 1
+        frame = frame.f_back
+        level = level + 1
     warnings.warn(printable(message), ExplainWarning, stacklevel=level)
 
 

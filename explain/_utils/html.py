@@ -27,12 +27,16 @@ def picture_html(picture: Image.Image, alternative: str, most: int = LARGEST, st
     >>> picture_html(Image.new("RGB", (2, 1)), "a <cat>")[-46:]
     '" alt="a &lt;cat&gt;" style="max-width: 100%">'
     """
-    content, kind, scale = png(picture), "png", 1.0
+    content = png(picture)
+    kind = "png"
+    scale = 1.0
     while len(content) > most and scale > 0.05:
         buffer = io.BytesIO()
         smaller = picture.convert("RGB").resize([max(1, round(scale * side)) for side in picture.size])
         smaller.save(buffer, "JPEG", quality=85)
-        content, kind, scale = buffer.getvalue(), "jpeg", 0.85 * scale
+        content = buffer.getvalue()
+        kind = "jpeg"
+        scale = 0.85 * scale
     data = base64.b64encode(content).decode("ascii")
     return f'<img src="data:image/{kind};base64,{data}" alt="{escaped(alternative)}" style="{style}">'
 

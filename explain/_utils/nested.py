@@ -141,7 +141,8 @@ def _made(like: Any, values: list[Any]) -> Any:
     """A container like ``like``: a copy where it has more than its items, such as attributes, a default, an order."""
     if isinstance(like, (tuple, list)):
         return type(like)(*values) if hasattr(like, "_fields") else type(like)(values)
-    made, before = copy.copy(like), items(like)
+    made = copy.copy(like)
+    before = items(like)
     content = {key: value for (key, _), value in zip(before, values, strict=True)}
     if not isinstance(like, Mapping):
         for name, value in content.items():

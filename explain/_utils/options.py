@@ -90,7 +90,9 @@ class Options:
         named = getattr(of, "name", None)  # that of a wrapper may depend on an option that is wrong
         name = named if isinstance(named, str) and named else of.__name__.lower()
         for option, kind in ((each.name, _kinds(of)[each.name]) for each in fields(of) if each.name in _kinds(of)):
-            value, low, high = getattr(self, option), self.minimums.get(option), self.maximums.get(option)
+            value = getattr(self, option)
+            low = self.minimums.get(option)
+            high = self.maximums.get(option)
             try:
                 read = _read(value, kind, low)
             except (BaselineError, AttributeError) as error:
@@ -103,7 +105,8 @@ class Options:
             for known, (_, _, check) in _readers.items():
                 if check is not None and isinstance(read, known):
                     check(name, read, option)
-            end, several = self.below.get(option), read if isinstance(read, tuple) else (read,)
+            end = self.below.get(option)
+            several = read if isinstance(read, tuple) else (read,)
             if end is not None and read is not None and not (several and all(0 < each < end for each in several)):
                 below = "" if end == math.inf else f" and below {end:g}"
                 raise self.error(f"{option} of {name} must be above 0{below}, got {shown(value)}; leave it out")
@@ -158,7 +161,8 @@ def _kinds(of: type) -> dict[str, Any]:
 
 def _read(value: Any, kind: Any, least: float | None) -> Any:
     """The value as one of this type, or `_REFUSED`."""
-    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    origin = typing.get_origin(kind)
+    args = typing.get_args(kind)
     if origin in _UNIONS:
         return next((read for each in args if (read := _read(value, each, least)) is not _REFUSED), _REFUSED)
     if origin is typing.Literal:
@@ -207,7 +211,8 @@ def _tuple(value: Any, kinds: Sequence[Any], least: float | None) -> Any:
 
 def _word(kind: Any, least: float | None) -> str:
     """What a type is called."""
-    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    origin = typing.get_origin(kind)
+    args = typing.get_args(kind)
     if origin is typing.Literal:
         return f"one of {', '.join(args)}"
     words = [_word(each, least) for each in args if each is not ...]
@@ -256,7 +261,8 @@ def read_written(text: str) -> MethodSpec:
     found = _NAME.fullmatch(text)
     if found is None:
         raise SpecError(f"must be a name, or a name with options in brackets, got {shown(text)}")
-    values, options = list[Any](), dict[str, Any]()
+    values = list[Any]()
+    options = dict[str, Any]()
     for part in _parts(found[2] or "", text):
         named = _NAMED.fullmatch(part)
         if named is None:
@@ -272,7 +278,9 @@ def read_written(text: str) -> MethodSpec:
 
 def _parts(inside: str, text: str) -> Iterator[str]:
     """What stands between the outermost commas."""
-    start, open_, quote = 0, list[str](), ""
+    start = 0
+    open_ = list[str]()
+    quote = ""
     for place, character in enumerate(inside):
         if quote:
             quote = "" if character == quote else quote

@@ -24,7 +24,10 @@ def duration(seconds: float) -> str:
 class StatusLine:
     """One line on standard error that is drawn in place of the last one; in a terminal, unless ``anywhere``."""
 
-    _drawn, _shown, hidden, anywhere = float("-inf"), False, False, False
+    _drawn = float("-inf")
+    _shown = False
+    hidden = False
+    anywhere = False
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
@@ -38,7 +41,8 @@ class StatusLine:
         filled = round(WIDTH * min(1.0, share or 0.0))
         bar = "" if share is None else "█" * filled + "░" * (WIDTH - filled) + " "
         print(f"\r\x1b[2K{bar}{text}", end="", file=sys.stderr, flush=True)
-        self._drawn, self._shown = now, True
+        self._drawn = now
+        self._shown = True
 
     def wipe(self) -> None:
         """Remove the line, so that others can be printed."""
@@ -51,7 +55,8 @@ class ProgressLine(StatusLine):
     """What ``progress=True`` draws, in a terminal and in a notebook; called with what is done and the total."""
 
     anywhere = True
-    _first, _last = (0, 0.0), 0
+    _first = (0, 0.0)
+    _last = 0
 
     def __call__(self, done: int, total: int | None) -> None:
         if done <= self._last or not self._last:  # something else has begun

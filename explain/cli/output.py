@@ -11,7 +11,10 @@ from typing import Any, TextIO
 from explain._utils.errors import OutputError, overheard, printable, quiet
 from explain._utils.progress import StatusLine, duration
 
-DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+DONE = 0
+FAILED = 1
+USAGE = 2
+INTERRUPTED = 130
 
 
 class OutputClosedError(OutputError):

@@ -265,7 +265,8 @@ def _misfits(model: nn.Module, x: torch.Tensor, name: str) -> Iterator[tuple[re.
     layer, first = next(convolutions, ("", None))
     if not isinstance(first, (nn.Conv2d, nn.Conv3d)):
         return
-    takes, dims = f"for the model's first convolution ({layer})", len(first.kernel_size) + 2
+    takes = f"for the model's first convolution ({layer})"
+    dims = len(first.kernel_size) + 2
     if x.ndim != dims:
         remedy = "explain the frames of a video one by one" if x.ndim == 5 else "give it videos (N, C, T, H, W)"
         yield _DIMENSIONS, f"{name} must have {dims} dimensions {takes}, got {x.ndim}; {remedy}"

@@ -148,7 +148,8 @@ class Overwriting:
 
     def of(self, output: Tensor) -> bool:
         """Whether this output of the module is its input, overwritten; call it once, when the module has returned."""
-        (given, version), self._given = self._given, (None, 0)
+        given, version = self._given
+        self._given = (None, 0)
         return given is output and output._version != version
 
 

@@ -189,7 +189,10 @@ def concept_direction(
         raise RunError(f"run must have {3 * len(own)} photos of other classes, got {len(others)}; give fewer examples")
     vector = own.mean(0) - others.mean(0)
     scale = torch.cat([own, others]).std(0).clamp(min=1e-6)
-    own, others, slopes = own / scale, others / scale, slopes * scale  # so that no channel counts more by its size
+    # so that no channel counts more by its size
+    own = own / scale
+    others = others / scale
+    slopes = slopes * scale
     generator = torch.Generator().manual_seed(seed)
     everything = torch.arange(len(others))
     score, gain, told_apart = _tried(own[None], others, [everything], slopes, draws, generator)

@@ -147,7 +147,8 @@ class Repair:
         Raises:
             OutputError: they cannot be written.
         """
-        path, buffer = Path(path), io.BytesIO()
+        path = Path(path)
+        buffer = io.BytesIO()
         if path.suffix == ".pt2":
             x = self.photos.explainer._placed(self.marks.hosts.x[:2])
             batch = {0: torch.export.Dim("batch")}

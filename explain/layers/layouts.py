@@ -202,7 +202,8 @@ def find_grid(shape: Size, size: Size, layout: Layout | None = None) -> Grid | N
         return _token_grid(shape[1], size)
     if len(shape) != len(size) + 2:
         return None
-    first, last = shape[2:], shape[1:-1]
+    first = shape[2:]
+    last = shape[1:-1]
     if layout is None:
         close = abs(last[-2] - last[-1] * size[-2] / size[-1]) <= 1
         layout = "NHWC" if close and not has_aspect(first, size) else "NCHW"
@@ -286,7 +287,8 @@ def token_grid(positions: Positions, shape: Size, count: int) -> Grid | None:
         return None
     dim = max(lying, key=lambda dim: float((lying[dim].amax(0) - lying[dim].amin(0)).sum()))  # and not within a patch
     tokens = (lying[dim] > 0).all(1).nonzero()[:, 0]
-    lengths, cells = list[int](), torch.zeros(len(tokens), dtype=torch.long)
+    lengths = list[int]()
+    cells = torch.zeros(len(tokens), dtype=torch.long)
     for axis in lying[dim][tokens].round(decimals=5).unbind(1):
         values, ranks = torch.unique(axis, return_inverse=True)
         lengths.append(len(values))

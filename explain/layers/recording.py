@@ -206,7 +206,8 @@ def record(model: nn.Module, inputs: Inputs, kept: int = 0) -> tuple[ModuleCallR
     The graph shows which calls depend on what is explained; of a network that cannot be recorded, all may. It keeps so
     many bytes of values.
     """
-    size, count = tuple(inputs.x.shape[2:]), len(inputs)
+    size = tuple(inputs.x.shape[2:])
+    count = len(inputs)
     if inputs.x.is_floating_point():
         source = inputs.x.clone().requires_grad_()
         recorder = ModuleCallRecorder(size, source, count)

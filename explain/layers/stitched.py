@@ -115,7 +115,8 @@ class Stitched(nn.Module):
 
     def windows(self, x: Tensor) -> list[Tensor]:
         """The windows of images ``(N, C, H, W)``, row by row."""
-        size, sides = x.shape[2:], self.sides(x.shape[2:])
+        size = x.shape[2:]
+        sides = self.sides(x.shape[2:])
         missing = [max(side - length, 0) for length, side in zip(size, sides, strict=True)]
         if any(missing):
             x = F.pad(x, [part for each in reversed(missing) for part in (each // 2, each - each // 2)])
@@ -125,7 +126,8 @@ class Stitched(nn.Module):
 
     def stitch(self, parts: Sequence[Tensor], size: Size) -> Tensor:
         """Stitch what the windows gave, ``(N, K, h, w)`` each, to ``(N, K, H, W)`` for images of this size."""
-        sides, starts = self.sides(size), self.starts(size)
+        sides = self.sides(size)
+        starts = self.starts(size)
         weights = self._weights(sides).to(parts[0])
         parts = [weights * (each if each.shape[2:] == sides else enlarge(each, sides)) for each in parts]
         lengths = [max(length, side) for length, side in zip(size, sides, strict=True)]

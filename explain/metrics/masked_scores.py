@@ -62,7 +62,8 @@ def photo_maps(image: torch.Tensor) -> torch.Tensor:
     one, and contrast and distance times the blob. They say which parts of a photo change most when they are covered,
     and where photographers put what they show.
     """
-    grey, (height, width) = image.mean(0), image.shape[1:]
+    grey = image.mean(0)
+    height, width = image.shape[1:]
     side = max(3, min(height, width) // 10 | 1)
     distance = (image - image.mean((1, 2), keepdim=True)).square().sum(0).sqrt()
     contrast = _mean_around((grey - _mean_around(grey, side)).square(), side).clamp(min=0).sqrt()

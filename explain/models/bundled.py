@@ -61,7 +61,8 @@ def load_imagenet(size: int | None = None) -> Classifier:
     return Classifier(model.eval(), preprocess, imagenet_labels(), NAME, weights=f"{DISTRIBUTION} (sha256 {SHA256})")
 
 
-TINY, TRANSFORMER = "tiny", "tiny-transformer"
+TINY = "tiny"
+TRANSFORMER = "tiny-transformer"
 FILE = Path(__file__).with_name("bundled.pt")
 TRANSFORMER_FILE = Path(__file__).with_name("tiny_transformer.pt")
 TRANSFORMER_SHA256 = "e8eebfd58f4f4eee1afc64cb5e777a68216ae4bf3007055e0ec9089525fa8b83"
@@ -146,7 +147,8 @@ def with_synonyms(labels: Iterable[str]) -> Categories:
     return Categories(labels, [known.get(label.casefold(), ()) for label in labels], imagenet_labels().absent)
 
 
-NANODET, PERSON_SEGMENTER = "nanodet", "person-segmenter"
+NANODET = "nanodet"
+PERSON_SEGMENTER = "person-segmenter"
 DETECTOR_FILE = Path(__file__).with_name("nanodet.safetensors")
 DETECTOR_SHA256 = "e07867b45817a6b3bdf283aa6296b4a869e592f6a31e5c2ad70d04f2afb9e407"
 SEGMENTER_FILE = Path(__file__).with_name("person_segmenter.safetensors")
@@ -203,7 +205,9 @@ CLIP_FILE = Path(__file__).with_name("tiny_clip.safetensors")
 CLIP_SHA256 = "beefaaa1e10588849f1437bebb80ca37561ff5288cfdabf5de3850ce26ac1615"
 VOCABULARY = Path(__file__).with_name("tiny_clip.txt")
 LENGTH = 16  # tokens of a text, with the one of its start
-PAD, START, UNKNOWN = "[pad]", "[start]", "[unknown]"
+PAD = "[pad]"
+START = "[start]"
+UNKNOWN = "[unknown]"
 
 
 class WordPieces:

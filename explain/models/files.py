@@ -30,7 +30,8 @@ class BlackBox(nn.Module):
 
     def __init__(self, scores: Scores, shape: tuple[int | None, ...] = (None, None, None, None)) -> None:
         super().__init__()
-        self.scores, self.shape = scores, shape
+        self.scores = scores
+        self.shape = shape
 
     def forward(self, x: torch.Tensor) -> Any:
         rows = self.shape[0]

@@ -236,7 +236,9 @@ BLOCKS: tuple[tuple[int, int, int, int, int | None, type[nn.Module]], ...] = (
     (96, 32, 5, 1, 24, Hardswish),
     (96, 32, 5, 1, 24, Hardswish),
 )
-STEM, CONTEXT = 16, 128  # channels before and after the blocks
+# channels before and after the blocks
+STEM = 16
+CONTEXT = 128
 FINER = (2, 0)  # the blocks whose maps the decoder adds; the stem's come last
 
 

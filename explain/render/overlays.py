@@ -131,7 +131,8 @@ def _checked_map(heatmap: Any, style: Style) -> Array:
     must = f"heatmap for style {style.name!r} must"
     if values.ndim != dimensions or not values.size:
         raise ImageError(f"{must} be the map of one image, got shape {values.shape}; {remedy}")
-    low, high = float(values.min()), float(values.max())
+    low = float(values.min())
+    high = float(values.max())
     if not (least <= low and high <= most + 1e-6):  # NaN is neither
         raise ImageError(f"{must} have values from {least:g} to {most:g}, got {low:.3g} to {high:.3g}; {remedy}")
     return values
@@ -310,7 +311,8 @@ def _frames(frames: Any, count: int, layout: InputLayout | None) -> Sequence[Ima
         known = "(T, H, W), (C, T, H, W) or (T, C, H, W), C 1 or 3"
         raise ImageError(f"frames must be {known}, got {shape}; take one video")
     if values.dtype != np.uint8:
-        low, high = float(values.min()), float(values.max())
+        low = float(values.min())
+        high = float(values.max())
         values = (255 * (values - low) / ((high - low) or 1.0)).round().astype(np.uint8)
     return list(values)
 

@@ -78,7 +78,8 @@ def must_agree(before: Mapping[str, Any], now: Mapping[str, Any], file: str, *, 
         own = unknown(now.get(key))
         if own:
             raise RunError(f"run {file!r} cannot be continued: {own[0]} in its {key} is your own; give another output")
-        old, new = before.get(key), now.get(key)
+        old = before.get(key)
+        new = now.get(key)
         by_name = more and key in ("methods", "metrics") and isinstance(now.get("methods"), dict)
         added = by_name and isinstance(old, dict) and isinstance(new, dict) and old.items() <= new.items()
         if not alike(key, old, new) and not added:
@@ -92,7 +93,9 @@ def _difference(key: str, old: Any, new: Any) -> str:
         keys = [each for each in {**old, **new} if old.get(each) != new.get(each)]
         if len(keys) != 1:
             break
-        key, old, new = f"{key}, {keys[0]}", old.get(keys[0]), new.get(keys[0])
+        key = f"{key}, {keys[0]}"
+        old = old.get(keys[0])
+        new = new.get(keys[0])
     values = [json.dumps(value, ensure_ascii=False) for value in (old, new)]
     before, now = (value if len(value) <= 80 else f"{value[:79]}…" for value in values)
     return f"its {key} was {before} and is now {now}"

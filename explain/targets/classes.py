@@ -69,7 +69,8 @@ class TopClass(Target):
             return elsewhere
         scores = find_logits(output, count).detach()
         if not 0 <= self.rank < scores.shape[1]:
-            most, got = scores.shape[1], self.top_k or self.rank + 1
+            most = scores.shape[1]
+            got = self.top_k or self.rank + 1
             raise TargetError(f"top_k must be at most {most}, the number of the model's classes, got {got}; give fewer")
         return ClassTarget(tuple(scores.topk(self.rank + 1, dim=1).indices[:, self.rank].tolist()))
 
@@ -151,7 +152,8 @@ class Similarity(Target):
         found = need_tensor(output, count, (2, 4), self, "embeddings (N, D)", EMBEDDINGS).flatten(1)
         other = self.embedding.to(found)
         if other.shape not in (found.shape, found.shape[1:]):
-            own, got = tuple(found.shape), tuple(other.shape)
+            own = tuple(found.shape)
+            got = tuple(other.shape)
             raise TargetError(f"embedding must have the shape {own} of the model's, or one row of it, got {got}")
         return F.cosine_similarity(found, other.expand_as(found), dim=1), None
 

@@ -357,7 +357,8 @@ def suppressed(
     cells, labels = above.nonzero(as_tuple=True)
     left = scores[cells, labels].sort(descending=True, stable=True).indices[:most]
     while len(left):
-        best, left = left[0], left[1:]
+        best = left[0]
+        left = left[1:]
         yield int(cells[best]), int(labels[best])
         if dense:
             same = labels[left] == labels[best]

@@ -213,7 +213,8 @@ def _result(image: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | Non
 
 def _pair(output: Any, count: int, scores: Sequence[str], boxes: Sequence[str]) -> Any:
     """Two tensors ``(N, Q, K)`` and ``(N, Q, 4)`` under some of these names, or None."""
-    first, second = _part(output, *scores), _part(output, *boxes)
+    first = _part(output, *scores)
+    second = _part(output, *boxes)
     if not (isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor)):
         return None
     return (first, second) if first.ndim == 3 and second.shape == (count, first.shape[1], 4) else None
@@ -522,7 +523,8 @@ def read_bins(
     The distances to the four sides are the means of softmaxes over 0, 1, ... strides (Li et al., "Generalized Focal
     Loss", NeurIPS 2020).
     """
-    logits, boxes = [], []
+    logits = []
+    boxes = []
     for raw, stride in zip(maps, strides, strict=True):
         cells = raw.flatten(2).transpose(1, 2)
         shares = cells[..., before : before + 4 * bins].reshape(*cells.shape[:2], 4, bins).softmax(-1)

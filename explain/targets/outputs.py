@@ -192,7 +192,8 @@ def check_activation(given: object) -> None:
         ModelError: it is neither one of their names nor None.
     """
     if given is not None and given not in get_args(Activation):
-        known, got = "'softmax', 'sigmoid' or 'none'", shown(given)
+        known = "'softmax', 'sigmoid' or 'none'"
+        got = shown(given)
         raise ModelError(f"{option('activation')} must be {known}, got {got}; leave it out to detect it")
 
 

@@ -15,7 +15,8 @@ from torch import nn
 from explain._utils.errors import ImageError
 from explain.data.inputs import InputsLike
 
-PIXELS, GRID = "pixel_values", "image_grid_thw"
+PIXELS = "pixel_values"
+GRID = "image_grid_thw"
 
 
 def with_photos(model: nn.Module, x: InputsLike) -> tuple[nn.Module, InputsLike]:
@@ -27,7 +28,9 @@ def with_photos(model: nn.Module, x: InputsLike) -> tuple[nn.Module, InputsLike]
     if not (isinstance(x, Mapping) and isinstance(x.get(GRID), torch.Tensor) and x[PIXELS].ndim == 2):
         return model, x
     config: Any = model.config.vision_config  # type: ignore[union-attr]
-    patch, merge, times = config.patch_size, config.spatial_merge_size, config.temporal_patch_size
+    patch = config.patch_size
+    merge = config.spatial_merge_size
+    times = config.temporal_patch_size
     grids = x[GRID].tolist()
     _, rows, columns = grids[0]
     blocks = x[PIXELS].reshape(len(grids), -1, *x[PIXELS].shape[1:])
@@ -47,7 +50,8 @@ def _packed(run: Callable[..., Any], merge: int, patch: int, times: int, /, **kw
     """Run a model on the patches of its photos, block by block of those that are merged into one token."""
     photos = kwargs[PIXELS]
     n, channels, height, width = photos.shape
-    rows, columns = height // (merge * patch), width // (merge * patch)
+    rows = height // (merge * patch)
+    columns = width // (merge * patch)
     blocks = photos.reshape(n, channels, rows, merge, patch, columns, merge, patch).permute(0, 2, 5, 3, 6, 1, 4, 7)
     repeated = blocks.unsqueeze(6).expand(*blocks.shape[:6], times, patch, patch)
     return run(**{**kwargs, PIXELS: repeated.reshape(n * rows * columns * merge**2, -1)})

@@ -203,7 +203,8 @@ class Segmentation(Target):
 
     def _predicted(self, found: ClassMaps, categories: tuple[int, ...]) -> torch.Tensor:
         """Where the class of each image is predicted, or the part of it at the point."""
-        maps, outputs = found.maps, _outputs_of(found)
+        maps = found.maps
+        outputs = _outputs_of(found)
         several = found.quality is None and maps.shape[1] > 1
         if several and outputs.kind != "labels":
             best = maps.argmax(1)
@@ -224,10 +225,13 @@ class Segmentation(Target):
     def _weights(self, maps: torch.Tensor) -> torch.Tensor:
         """The share of each cell of maps ``(N, h, w)`` that the mask covers."""
         assert self.mask is not None
-        mask, size = self.mask.to(maps.device), tuple(maps.shape[1:])
-        (rows, columns), (height, width) = mask.shape[-2:], size[-2:]
+        mask = self.mask.to(maps.device)
+        size = tuple(maps.shape[1:])
+        rows, columns = mask.shape[-2:]
+        height, width = size[-2:]
         if abs(rows * width - columns * height) > max(rows * width / height, columns * height / width):
-            whole, got = f"whole input, whose maps are {height} x {width} (height x width)", f"{rows} x {columns}"
+            whole = f"whole input, whose maps are {height} x {width} (height x width)"
+            got = f"{rows} x {columns}"
             raise TargetError(f"mask must cover the {whole}, got {got}; give it in the shape of the input")
         floating = maps.dtype if maps.is_floating_point() else torch.float32
         weights = mask.to(torch.promote_types(floating, torch.float32))  # half precision cannot count the pixels
