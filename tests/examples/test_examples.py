@@ -210,6 +210,7 @@ def test_verdicts_are_counted_and_written_into_the_page(
         module.updated("nothing", "other", "")
 
 
+@pytest.mark.long
 def test_the_history_of_a_search_has_what_fewer_samples_find() -> None:
     module = example("smallest_evidence")
     explainer = explain.Explainer("tiny")

@@ -178,7 +178,10 @@ def values_of(model: nn.Module, x: Tensor, *, graph: bool) -> dict[str, Tensor]:
     return found
 
 
-@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize(
+    "network",
+    [name if name in ("batch", "layer") else pytest.param(name, marks=pytest.mark.long) for name in NETWORKS],
+)
 @pytest.mark.filterwarnings("ignore::explain.ExplainWarning")
 def test_every_method_has_the_derivative_of_central_differences_in_input_and_weights(network: str) -> None:
     """Part of the photo equals the baseline, and stays."""

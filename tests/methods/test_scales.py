@@ -117,8 +117,7 @@ def expected() -> dict[str, Tensor]:
 
 
 @pytest.mark.filterwarnings("ignore:.*ablationcam divides by the score")
-@pytest.mark.parametrize("exponent", POWERS)
-@pytest.mark.parametrize("part", ["hidden", "layer", "score"])
+@pytest.mark.parametrize(("part", "exponent"), [("hidden", POWERS[0]), ("layer", POWERS[-1]), ("score", POWERS[0])])
 def test_units_of_a_network_change_nothing_but_units(part: str, exponent: int, expected: dict[str, Tensor]) -> None:
     factor = 2.0**exponent
     left_out = NOT_OF_SCORES.keys() if part == "score" else ()
@@ -197,9 +196,9 @@ def default(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.filterwarnings("ignore:.*ablationcam divides by the score")
-def test_the_default_dtype_of_the_caller_changes_no_map(dtype: torch.dtype) -> None:
+def test_the_default_dtype_of_the_caller_changes_no_map() -> None:
+    dtype = torch.float32
     model, x = network("").to(dtype), X.to(dtype)
     expected = maps_of(model, x)
     with default(torch.float64):
