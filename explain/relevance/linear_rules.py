@@ -60,7 +60,7 @@ class Epsilon(_Stabilised):
             Gradient().attach(of, flow)
 
     def back(self, of: LinearNode, gradient: Tensor, flow: RelevanceFlow) -> Tensor:
-        """With R = z g, what is sent back is g z / (z + e sign(z)), which is g less g e / (|z| + e)."""
+        """With R = z g, what is sent back is ``g z / (z + e sign(z))``, which is ``g - g e / (abs(z) + e)``."""
         linear = of.linear
         z = of.result.tensor
         small = self._small(flow, z.clamp(min=0) if of.rectified else z)
