@@ -14,6 +14,7 @@ A command is a function with its options above it. What is slow to load is impor
 ``--help`` does not wait for it.
 """
 
+import atexit
 import gc
 import io
 import logging
@@ -40,6 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: its threads would spin on a busy machine
     if "torch" not in sys.modules:
         gc.set_threshold(100_000)  # a search for garbage among the objects of torch takes a sixth of the time
+        atexit.register(gc.freeze)  # and so does one when the process ends, which frees them all anyway
     if lists.COMPLETION in os.environ:
         return lists.complete(os.environ[lists.COMPLETION])
     for stream in (sys.stdout, sys.stderr):
