@@ -169,8 +169,7 @@ class _Here(threading.local):
 _here = _Here()
 
 for _kind in (*ExplainError.__subclasses__(), *OutputError.__subclasses__(), *LayerError.__subclasses__()):
-    if not _kind.__name__.startswith("Removed"):
-        _kind.__module__ = "explain"  # where users import them from
+    _kind.__module__ = "explain"  # where users import them from
 LabelsError.__module__ = ExplainError.__module__ = ExplainWarning.__module__ = "explain"
 
 

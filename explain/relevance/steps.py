@@ -32,15 +32,14 @@ _WITH_VALUES = {"rectifier", "activation", "product", "quotient", "matrixproduct
 class Snapshot:
     """A tensor as it was when it was noted, and whether something has used it.
 
-    A result that a rectifier has overwritten at once is ``rectified``: known where it was positive, and no gradient
-    comes back elsewhere. One that can be computed ``again`` is recomputed after it has been overwritten.
+    A result that a rectifier has overwritten at once is known where it was positive, and no gradient comes back
+    elsewhere. One that can be computed ``again`` is recomputed after it has been overwritten.
     """
 
     kept: Tensor | None
     is_result: bool = False
     again: "tuple[LinearMap, Snapshot] | None" = None
     used: bool = False
-    rectified: bool = False
 
     @property
     def tensor(self) -> Tensor:
@@ -74,7 +73,6 @@ class Snapshots:
             if each.kept is None:
                 continue
             if kind == "relu" and each.is_result and not each.used and each.kept.shape == tensor.shape:
-                each.rectified = True
                 self._kept.setdefault(where, []).append(each)
             else:
                 each.kept = None if each.again is not None else each.kept.clone()
