@@ -298,7 +298,8 @@ def keywords(*more: type, elsewhere: Mapping[str, str] | None = None) -> Callabl
 
         @functools.wraps(function)
         def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-            for wrong in [name for name in kwargs if name not in known]:
+            if not kwargs.keys() <= known.keys():
+                wrong = next(name for name in kwargs if name not in known)
                 hint = (elsewhere or {}).get(wrong) or did_you_mean(wrong, known)
                 name = re.sub(r"\.__\w+__$", "", function.__qualname__)  # of a constructor, its class
                 raise ArgumentError(f"{name} has no argument {wrong!r}; {hint}")

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from numbers import Real
 from types import NoneType, UnionType
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 import numpy as np
 import torch
@@ -80,36 +80,69 @@ class Options:
             type.__setattr__(cls, "about", " ".join([word, *rest]))
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
-        known = [field.name for field in fields(cls) if field.init]  # type: ignore[arg-type]
-        for wrong in [name for name in options if name not in known]:
-            raise ArgumentError(f"{cls.__name__} has no option {wrong!r}; {did_you_mean(wrong, known)}")
+        known = _checked_fields(cls).names
+        if not options.keys() <= known:
+            wrong = next(name for name in options if name not in known)
+            raise ArgumentError(f"{cls.__name__} has no option {wrong!r}; {did_you_mean(wrong, sorted(known))}")
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
+        for checked in _checked_fields(type(self)).fields:
+            value = getattr(self, checked.name)
+            if value is not checked.plain_default:
+                object.__setattr__(self, checked.name, self._checked(checked, value))
+
+    def _checked(self, checked: "_CheckedField", value: Any) -> Any:
+        """The plain form of an option's value, which is one that the option may have."""
+        option = checked.name
         of: Any = type(self)  # for mypy, a type is not hashable
         named = getattr(of, "name", None)  # that of a wrapper may depend on an option that is wrong
         name = named if isinstance(named, str) and named else of.__name__.lower()
-        for option, kind in ((each.name, _kinds(of)[each.name]) for each in fields(of) if each.name in _kinds(of)):
-            value = getattr(self, option)
-            low = self.minimums.get(option)
-            high = self.maximums.get(option)
-            try:
-                read = _read(value, kind, low)
-            except (BaselineError, AttributeError) as error:
-                raise self.error(f"{option} of {name} must be a baseline or the name of one: {error}") from None
-            too_large = type(read) is int and option != "seed" and not -(2**63) <= read < 2**63  # no tensor holds it
-            if read is _REFUSED or too_large or (high is not None and read is not None and read > high):
-                most = "" if high is None else f" to {high:g}"
-                raise self.error(f"{option} of {name} must be {_word(kind, low)}{most}, got {shown(value)}")
-            object.__setattr__(self, option, read)
-            for known, (_, _, check) in _readers.items():
-                if check is not None and isinstance(read, known):
-                    check(name, read, option)
-            end = self.below.get(option)
-            several = read if isinstance(read, tuple) else (read,)
-            if end is not None and read is not None and not (several and all(0 < each < end for each in several)):
-                below = "" if end == math.inf else f" and below {end:g}"
-                raise self.error(f"{option} of {name} must be above 0{below}, got {shown(value)}; leave it out")
+        low = self.minimums.get(option)
+        high = self.maximums.get(option)
+        try:
+            read = _read(value, checked.kind, low)
+        except (BaselineError, AttributeError) as error:
+            raise self.error(f"{option} of {name} must be a baseline or the name of one: {error}") from None
+        too_large = type(read) is int and option != "seed" and not -(2**63) <= read < 2**63  # no tensor holds it
+        if read is _REFUSED or too_large or (high is not None and read is not None and read > high):
+            most = "" if high is None else f" to {high:g}"
+            raise self.error(f"{option} of {name} must be {_word(checked.kind, low)}{most}, got {shown(value)}")
+        for kind, (_, _, check) in _readers.items():
+            if check is not None and isinstance(read, kind):
+                check(name, read, option)
+        end = self.below.get(option)
+        several = read if isinstance(read, tuple) else (read,)
+        if end is not None and read is not None and not (several and all(0 < number < end for number in several)):
+            below = "" if end == math.inf else f" and below {end:g}"
+            raise self.error(f"{option} of {name} must be above 0{below}, got {shown(value)}; leave it out")
+        return read
+
+
+class _CheckedField(NamedTuple):
+    """An option, the type that its values must have, and the default, if that is in its plain form already."""
+
+    name: str
+    kind: Any
+    plain_default: Any
+
+
+class _CheckedFields(NamedTuple):
+    """The names that a class takes, and those of its fields that are checked."""
+
+    names: frozenset[str]
+    fields: tuple[_CheckedField, ...]
+
+
+@lru_cache(maxsize=256)
+def _checked_fields(of: Any) -> _CheckedFields:
+    kinds = _kinds(of)
+    checked = []
+    for option in fields(of):
+        default = option.default if isinstance(option.default, (bool, int, float, NoneType)) else _REFUSED
+        if option.name in kinds:
+            checked.append(_CheckedField(option.name, kinds[option.name], default))
+    return _CheckedFields(frozenset(option.name for option in fields(of) if option.init), tuple(checked))
 
 
 def by_name(
@@ -147,7 +180,6 @@ def enter(known: dict[str, Any], it: Any, what: str, **options: Any) -> Any:
     return it
 
 
-@lru_cache(maxsize=256)
 def _kinds(of: type) -> dict[str, Any]:
     """The types of the fields; without those that are known nowhere."""
     with suppress(NameError, TypeError):  # of a class within a function, say

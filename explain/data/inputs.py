@@ -18,6 +18,10 @@ InputLayout: TypeAlias = Literal["NTCHW", "NCTHW"]
 """Where inputs of five dimensions have their channels: behind the frames, or before them."""
 
 
+_OF_TENSORS = ("x", "others", "constants", "sizes", "_has_containers")
+"""What is computed of the arguments once, and again where their tensors are others."""
+
+
 @dataclass(frozen=True, eq=False)
 class Inputs:
     """The arguments of a model's forward; one or several of their tensors are explained, the others stay as they are.
@@ -58,12 +62,15 @@ class Inputs:
             raise ImageError(f"args must be a tuple of positional arguments, and kwargs a mapping, got {got}")
         object.__setattr__(self, "args", tuple(self.args))
         object.__setattr__(self, "kwargs", dict(self.kwargs or {}))
-        several = self.explained if isinstance(self.explained, list) else [self.explained]
-        object.__setattr__(self, "paths", tuple(dict.fromkeys(map(self._find, several))))
+        wanted = self.explained if isinstance(self.explained, list) else [self.explained]
+        object.__setattr__(self, "paths", tuple(dict.fromkeys(map(self._find, wanted))))
         if not self.paths:
             raise ImageError("explained must name at least one input tensor, got []; leave it out for the image")
+        if self.layout is None:
+            return
         shapes = [tuple(self._tensors[path].shape) for path in self.paths]
-        if check_layout(self.layout) is not None and all(len(shape) != 5 for shape in shapes):
+        check_layout(self.layout)
+        if all(len(shape) != 5 for shape in shapes):
             must = f"go with x of five dimensions, (N, T, C, H, W) or (N, C, T, H, W), got shape {shapes[0]}"
             raise ImageError(f"layout must {must}; leave it out for photos, or give x[:, None] for one frame each")
 
@@ -109,6 +116,8 @@ class Inputs:
     @cached_property
     def constants(self) -> tuple[Any, ...]:
         """All arguments but tensors, such as switches."""
+        if not self._has_containers and len(self._tensors) == len(self._arguments):
+            return tuple(self._arguments)
         return tuple(nested.constants(self._arguments))
 
     def goes_with_images(self, path: Path) -> bool:
@@ -126,12 +135,11 @@ class Inputs:
 
     def rows(self, images: torch.Tensor, altered: Mapping[Path, torch.Tensor] | None = None) -> "Inputs":
         """Return the inputs for rows that belong to these images ``(P,)``; ``altered`` holds altered copies of some."""
-        known = self._for_model(altered or {})
-
-        def row(path: Path, t: torch.Tensor) -> torch.Tensor:
-            return known[path] if path in known else t[images.to(t.device)] if self.goes_with_images(path) else t
-
-        return self._each(row)
+        rows = self._for_model(altered or {})
+        for path, tensor in self._tensors.items():
+            if path not in rows:
+                rows[path] = tensor[images.to(tensor.device)] if self.goes_with_images(path) else tensor
+        return self._with(rows)
 
     def first(self) -> "Inputs":
         """Return the inputs for the first image alone."""
@@ -139,29 +147,31 @@ class Inputs:
 
     def replaced(self, new: torch.Tensor | Mapping[Path, torch.Tensor]) -> "Inputs":
         """Return the inputs with the explained tensors replaced; a single tensor replaces the first of them."""
-        others = self._for_model({self.path: new} if isinstance(new, torch.Tensor) else new)
-        return self._each(lambda path, t: others.get(path, t))
+        replacements = {self.path: new} if isinstance(new, torch.Tensor) else new
+        return self._with({**self._tensors, **self._for_model(replacements)})
 
     def _for_model(self, tensors: Mapping[Path, torch.Tensor]) -> dict[Path, torch.Tensor]:
         """Explained tensors as the model takes them; it may use ``view`` on those that are turned."""
+        if self.layout != "NTCHW":
+            return dict(tensors)
         turned = {path: self._turned(path, tensor) for path, tensor in tensors.items()}
         return {path: new if new is tensors[path] else new.contiguous() for path, new in turned.items()}
 
     def detached(self) -> "Inputs":
         """Return the inputs without the caller's graph."""
-        return self._each(lambda path, t: t.detach())
+        return self._with({path: tensor.detach() for path, tensor in self._tensors.items()})
 
     def copied(self) -> "Inputs":
         """Return copies: a model that works on its input in place must not reach the caller's tensors.
 
         One image alone is laid out with its channels first, as most networks take it, however it was read.
         """
-
-        def copied(path: Path, t: torch.Tensor) -> torch.Tensor:
-            alone = _is_image(t) and len(t) == 1
-            return t.clone(memory_format=torch.contiguous_format if alone else torch.preserve_format)
-
-        return self._each(copied)
+        copies = {}
+        for path, tensor in self._tensors.items():
+            is_alone = _is_image(tensor) and len(tensor) == 1
+            memory_format = torch.contiguous_format if is_alone else torch.preserve_format
+            copies[path] = tensor.clone(memory_format=memory_format)
+        return self._with(copies)
 
     def call(self, model: nn.Module) -> Any:
         """Call the model on copies of all tensors. A note on what it raises says so where the input explains it.
@@ -204,19 +214,44 @@ class Inputs:
 
     @cached_property
     def _tensors(self) -> dict[Path, torch.Tensor]:
-        return dict(nested.paths(self._arguments))
+        tensors: dict[Path, torch.Tensor] = {}
+        for key, value in self._arguments.items():
+            if isinstance(value, torch.Tensor):
+                tensors[key,] = value
+            else:
+                tensors.update(((key, *path), tensor) for path, tensor in nested.paths(value))
+        return tensors
 
-    def _each(self, change: Callable[[Path, torch.Tensor], torch.Tensor]) -> "Inputs":
-        changed = nested.replace(self._arguments, change)
-        args = tuple(changed.pop(i) for i in range(len(self.args)))
-        return replace(self, args=args, kwargs=changed, explained=list(self.paths))
+    def _with(self, tensors: dict[Path, torch.Tensor]) -> "Inputs":
+        """Return the same arguments with other tensors in the same places."""
+        if len(tensors) == len(self.args) + len(self.kwargs) and not self._has_containers:
+            args = tuple(tensors[i,] for i in range(len(self.args)))
+            kwargs = {name: tensors[name,] for name in self.kwargs}
+        else:
+            arguments = nested.replace(self._arguments, lambda path, _: tensors[path])
+            args = tuple(arguments.pop(i) for i in range(len(self.args)))
+            kwargs = arguments
+        changed = object.__new__(Inputs)
+        vars(changed).update(vars(self), args=args, kwargs=kwargs, _tensors=tensors)
+        for known in _OF_TENSORS:
+            vars(changed).pop(known, None)
+        return changed
+
+    @cached_property
+    def _has_containers(self) -> bool:
+        return any(len(path) > 1 for path in self._tensors)
 
     def _find(self, wanted: int | str | Path | None) -> Path:
         start = () if wanted is None else _as_path(wanted)
-        found = [path for path in self._tensors if path[: len(start)] == start]
-        floating = [path for path in found if self._tensors[path].is_floating_point()]
-        for path in [path for path in floating if _is_image(self._tensors[path])] or floating or found:
-            return path
+        best: Path | None = None
+        best_rank = -1
+        for path, tensor in self._tensors.items():
+            rank = 2 if _is_image(tensor) else int(tensor.is_floating_point())
+            if path[: len(start)] == start and rank > best_rank:
+                best = path
+                best_rank = rank
+        if best is not None:
+            return best
         if wanted is not None:
             known = ", ".join(map(dotted, self._tensors)) or "none"
             raise ImageError(f"explained must name one of the input tensors ({known}), got {wanted!r}")
