@@ -193,7 +193,7 @@ def state(model: nn.Module) -> dict[str, Any]:
         "warning filters": list(warnings.filters),
         "handlers": (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGALRM)),
         "counters": (
-            preserve._here.depth, len(signals.changed), preserve.is_under_way(),
+            preserve._here.depth, len(signals._shared), len(preserve._held_modes), preserve.is_under_way(),
             getattr(errors._here, "overheard", None) is None, getattr(entry._running, "now", False),
         ),
     }  # fmt: skip

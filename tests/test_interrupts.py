@@ -77,7 +77,6 @@ def test_signals_at_random_times_damage_nothing(count: int) -> None:
 
 BLOCKS: dict[str, Callable[[nn.Module], Any]] = {
     "untouched": hooks.preserve.untouched,
-    "evaluating": hooks.preserve.evaluating,
     "calculating": lambda model: preserve.calculating("cpu"),
     "recording": lambda model: preserve.recording(False),
     "capture": lambda model: hooks.capture(model, "*"),

@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager
 from dataclasses import fields
 from typing import Any, ParamSpec, TypeVar
 
-from explain._utils.signals import shared, temporarily
+from explain._utils.signals import Shared, temporarily
 from explain._utils.spelling import close_to as close_to
 from explain._utils.spelling import did_you_mean as did_you_mean
 
@@ -242,10 +242,10 @@ def quiet() -> AbstractContextManager[None]:
     Filters belong to the process. (``warnings.catch_warnings`` alone would bring back what another thread had put
     there.)
     """
-    return shared({"warnings": _ignored})
+    return Shared({"warnings": _ignore_warnings})
 
 
-def _ignored() -> AbstractContextManager[Any]:
+def _ignore_warnings() -> AbstractContextManager[Any]:
     caught = warnings.catch_warnings(action="ignore")
     caught.__enter__()
     return caught

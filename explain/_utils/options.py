@@ -13,7 +13,6 @@ import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
-from functools import lru_cache
 from numbers import Real
 from types import NoneType, UnionType
 from typing import Any, ClassVar, NamedTuple, Self, TypeVar
@@ -134,8 +133,18 @@ class _CheckedFields(NamedTuple):
     fields: tuple[_CheckedField, ...]
 
 
-@lru_cache(maxsize=256)
+_fields_by_class: dict[Any, _CheckedFields] = {}
+
+
 def _checked_fields(of: Any) -> _CheckedFields:
+    """What is known of the fields of a class, found out once (not by `lru_cache`: `torch.compile` warns of that)."""
+    known = _fields_by_class.get(of)
+    if known is None:
+        known = _fields_by_class[of] = _find_checked_fields(of)
+    return known
+
+
+def _find_checked_fields(of: Any) -> _CheckedFields:
     kinds = _kinds(of)
     checked = []
     for option in fields(of):

@@ -84,21 +84,23 @@ class SignalSafe(Generic[T]):
     def __enter__(self) -> T:
         self._in_front = _step_in_front()
         try:
-            found = self.begin()
-            _hand_over(sys._getframe(1))
+            bound = self.begin()
+            if _waiting:
+                _hand_over(sys._getframe(1))
         except BaseException as error:
             try:
                 self.end(error)
             finally:
                 _step_aside(self._in_front, sys._getframe(1))
             raise
-        return found
+        return bound
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         try:
             self.end(error)
         finally:
-            _step_aside(self._in_front, sys._getframe(1))
+            if _waiting or self._in_front:
+                _step_aside(self._in_front, sys._getframe(1))
 
 
 class _FromGenerator(SignalSafe[T]):
@@ -147,41 +149,55 @@ def signal_safe(function: Callable[P, Iterator[T]]) -> Callable[P, AbstractConte
     return made
 
 
-@signal_safe
-def temporarily(holder: object, **values: Any) -> Iterator[None]:
+class _Temporarily(SignalSafe[None]):
+    """See `temporarily`."""
+
+    def __init__(self, holder: object, values: dict[str, Any]) -> None:
+        self._attributes = vars(holder)
+        self._values = values
+        self._previous = {name: getattr(holder, name) for name in values}
+
+    def begin(self) -> None:
+        self._attributes.update(self._values)
+
+    def end(self, error: BaseException | None) -> None:
+        self._attributes.update(self._previous)
+
+
+def temporarily(holder: object, **values: Any) -> AbstractContextManager[None]:
     """Give attributes of an object other values while a block lasts."""
-    before = {name: getattr(holder, name) for name in values}
-    try:
-        vars(holder).update(values)
-        yield
-    finally:
-        vars(holder).update(before)
+    return _Temporarily(holder, values)
 
 
 lock = threading.RLock()
-changed: dict[Any, tuple[int, Any]] = {}
-"""By setting of the process that is changed: how many threads need it so, and a context whose end restores it."""
+_shared: dict[Any, tuple[int, Any]] = {}
+"""By setting of the process that is changed: how many blocks need it so, and a context whose end restores it."""
 
 
-@signal_safe
-def shared(settings: Mapping[Any, Callable[[], Any]]) -> Iterator[None]:
-    """Change settings of the process: the first of several threads sets them, and the last one restores them.
+class Shared(SignalSafe[None]):
+    """Change settings of the process: the first of several threads changes them, and the last one restores them.
 
-    Each is a function that changes one, and returns a context whose end restores it.
+    Each is changed by a function, which returns a context whose end restores it.
     """
-    with lock:
-        for key, change in settings.items():
-            count, context = changed.get(key) or (0, change())
-            changed[key] = (count + 1, context)
-    try:
-        yield
-    finally:
+
+    def __init__(self, changes: Mapping[Any, Callable[[], Any]]) -> None:
+        self._changes = changes
+        self._held: list[Any] = []
+
+    def begin(self) -> None:
         with lock:
-            for key in settings:
-                count, context = changed.pop(key, (0, None))  # a forked child has none
-                if count > 1:
-                    changed[key] = (count - 1, context)
-                elif count:
+            for setting, change in self._changes.items():
+                blocks, context = _shared.get(setting) or (0, change())
+                _shared[setting] = (blocks + 1, context)
+                self._held.append(setting)
+
+    def end(self, error: BaseException | None) -> None:
+        with lock:
+            for setting in reversed(self._held):
+                blocks, context = _shared.pop(setting, (0, None))  # a forked child has none
+                if blocks > 1:
+                    _shared[setting] = (blocks - 1, context)
+                elif blocks:
                     context.__exit__(None, None, None)
 
 
@@ -205,7 +221,8 @@ def unsplit(function: Callable[P, T]) -> Callable[P, T]:
         try:
             return function(*args, **kwargs)
         finally:
-            _step_aside(in_front, sys._getframe(1))
+            if _waiting or in_front:
+                _step_aside(in_front, sys._getframe(1))
 
     _WHOLE.add(cast(FunctionType, whole).__code__)
     return whole
@@ -249,7 +266,7 @@ def _is_where_errors_are_lost(frame: FrameType | None) -> bool:
 
 def _step_in_front() -> tuple[tuple[int, _InFront], ...]:
     """Put a handler of ours in front of each of the caller's that has none there yet; return the new ones."""
-    if not _is_main():
+    if threading.get_ident() != threading.main_thread().ident:
         return ()
     placed: list[tuple[int, _InFront]] = []
     try:
@@ -319,8 +336,8 @@ def _begin_child() -> None:
         while type(handler) is _InFront:
             handler = handler.theirs
             _signal.signal(number, handler)
-    contexts = [context for _, context in changed.values()]
-    changed.clear()
+    contexts = [context for _, context in _shared.values()]
+    _shared.clear()
     for context in contexts:
         context.__exit__(None, None, None)
     lock.release()

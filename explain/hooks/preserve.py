@@ -3,8 +3,8 @@
 import copy
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from types import MethodType
 from typing import Any
@@ -13,14 +13,14 @@ import torch
 from torch import nn
 
 from explain._utils.errors import HookError, ModelError
-from explain._utils.signals import at_fork, changed, lock, shared, signal_safe, temporarily
-from explain.hooks.unwrap import modules_of, parameters_of
+from explain._utils.signals import Shared, SignalSafe, at_fork, lock, signal_safe
+from explain.hooks.unwrap import modules_of
 
 DEVICES = ("cpu", "cuda")
 
 
 class _Here(threading.local):
-    """What this thread does: whether it is inside `untouched`, with ``create_graph``, and how often in `evaluating`."""
+    """What this thread does: whether it is inside `untouched`, with ``create_graph``, and how deep in such blocks."""
 
     busy = False
     create_graph = False
@@ -30,6 +30,7 @@ class _Here(threading.local):
 _here = _Here()
 _used_threads = False
 _EAGER = "eager"
+_CPU = torch.device("cpu")
 
 _REMEDIES = {
     "fork-based multiprocessing":
@@ -48,11 +49,12 @@ _REMEDIES = {
 """What to do about errors of torch, by a part of their messages."""
 
 
-class _InEvaluation:
-    """A module that is put in evaluation mode, and gets its own mode back at the end; see `shared`."""
+class _HeldMode:
+    """A module that is put in evaluation mode, for one or several blocks, and gets its own mode back after the last."""
 
     def __init__(self, module: nn.Module) -> None:
         attributes = vars(module)
+        self.blocks = 0
         self.module = module
         self.training = module.training  # of a scripted module too
         self.method = attributes.get("train")
@@ -63,7 +65,7 @@ class _InEvaluation:
         if self.training:
             module.training = False
 
-    def __exit__(self, *error: object) -> None:
+    def restore(self) -> None:
         vars(self.module).pop("train", None)
         if self.method is not None:
             vars(self.module)["train"] = self.method
@@ -71,10 +73,43 @@ class _InEvaluation:
             self.module.training = self.training
 
 
+_held_modes: dict[int, _HeldMode] = {}
+
+
+def _hold_modes(modules: Iterable[nn.Module]) -> list[_HeldMode]:
+    """Put modules in evaluation mode.
+
+    The flags are set one by one rather than with ``model.eval()``: a network that overrides ``train`` to keep some
+    part frozen would otherwise not come back as it was.
+    """
+    modes = []
+    with lock:
+        for module in modules:
+            held = _held_modes.get(id(module))
+            if held is None:
+                held = _HeldMode(module)
+                _held_modes[id(module)] = held
+            held.blocks += 1
+            modes.append(held)
+    return modes
+
+
+def _release_modes(modes: Iterable[_HeldMode]) -> bool:
+    """Give modules their own modes back, unless other blocks hold them; whether another thread disturbed them."""
+    disturbed = False
+    with lock:
+        for held in modes:
+            disturbed |= held.disturbed
+            held.blocks -= 1
+            if held.blocks == 0 and _held_modes.pop(id(held.module), None) is held:  # a forked child has none
+                held.restore()
+    return disturbed
+
+
 def _train(module: nn.Module, mode: bool = True) -> Any:
     """Replaces a module's ``train`` while it is held, to note what another thread wants."""
     with lock:
-        held = _held(module)
+        held = _held_modes.get(id(module))
         method = None if held is None else held.method
         result = type(module).train(module, mode) if method is None else method(mode)
         if held is not None and not _here.depth:
@@ -84,40 +119,6 @@ def _train(module: nn.Module, mode: bool = True) -> Any:
 
 
 _train.__name__ = "train"  # a module that is pickled meanwhile is given its own ``train`` when it is read
-
-
-def _held(module: nn.Module) -> _InEvaluation | None:
-    _, held = changed.get(("mode", id(module)), (0, None))
-    return held  # type: ignore[no-any-return]
-
-
-@signal_safe
-def evaluating(model: nn.Module) -> Iterator[list[nn.Module]]:
-    """Put every submodule in evaluation mode, and give each its own mode back at the end.
-
-    The flags are set one by one rather than with ``model.eval()``: a network that overrides ``train`` to keep some
-    part frozen would otherwise not come back as it was. Threads may share modules: a mode comes back when the last of
-    those that needed it changed has ended. If another thread calls ``train()`` or ``eval()`` of the model or a part of
-    it meanwhile, that holds afterwards; the list that the block is given then names the modules put in training mode.
-
-    >>> model = nn.Sequential(nn.Dropout())
-    >>> with evaluating(model):
-    ...     model[0].training
-    False
-    >>> model[0].training
-    True
-    """
-    settings = {("mode", id(module)): partial(_InEvaluation, module) for module in modules_of(model)}
-    disturbed: list[nn.Module] = []
-    held: list[_InEvaluation] = []
-    _here.depth += 1
-    try:
-        with shared(settings):
-            held += [changed[key][1] for key in settings]
-            yield disturbed
-    finally:
-        disturbed += [use.module for use in held if use.disturbed]
-        _here.depth = max(0, _here.depth - 1)
 
 
 _MODULE = frozenset(vars(nn.Module())) | {"forward", "train"}
@@ -130,11 +131,11 @@ class _WrittenState:
     Quantisation observers, running averages and counters are such. Normalisations write nothing in evaluation mode.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
         self._buffers: list[tuple[nn.Module, dict[str, Any]]] = []
         self._copies: list[tuple[torch.Tensor, torch.Tensor, int]] = []
         self._attributes: list[tuple[dict[str, Any], dict[str, Any]]] = []
-        for module in modules_of(model):
+        for module in modules:
             buffers = module._buffers
             if not buffers or isinstance(module, nn.modules.batchnorm._NormBase):
                 continue
@@ -188,33 +189,47 @@ def keeping_state(model: nn.Module) -> AbstractContextManager[None]:
     >>> model.seen.count
     tensor(0.)
     """
-    return shared({} if is_transforming() else {("state", id(model)): partial(_WrittenState, model)})
+    return Shared({} if is_transforming() else _state_of(model, modules_of(model)))
 
 
-@contextmanager
-def _restoring_torch(gradients: bool) -> Iterator[None]:
-    """Outside inference mode, switch gradients; after errors, restore them, mixed precision and function modes."""
-    grad = torch.is_grad_enabled()
-    function_modes = torch._C._len_torch_function_stack()
-    nesting = _autocast_nesting()
-    caching = torch.is_autocast_cache_enabled()
-    autocast = [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in DEVICES]
-    try:
-        with torch.inference_mode(False), recording(gradients):
-            yield
-    except BaseException:
-        torch.set_grad_enabled(grad)
-        while torch._C._len_torch_function_stack() > function_modes:
+def _state_of(model: nn.Module, modules: Iterable[nn.Module]) -> dict[Any, Callable[[], Any]]:
+    """What notes and restores the state of a model; see `Shared`."""
+    return {("state", id(model)): partial(_WrittenState, modules)}
+
+
+class _TorchState:
+    """Torch's settings in this thread: gradients, inference mode, mixed precision and function modes."""
+
+    def __init__(self) -> None:
+        self._inference = torch.inference_mode(False)
+        self._gradients = torch.is_grad_enabled()
+        self._function_modes = torch._C._len_torch_function_stack()
+        self._autocast = [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in DEVICES]
+        self._caching = torch.is_autocast_cache_enabled()
+        self._nesting = _autocast_nesting()
+
+    def switch_gradients(self, gradients: bool) -> None:
+        """Leave inference mode, and switch gradients on or off."""
+        self._inference.__enter__()
+        torch.set_grad_enabled(gradients)
+
+    def restore(self, error: BaseException | None) -> None:
+        """Restore what was switched, and after an error also what contexts that were never left have changed."""
+        torch.set_grad_enabled(self._gradients)
+        self._inference.__exit__(None, None, None)
+        if error is None:
+            return
+        torch.set_grad_enabled(self._gradients)
+        while torch._C._len_torch_function_stack() > self._function_modes:
             torch._C._pop_torch_function_stack()
-        for device, enabled, dtype in autocast:
+        for device, enabled, dtype in self._autocast:
             torch.set_autocast_enabled(device, enabled)
             torch.set_autocast_dtype(device, dtype)
-        torch.set_autocast_cache_enabled(caching)
-        while _autocast_nesting() > nesting:
+        torch.set_autocast_cache_enabled(self._caching)
+        while _autocast_nesting() > self._nesting:
             torch.autocast_decrement_nesting()
-            if not nesting:
+            if not self._nesting:
                 torch.clear_autocast_cache()
-        raise
 
 
 def _autocast_nesting() -> int:
@@ -222,16 +237,8 @@ def _autocast_nesting() -> int:
     return torch.autocast_decrement_nesting()
 
 
-def preserving_rng(devices: list[torch.device]) -> AbstractContextManager[None]:
-    """Give the random generators of the CPU and of ``devices`` their state back at the end.
-
-    The generators belong to the process: numbers that another thread draws meanwhile are drawn again afterwards.
-    """
-    held = [torch.device("cpu"), *sorted({d for d in devices if d.type == "cuda"}, key=str)]
-    return shared({device: partial(_noted_rng, device) for device in held})
-
-
-def _noted_rng(device: torch.device) -> ExitStack:
+def _note_random_state(device: torch.device) -> ExitStack:
+    """Note the state of a device's random generator; the end of the context gives it back."""
     stack = ExitStack()
     if device.type == "cpu":
         stack.callback(torch.set_rng_state, torch.get_rng_state())
@@ -240,48 +247,91 @@ def _noted_rng(device: torch.device) -> ExitStack:
     return stack
 
 
-def eager() -> AbstractContextManager[None]:
-    """Let compiled modules and functions run as the Python code that they were made from, and compile nothing.
+class _LeftAsFound(SignalSafe[None]):
+    """See `untouched`."""
 
-    Compiled code has no layers to hook and no operations to record. The setting belongs to the process: compiled code
-    of other threads runs uncompiled meanwhile, with the same results.
-    """
-    # Where nothing has been compiled yet, loading the compiler would take seconds. There is no function around
-    # `set_stance`: torch.compile would look into it.
-    compiler = "torch._dynamo" in sys.modules
-    return shared({_EAGER: partial(torch.compiler.set_stance, "force_eager")} if compiler else {})
+    def __init__(self, model: nn.Module, gradients: bool, create_graph: bool) -> None:
+        self._model = model
+        self._gradients = gradients
+        self._create_graph = create_graph
+        self._modes: list[_HeldMode] = []
+        self._shared: Shared | None = None
+        self._torch: _TorchState | None = None
+        self._thread = (_here.busy, _here.create_graph)
+
+    def begin(self) -> None:
+        global _used_threads
+        _used_threads = _used_threads or torch.get_num_threads() > 1
+        modules = modules_of(self._model)
+        self._torch = _TorchState()
+        self._torch.switch_gradients(self._gradients or self._create_graph)
+        self._shared = Shared(self._settings_of_process(modules))
+        _here.depth += 1
+        _here.busy = True
+        _here.create_graph = self._create_graph
+        self._shared.begin()
+        self._modes = _hold_modes(modules)
+
+    def _settings_of_process(self, modules: Iterable[nn.Module]) -> dict[Any, Callable[[], Any]]:
+        """The random generators, what the model writes in a pass, and whether anything is compiled.
+
+        The generators belong to the process: numbers that another thread draws meanwhile are drawn again afterwards.
+        Compiled code has no layers to hook and no operations to record, so it runs as the Python code that it was made
+        from; of other threads too, with the same results.
+        """
+        settings: dict[Any, Callable[[], Any]] = {_CPU: partial(_note_random_state, _CPU)}
+        # Where nothing has been compiled yet, loading the compiler would take seconds. There is no function around
+        # `set_stance`: torch.compile would look into it.
+        if "torch._dynamo" in sys.modules:
+            settings[_EAGER] = partial(torch.compiler.set_stance, "force_eager")
+        for module in modules:
+            for parameter in module._parameters.values():
+                if parameter is not None and parameter.is_cuda:
+                    settings[parameter.device] = partial(_note_random_state, parameter.device)
+        if not is_transforming():
+            settings |= _state_of(self._model, modules)
+        return settings
+
+    def end(self, error: BaseException | None) -> None:
+        if self._shared is None or self._torch is None:
+            return
+        disturbed = _release_modes(self._modes)
+        self._shared.end(error)
+        self._torch.restore(error)
+        _here.busy, _here.create_graph = self._thread
+        _here.depth = max(0, _here.depth - 1)
+        if isinstance(error, (RuntimeError, HookError)):
+            remedy = next((_REMEDIES[part] for part in _REMEDIES if part in str(error)), None)
+            if remedy is not None:
+                raise ModelError(remedy) from None
+        if error is None and disturbed:
+            remedy = "explain a copy of it: explain.hooks.copied(model)"
+            raise ModelError(f"model must stay in evaluation mode, but another thread called its train(); {remedy}")
 
 
-@signal_safe
-def untouched(model: nn.Module, *, grad: bool = False, create_graph: bool = False) -> Iterator[None]:
+def untouched(model: nn.Module, *, grad: bool = False, create_graph: bool = False) -> AbstractContextManager[None]:
     """Run a model for inspection: in evaluation mode, gradients as given, outside inference mode; then restore all.
 
-    With ``create_graph``, gradients are on, and what is noted of the pass stays in the graph; see `detached`.
+    Each submodule gets its own mode back. Threads may share modules: a mode comes back when the last of those that
+    needed it changed has ended. If another thread calls ``train()`` or ``eval()`` of the model or a part of it
+    meanwhile, that holds afterwards. With ``create_graph``, gradients are on, and what is noted of the pass stays in
+    the graph; see `detached`.
 
-    Buffers that the model writes in its forward pass are put back. Parameters, ``.grad`` and ``requires_grad`` are not
-    restored because nothing here ever writes to them.
+    Buffers that the model writes in its forward pass are put back, and so are the random generators. Parameters,
+    ``.grad`` and ``requires_grad`` are not restored because nothing here ever writes to them.
 
     Raises:
         ModelError: another thread put the model in training mode meanwhile; or torch refuses to compute gradients in
             this process, which was forked from one that had done so.
+
+    >>> model = nn.Sequential(nn.Dropout())
+    >>> with untouched(model):
+    ...     model[0].training
+    False
+    >>> model[0].training
+    True
     """
-    global _used_threads
-    _used_threads = _used_threads or torch.get_num_threads() > 1
-    rng = preserving_rng([p.device for p in parameters_of(model)])
-    here = temporarily(_here, busy=True, create_graph=create_graph)
-    torch_state = _restoring_torch(grad or create_graph)
-    buffers = keeping_state(model)
-    try:
-        with here, torch_state, eager(), rng, evaluating(model) as disturbed, buffers:
-            yield
-    except (RuntimeError, HookError) as error:
-        remedy = next((_REMEDIES[part] for part in _REMEDIES if part in str(error)), None)
-        if remedy is None:
-            raise
-        raise ModelError(remedy) from None
-    if disturbed:
-        remedy = "explain a copy of it: explain.hooks.copied(model)"
-        raise ModelError(f"model must stay in evaluation mode, but another thread called its train(); {remedy}")
+    return _LeftAsFound(model, grad, create_graph)
 
 
 @signal_safe
@@ -303,8 +353,27 @@ def detached(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if _here.create_graph else tensor.detach()
 
 
-@signal_safe
-def calculating(device: str, *, create_graph: bool = False) -> Iterator[None]:
+class _TensorMath(SignalSafe[None]):
+    """See `calculating`."""
+
+    def __init__(self, device: str, gradients: bool) -> None:
+        self._gradients = gradients
+        self._torch = _TorchState()
+        self._full_precision = torch.autocast(device, enabled=False)
+        self._begun = False
+
+    def begin(self) -> None:
+        self._begun = True
+        self._torch.switch_gradients(self._gradients)
+        self._full_precision.__enter__()
+
+    def end(self, error: BaseException | None) -> None:
+        if self._begun:
+            self._full_precision.__exit__(None, None, None)
+            self._torch.restore(error)
+
+
+def calculating(device: str, *, create_graph: bool = False) -> AbstractContextManager[None]:
     """Compute without a graph, unless one is wanted, and in the precision of the given tensors, in any mode.
 
     Tensors that are made here may be changed in place by a model, outside inference mode.
@@ -313,22 +382,29 @@ def calculating(device: str, *, create_graph: bool = False) -> Iterator[None]:
     ...     torch.is_grad_enabled()
     False
     """
-    with _restoring_torch(create_graph), torch.autocast(device, enabled=False):
-        yield
+    return _TensorMath(device, create_graph)
 
 
-@signal_safe
-def recording(grad: bool) -> Iterator[None]:
+class _Recording(SignalSafe[None]):
+    """See `recording`."""
+
+    def __init__(self, gradients: bool) -> None:
+        self._gradients = gradients
+        self._previous = torch.is_grad_enabled()
+
+    def begin(self) -> None:
+        torch.set_grad_enabled(self._gradients)
+
+    def end(self, error: BaseException | None) -> None:
+        torch.set_grad_enabled(self._previous)
+
+
+def recording(gradients: bool) -> AbstractContextManager[None]:
     """Switch gradients on or off; afterwards they are as they were, even if the block raises or is interrupted.
 
     ``torch.set_grad_enabled`` does the same, but an interrupt while it ends leaves gradients switched.
     """
-    before = torch.is_grad_enabled()
-    torch.set_grad_enabled(grad)
-    try:
-        yield
-    finally:
-        torch.set_grad_enabled(before)
+    return _Recording(gradients)
 
 
 def is_under_way() -> bool:
@@ -394,7 +470,7 @@ def _copied(model: nn.Module, share: bool) -> nn.Module:
     with lock:
         for module in modules:  # each copy gets the mode that its original has when it is not held
             twin = memo.get(id(module))
-            held = _held(module)
+            held = _held_modes.get(id(module))
             if isinstance(twin, nn.Module) and twin is not module and held is not None:
                 train = vars(twin).pop("train", None)
                 if held.method is not None and train is not None:
@@ -412,6 +488,9 @@ def _begin_child() -> None:
     _here.busy = False
     _here.create_graph = False
     _here.depth = 0
+    for held in _held_modes.values():
+        held.restore()
+    _held_modes.clear()
     if _used_threads:
         torch.set_num_threads(1)
 

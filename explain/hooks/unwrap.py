@@ -2,7 +2,7 @@
 
 import sys
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -54,17 +54,20 @@ def modules_of(model: nn.Module) -> dict[nn.Module, str]:
     >>> list(modules_of(nn.Sequential(layer, nn.Sequential(nn.ReLU(), layer))).values())
     ['', '0', '1', '1.0']
     """
-    found = {model: ""}
-    _add_parts(found, model._modules, "")
-    _add_parts(found, _inserted.of.get(model, {}), "")
-    return found
-
-
-def _add_parts(found: dict[nn.Module, str], parts: Mapping[str, nn.Module | None], start: str) -> None:
-    for name, module in parts.items():
-        if module is not None and module not in found:
-            found[module] = start + name
-            _add_parts(found, module._modules, f"{start}{name}.")
+    names: dict[nn.Module, str] = {}
+    ahead: list[tuple[str, nn.Module]] = [("", model)]
+    inserted = _inserted.of.get(model)
+    while ahead:
+        name, module = ahead.pop()
+        if module in names:
+            continue
+        names[module] = name
+        parts = module._modules if name or inserted is None else {**module._modules, **inserted}
+        start = f"{name}." if name else ""
+        for part, inner in reversed(parts.items()):
+            if inner is not None and inner not in names:
+                ahead.append((start + part, inner))
+    return names
 
 
 class _Inserted(threading.local):
@@ -95,7 +98,12 @@ def submodule(model: nn.Module, name: str) -> nn.Module:
 
 def parameters_of(model: nn.Module) -> list[nn.Parameter]:
     """Return a model's parameters, each once, as ``parameters()`` does, but faster."""
-    return list(dict.fromkeys(p for module in modules_of(model) for p in module._parameters.values() if p is not None))
+    parameters: dict[nn.Parameter, None] = {}
+    for module in modules_of(model):
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                parameters[parameter] = None
+    return list(parameters)
 
 
 def hookable(model: nn.Module) -> dict[str, nn.Module]:
@@ -149,8 +157,10 @@ def has_hooks(model: nn.Module) -> bool:
     >>> has_hooks(model), handle.remove(), has_hooks(model)
     (True, None, False)
     """
-    everywhere = (global_hooks._global_forward_hooks, global_hooks._global_forward_pre_hooks)
-    return any(everywhere) or any(m._forward_hooks or m._forward_pre_hooks for m in modules_of(model))
+    if global_hooks._global_forward_hooks or global_hooks._global_forward_pre_hooks:
+        return True
+    hooks = [module._forward_hooks or module._forward_pre_hooks for module in modules_of(model)]
+    return any(hooks)
 
 
 def callers_hooks(model: nn.Module) -> list[str]:

@@ -19,7 +19,7 @@ from explain._utils.errors import quiet
 from explain._utils.signals import came_by_signal
 from explain.attribution.encoding import encode
 from explain.explanation.explainer import Explainer
-from explain.hooks.preserve import preserving_rng, untouched
+from explain.hooks.preserve import untouched
 from explain.store.manifest import digest_of
 
 SIZES = ((160, 120), (300, 400))  # of the test pictures: width and height
@@ -70,7 +70,7 @@ def _scores(model: nn.Module, x: torch.Tensor) -> Any:
 def _result(function: Callable[[Any], Any], argument: Any) -> Any:
     """The result of a function, or the name of the error that it raises."""
     try:
-        with quiet(), preserving_rng([]):
+        with quiet(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             return function(argument)
     except Exception as error:  # of the caller's own code: anything; the photos will show whether it matters

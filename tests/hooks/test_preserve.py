@@ -10,7 +10,7 @@ from torch.ao.quantization import FakeQuantize, HistogramObserver, MinMaxObserve
 from torch.testing import assert_close
 
 import explain
-from explain.hooks.preserve import evaluating, untouched
+from explain.hooks.preserve import untouched
 from tests.conftest import TinyNet, snapshot
 
 
@@ -20,7 +20,7 @@ def test_a_train_method_of_ones_own_is_not_called() -> None:
             raise AssertionError("train() must not be called")
 
     model = Frozen()
-    with evaluating(model):
+    with untouched(model):
         assert not model.training
     assert model.training
 
