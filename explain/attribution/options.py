@@ -67,7 +67,8 @@ class Settings(RuntimeSettings):
     layout: InputLayout | None = None
 
     def __post_init__(self) -> None:
-        outputs.check_activation(self.activation)
+        if self.activation is not None:
+            outputs.check_activation(self.activation)
         super().__post_init__()
 
     @property

@@ -32,11 +32,12 @@ from explain.layers import default_layer
 from explain.layers.calls import channels_of, find_layers, window_calls
 from explain.layers.costs import cost_after
 from explain.layers.default_layer import stage_layers
+from explain.layers.stitched import Stitched
 from explain.layers.summary import forget_summary, summary_is_current
 from explain.methods import Method
 from explain.methods.base import MethodLike, can_be_stitched, get_method, options, uses_layer
 from explain.targets import Target, answer, packed, text
-from explain.targets.classes import BinaryLogit, ClassTarget, TopClass, activation_for
+from explain.targets.classes import BinaryLogit, ClassTarget, TopClass
 
 
 class _OtherPathError(Exception):
@@ -66,10 +67,15 @@ class Request:
         targets: Sequence[Target],
         settings: Settings,
     ) -> "Request":
-        model, x = packed.with_photos(unwrap.unwrapped(model), x)
+        model = unwrap.unwrapped(model)
+        if isinstance(x, Mapping):
+            model, x = packed.with_photos(model, x)
         inputs = check_inputs(model, x, settings.layout)
-        model, inputs, tokens = text.with_texts(model, inputs, targets)
-        model, inputs, answer_tokens = answer.with_answers(model, inputs, targets)
+        tokens: dict[str, tuple[str, ...]] = {}
+        if not {*map(type, targets)} <= {ClassTarget, TopClass}:
+            model, inputs, tokens = text.with_texts(model, inputs, targets)
+            model, inputs, answer_tokens = answer.with_answers(model, inputs, targets)
+            tokens = {**tokens, **answer_tokens}
         layers = None
         if settings.layer is not None:  # a wrong name is reported even if no method uses a layer
             layers = find_layers(model, inputs, settings.layer)
@@ -83,11 +89,12 @@ class Request:
                 method = method.with_frames(inputs.x, frames_first=inputs.layout == "NTCHW")
             by_names[name] = method
             _check_method(method, name, inputs, settings)
-        sized = [target.sized(tuple(inputs.x.shape[2:])) for target in targets]
-        activation = activation_for(targets, settings.activation)
-        if activation != settings.activation:
-            settings = replace(settings, activation=activation)
-        return cls(model, inputs, by_names, sized, settings, layers, {**tokens, **answer_tokens})
+        sized = []
+        for target in targets:
+            sized.append(target.sized(tuple(inputs.x.shape[2:])))
+            if settings.activation is None and target.activation is not None:
+                settings = replace(settings, activation=target.activation)
+        return cls(model, inputs, by_names, sized, settings, layers, tokens)
 
     def attributions(self) -> list[dict[str, Attribution]]:
         """Run it: the attributions by method, for each target."""
@@ -213,7 +220,7 @@ class Request:
         return needs
 
     def _calls(self, layer: str) -> list[str]:
-        return window_calls(self.model, self.inputs, layer)
+        return window_calls(self.model, self.inputs, layer) if isinstance(self.model, Stitched) else [layer]
 
     @property
     def _paths(self) -> Sequence[Path | None]:

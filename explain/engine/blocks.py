@@ -17,7 +17,7 @@ from explain.hooks.attention import attention, by_image
 from explain.hooks.capturing import read_outputs
 from explain.hooks.graph import Reach, differentiate, normalises_over_rows
 from explain.hooks.preserve import untouched
-from explain.layers.grids import grids_of
+from explain.layers.grids import NetworkGrids
 from explain.layers.summary import summary_of
 from explain.targets import Target
 
@@ -105,7 +105,7 @@ def _read_out(
     model: nn.Module, inputs: Inputs, target: Any, blocks: Sequence[str], chosen: Sequence[int]
 ) -> list[Tensor]:
     """The gradients for some of the blocks, all in one forward pass."""
-    grids = grids_of(model, inputs)
+    grids = NetworkGrids(model, inputs)
     of_blocks = [grids.grid((len(inputs), 0, 0), name) for name in blocks]  # known by name, whatever the shape
     of_images = 1 if any(grid is not None and grid.of_images for grid in of_blocks) else 0
     starts: list[Tensor] = []

@@ -187,7 +187,7 @@ class OutputReader:
     def __init__(self, model: nn.Module, inputs: Inputs, activation: Activation | None, classes: int | None) -> None:
         self.model = model
         self.classes = classes
-        self.activation = activation or configured(model)
+        self.said = activation
         self._key: list[Any] | None = None
         self._unsure = ""
         self._network = model
@@ -204,6 +204,11 @@ class OutputReader:
             yield
         finally:
             READER.reset(token)
+
+    @cached_property
+    def activation(self) -> Activation | None:
+        """What the caller says of the outputs, or else the model's configuration."""
+        return self.said or configured(self.model)
 
     def outputs(self, values: Tensor, read: Read) -> Outputs:
         """Say what ``values`` ``(N, K, ...)`` are, which ``read`` takes from an output."""
@@ -298,8 +303,7 @@ def reading(
 ) -> Iterator[OutputReader]:
     """Within this block, outputs are read by what is known of the model; nested blocks share that."""
     reader = READER.get()
-    said = activation or configured(model)
-    if not isinstance(reader, OutputReader) or (reader.model, reader.activation) != (model, said):
+    if not isinstance(reader, OutputReader) or reader.model is not model or reader.said != activation:
         classes = None if categories is None else len(categories)
         reader = OutputReader(model, inputs, activation, classes)
     with reader.in_use():

@@ -44,7 +44,7 @@ from explain.hooks.graph import differentiate, normalises_over_rows
 from explain.hooks.preserve import keeping_state, own_statistics, recording, untouched
 from explain.hooks.unwrap import has_hooks, scripted, sharded
 from explain.layers.calls import split_call
-from explain.layers.grids import grids_of
+from explain.layers.grids import NetworkGrids
 from explain.layers.recording import executed_modules
 from explain.relevance.composites import propagate
 from explain.relevance.deeplift import propagate_differences
@@ -96,7 +96,8 @@ def gather(
                 passes = run(False)
             if check_modules is not None:
                 check_modules(passes.ran)
-            with detector_outputs.reading_once():
+            has_boxes = passes.forward.logits is None
+            with detector_outputs.reading_once() if has_boxes else nullcontext():
                 resolved = passes.forward.resolve_all(targets)  # all fit before the first backward
                 if origin is not None and origin.image is not None:
                     resolved = [passes.forward.of_image(each, origin.image) for each in resolved]
@@ -228,7 +229,7 @@ class _Passes:
             model=model,
             inputs=inputs,
             sources=explained,
-            grids=grids_of(model, inputs),
+            grids=NetworkGrids(model, inputs),
             layers=layers,
             output=output,
             graph_is_on=graph_is_on,

@@ -421,7 +421,8 @@ def applied(method: Callable[[Evidence], Tensor], evidence: Evidence) -> Tensor:
     So it is of methods that read nothing but maps. Others, such as those that mask the whole video with a map, have
     the layer's maps in time.
     """
-    frames = evidence.grids.folded_frames(evidence.layer)
+    is_video = len(evidence.size) == 3
+    frames = evidence.grids.folded_frames(evidence.layer) if is_video else None
     needs: frozenset[Need[Any]] = getattr(method, "needs", frozenset())
     if frames is None or not any(need.of_layer for need in needs):
         return method(evidence)

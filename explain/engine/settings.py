@@ -16,7 +16,7 @@ from explain._utils.options import Options
 from explain._utils.progress import show_progress
 from explain._utils.signals import came_by_signal
 from explain.hooks import HookGroup
-from explain.layers.recording import on_leaves
+from explain.hooks.unwrap import leaves
 from explain.targets.outputs import Activation
 
 Precision: TypeAlias = Literal["full", "bf16", "bfloat16"]
@@ -135,13 +135,17 @@ class Footprint:
     half: bool = False
 
     def watch(self, group: HookGroup, model: nn.Module, count: int) -> None:
-        def measure(name: str, output: Any) -> None:
+        parts = leaves(model)
+        names = dict(zip(parts.values(), parts, strict=True))
+
+        def measure(module: nn.Module, args: Any, output: Any) -> None:
             tensor = first_tensor(output)
             if tensor is not None:
-                self.outputs.append((name, tensor.numel() * tensor.element_size() // count))
+                self.outputs.append((names[module], tensor.numel() * tensor.element_size() // count))
                 self.half = self.half or tensor.dtype in _HALF
 
-        on_leaves(group, model, measure)
+        if parts:
+            group.forward(parts, measure)
 
     def most(self, device: torch.device, *, graph: bool, after: str | None = None) -> int:
         """How many rows fit into memory: with a graph all outputs stay, without only the largest few."""

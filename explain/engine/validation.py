@@ -62,7 +62,7 @@ def check_inputs(model: nn.Module, given: InputsLike, layout: InputLayout | None
         # The sum is quick, and finite only if all values are; one that overflows is no reason to refuse.
         if not tensor.sum().isfinite() and not tensor.isfinite().all():
             raise ImageError(f"{name} must hold finite values, got NaN or infinity; check the preprocessing")
-    return with_layout(model, inputs)
+    return with_layout(model, inputs) if x.ndim == 5 else inputs
 
 
 _running = threading.local()

@@ -35,7 +35,6 @@ from explain.methods.base import Method, MethodLike, get_method, list_methods, o
 from explain.models import Classifier, attached, classifier, classifier_of, huggingface, preprocessing
 from explain.render.styles import StyleLike, get_style
 from explain.targets import ClassTarget, as_target, text
-from explain.targets.classes import activation_for
 from explain.targets.detections import Place
 from explain.targets.outputs import Activation, Outputs, Prediction, check_activation
 from explain.targets.resolve import TargetLike, as_targets, check_categories, one_per_image
@@ -217,7 +216,8 @@ class Explainer:
         of_each = None if listed is None else as_targets(targets=listed, categories=self.categories)
         every_target = [*wanted, *(of_each or ())]
         if self._outputs is None or self._outputs.kind == "numbers":
-            activation = activation_for(every_target, self._said)
+            asked = {target.activation for target in every_target} - {None}
+            activation = self._said or next(iter(asked), None)
             if activation != self._said:
                 self.activation = activation
                 self._outputs = None

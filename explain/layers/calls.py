@@ -12,10 +12,8 @@ from explain.layers.recording import CallKey
 from explain.layers.summary import summary_of
 
 
-def window_calls(model: nn.Module, inputs: Inputs, layer: str) -> list[str]:
-    """The calls that a layer's name stands for: itself, or in a `Stitched` model one call in each window."""
-    if not isinstance(model, stitched.Stitched):
-        return [layer]
+def window_calls(model: stitched.Stitched, inputs: Inputs, layer: str) -> list[str]:
+    """The calls that the name of a layer stands for in a `Stitched` model: one in each window."""
     place = place_of(layer, model)
     count = calls_in_window(model, inputs, model.inside(place).module)
     number = count - 1 if place.call is None else place.call

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -21,16 +21,16 @@ from explain.hooks import HookGroup, capturing, preserve
 from explain.hooks.graph import ValueDroppedError, differentiate, graph
 from explain.layers.calls import split_call
 from explain.layers.frames import with_layout
-from explain.layers.grids import grids_of
+from explain.layers.grids import NetworkGrids
 from explain.layers.layouts import MAPS, Grid, Size, has_aspect, to_spatial
 from explain.layers.recording import ForwardGraph, ModuleCall, tensors_in
 from explain.layers.stitched import Stitched
 from explain.layers.summary import GRAPH, ForwardSummary, summary_of
 
-T = TypeVar("T")
 Score: TypeAlias = Callable[[Any], Tensor]
 """From a model's output to one score per image."""
 
+ALL_SCORES = "all scores"
 CANDIDATES = 24  # whose gradients one pass computes
 MOST = 6 * CANDIDATES
 FEW = 5  # numbers: existence and class of a box, or its corners
@@ -61,15 +61,21 @@ def default_layer(
     inputs = as_inputs(x)
     if inputs.x.is_meta:
         raise LayerError("x must hold values for a layer to be found, got one on the meta device; load it first")
-    inputs = with_layout(model, inputs)
+    if inputs.x.ndim == 5:
+        inputs = with_layout(model, inputs)
     if isinstance(model, Stitched):
         return f"model.{default_layer(model.model, model.first(inputs), model.energy(inputs), refresh=refresh)}"
-    search = _begin(model, inputs, score, refresh)
-    if score is not None and not search.summary.gives_scores:
+    summary = summary_of(model, inputs, with_graph=True)
+    shared_by = _shared_by(summary, score, of_class, refresh)
+    if shared_by in summary.chosen:
+        return summary.chosen[shared_by]  # type: ignore[no-any-return]
+    search = _begin(model, inputs, summary, score, shared_by)
+    if score is not None and not summary.gives_scores:
         return _map_behind_answers(search, score)
-    if search.score is None:
-        return _once(search.summary, "default", lambda: _choose(search))
-    return _once(search.summary, "class" if of_class and not refresh else None, lambda: _choose(search))
+    layer, is_certain = _choose(search)
+    if is_certain and shared_by is not None:
+        summary.chosen[shared_by] = layer
+    return layer
 
 
 def stage_layers(
@@ -93,12 +99,21 @@ def stage_layers(
         energy = model.energy(inputs)
         layers = stage_layers(model.model, model.first(inputs), energy, count=count, refresh=refresh)
         return [f"model.{layer}" for layer in layers]
-    search = _begin(model, inputs, score, refresh)
-    key: str | None = f"stages {count}"
-    if search.score is not None:
-        key = f"class {count}" if of_class and search.summary.gives_scores and not refresh else None
-    layers = _once(search.summary, key, lambda: _stages(search, count))
+    summary = summary_of(model, inputs, with_graph=True)
+    shared_by = _shared_by(summary, score, of_class, refresh)
+    layers = summary.chosen.get((shared_by, count))
+    if layers is None:
+        layers, is_certain = _stages(_begin(model, inputs, summary, score, shared_by), count)
+        if is_certain and shared_by is not None:
+            summary.chosen[shared_by, count] = layers
     return [*layers] or [default_layer(model, inputs, score, of_class=of_class, refresh=refresh)]
+
+
+def _shared_by(summary: ForwardSummary, score: Score | None, of_class: bool, refresh: bool) -> str | None:
+    """Which scores a choice is made for, and kept with the summary; None where it is for this one alone."""
+    if score is None or (summary.gives_scores and summary.outputs == 1 and not refresh):
+        return ALL_SCORES
+    return "all classes" if of_class and summary.gives_scores and not refresh else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,24 +133,14 @@ class _Search:
             yield _influences(self, layers[start : start + CANDIDATES])
 
 
-def _begin(model: nn.Module, inputs: Inputs, score: Score | None, refresh: bool) -> _Search:
+def _begin(
+    model: nn.Module, inputs: Inputs, summary: ForwardSummary, score: Score | None, shared_by: str | None
+) -> _Search:
     """A search on the first image, or where it depends on the score, on all images."""
-    summary = summary_of(model, inputs, with_graph=True)
     recorded = summary.chosen.pop(GRAPH, None)
-    if score is None or (summary.gives_scores and summary.outputs == 1 and not refresh):
+    if shared_by == ALL_SCORES:
         return _Search(model, inputs.first() if summary.alone else inputs, summary, None, recorded)
     return _Search(model, inputs, summary, score, recorded if len(inputs) == 1 else None)
-
-
-def _once(summary: ForwardSummary, key: str | None, compute: Callable[[], tuple[T, bool]]) -> T:
-    """Compute something once for a summary, if the result is certain; without a key, each time."""
-    if key in summary.chosen:
-        layers: T = summary.chosen[key]
-        return layers
-    layers, is_certain = compute()
-    if is_certain and key is not None:
-        summary.chosen[key] = layers
-    return layers
 
 
 @dataclass(frozen=True, eq=False)
@@ -365,7 +370,7 @@ def _influences(search: _Search, layers: Sequence[str]) -> dict[str, _Influence]
     backward = None if search.recorded is None else _backward_in(search.recorded, search.model, layers, score)
     if backward is None:
         backward = _run_backward(search.model, search.inputs, layers, score)
-    grids = grids_of(search.model, search.inputs)
+    grids = NetworkGrids(search.model, search.inputs)
     answers = set() if score is None else _unweighted(backward.score, backward.output)
     factors = _factors(backward.score, set().union(*backward.nodes.values()))
     influences = {}

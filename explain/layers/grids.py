@@ -26,16 +26,11 @@ from explain.layers.stitched import Stitched
 from explain.layers.summary import ForwardSummary, summary_of
 
 
-def grids_of(model: nn.Module, inputs: Inputs) -> "NetworkGrids":
+class NetworkGrids(Grids):
     """The grids of the tensors of a network for these inputs; how tokens lie is found by running it, once.
 
     Of a `Stitched` model, they are those of a window: the maps of all windows lie in the same way.
     """
-    return NetworkGrids(model, inputs)
-
-
-class NetworkGrids(Grids):
-    """The grids of a network's layers and tokens."""
 
     def __init__(self, model: nn.Module, inputs: Inputs) -> None:
         self._whole = model
@@ -47,6 +42,7 @@ class NetworkGrids(Grids):
         self._model = model
         self._inputs = inputs
         self._seen: dict[str, tuple[Grid | None, str]] = {}
+        self._by_shape: dict[tuple[Size, str | None], Grid | None] = {}
 
     @cached_property
     def _summary(self) -> ForwardSummary:
@@ -81,8 +77,13 @@ class NetworkGrids(Grids):
         return JointTokens(length, photo, read, size)
 
     def grid(self, shape: Size, layer: str | None = None) -> Grid | None:
+        if (shape, layer) not in self._by_shape:
+            self._by_shape[shape, layer] = self._read(shape, layer)
+        return self._by_shape[shape, layer]
+
+    def _read(self, shape: Size, layer: str | None) -> Grid | None:
         layout = None
-        frames = frames_in_batch(shape, self.size, self.count)
+        frames = frames_in_batch(shape, self.size, self.count) if len(self.size) == 3 else None
         if layer is not None:
             place = self._in_window(layer)
             layout = layout_of(submodule(self._model, place.module), shape, self.size)
@@ -156,7 +157,7 @@ class NetworkGrids(Grids):
 
 def grids_of_photo(model: nn.Module, inputs: Inputs) -> Callable[[str, int], Grid | None]:
     """From a layer, or a part of the attention in one, and the number of its tokens, to how these lie on the photo."""
-    grids = grids_of(model, inputs.detached())
+    grids = NetworkGrids(model, inputs.detached())
 
     def find(layer: str, length: int) -> Grid | None:
         place = place_of(layer, model)

@@ -393,7 +393,8 @@ def to_spatial(tensor: Tensor, grids: Grids, layer: str) -> Tensor:
     shape = tuple(tensor.shape)
     grid = grids.grid(shape, layer)
     if grid is not None:
-        return grid.spread(tensor)
+        is_laid_out = grid.layout == "NCHW" and not grid.folded
+        return tensor if is_laid_out else grid.spread(tensor)
     must = f"a spatial map, got shape {shape}; choose a convolutional layer (explain.list_layers shows which have one)"
     doubt = grids.doubt_about(layer)
     if doubt:

@@ -98,17 +98,12 @@ def executed_modules(group: HookGroup, model: nn.Module) -> list[str]:
     >>> ran
     ['0', '1']
     """
-    names = list[str]()
-    on_leaves(group, model, lambda name, output: names.append(name))
-    return names
-
-
-def on_leaves(group: HookGroup, model: nn.Module, note: Callable[[str, Any], None]) -> None:
-    """Call ``note`` with the name and the output of each module that has no others inside, when it has run."""
-    last = leaves(model)
-    names = {module: name for name, module in last.items()}
-    if last:  # one hook on all of them, which is the cheapest
-        group.forward(last, lambda module, args, output: note(names[module], output))
+    ran = list[str]()
+    parts = leaves(model)
+    names = dict(zip(parts.values(), parts, strict=True))
+    if parts:  # one hook on all of them, which is the cheapest
+        group.forward(parts, lambda module, args, output: ran.append(names[module]))
+    return ran
 
 
 @dataclass(frozen=True)

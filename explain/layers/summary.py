@@ -3,7 +3,6 @@
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from types import NoneType
 from typing import Any
 
@@ -68,8 +67,6 @@ GRAPH = "the graph of the pass"
 KEPT = 2**28  # bytes of values that such a graph has at most
 SUMMARIES = 16  # of a network, each for another size of inputs
 _summaries: weakref.WeakKeyDictionary[nn.Module, dict[Any, ForwardSummary]] = weakref.WeakKeyDictionary()
-_tokens: weakref.WeakKeyDictionary[nn.Module, object] = weakref.WeakKeyDictionary()
-"""What stands for a module in a key: unlike an id, it is never used again for another module."""
 
 
 def summary_of(model: nn.Module, inputs: Inputs, *, whole: bool = False, with_graph: bool = False) -> ForwardSummary:
@@ -78,15 +75,20 @@ def summary_of(model: nn.Module, inputs: Inputs, *, whole: bool = False, with_gr
     The network runs on the first image, or with ``whole`` on the batch. ``with_graph``, a summary that is made now has
     the graph of its pass among what was ``chosen``, to be taken out at once.
     """
-    take = partial(summarize, model, inputs, whole=whole, with_graph=with_graph)
-    if not all(isinstance(value, (int, float, str, NoneType)) for value in inputs.constants):
-        return take()  # cannot be a key
-    modules = tuple(_tokens.setdefault(module, object()) for module in modules_of(model))
-    key = (inputs.path, inputs.sizes, inputs.layout, inputs.constants, modules)
-    known = _summaries.setdefault(model, {})
-    summary = known.get(key) or known.setdefault(key, take())  # of two threads, the first one's
-    for old in list(known)[:-SUMMARIES]:
-        known.pop(old, None)
+    modules = tuple(map(weakref.ref, modules_of(model)))
+    if inputs.name is None:  # a tensor is all that the model takes
+        key: tuple[Any, ...] = (inputs.x.shape[1:], inputs.layout, modules)
+    elif all(isinstance(value, (int, float, str, NoneType)) for value in inputs.constants):
+        key = (inputs.path, inputs.sizes, inputs.layout, inputs.constants, modules)
+    else:  # other arguments may change unseen
+        return summarize(model, inputs, whole=whole, with_graph=with_graph)
+    summaries = _summaries.setdefault(model, {})
+    summary = summaries.get(key)
+    if summary is None:
+        summary = summarize(model, inputs, whole=whole, with_graph=with_graph)
+        summary = summaries.setdefault(key, summary)  # of two threads, the first one's
+        for old in list(summaries)[:-SUMMARIES]:
+            summaries.pop(old, None)
     return summary
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 import torch
 
@@ -63,6 +63,9 @@ class Target:
     def of_classes(self, classes: tuple[int, ...]) -> "Target":
         """Return the settled target for other classes ``(N,)`` in the same region or box."""
         raise NotImplementedError(f"{type(self).__name__} has no class_scores, and so no of_classes")
+
+    activation: ClassVar[Activation | None] = None
+    """What makes probabilities of the model's outputs, where who asks for this target says so."""
 
     @property
     def gives_probability(self) -> bool:
@@ -200,7 +203,7 @@ def find_logits(output: Any, count: int) -> torch.Tensor:
     """
     scores = find_scores(output, count)
     reader = READER.get()
-    if reader is not None:
+    if reader is not None and not isinstance(output, torch.Tensor):
         reader.say_if_unsure()
     if scores is not None:
         return scores if scores.ndim == 2 else scores.reshape(count, 1)
@@ -217,6 +220,9 @@ def find_logits(output: Any, count: int) -> torch.Tensor:
 
 def find_scores(output: Any, count: int) -> torch.Tensor | None:
     """The tensor that `find_logits` reads, as it is: ``(count, K)``, or one number an image."""
+    if isinstance(output, torch.Tensor):
+        rows = len(output) if output.ndim == 2 else output.numel() if output.ndim < 2 else None
+        return output if rows == count else None
     candidates = _candidates(output, count)
     reader = READER.get()
     if len(candidates) > 1 and reader is not None:
@@ -226,9 +232,6 @@ def find_scores(output: Any, count: int) -> torch.Tensor | None:
 
 def _candidates(output: Any, count: int) -> Mapping[Any, torch.Tensor]:
     """The tensors that may be class scores, by where they are; one alone where its name says so."""
-    if isinstance(output, torch.Tensor):
-        rows = len(output) if output.ndim == 2 else output.numel() if output.ndim < 2 else None
-        return {(): output} if rows == count else {}
     tensors = {key: t for key, t in nested.items(output) if isinstance(t, torch.Tensor)}
     named_scores = [tensor for tensor in named(output, SCORES) if isinstance(tensor, torch.Tensor)]
     for tensor in named_scores:

@@ -1,6 +1,6 @@
 """One score for a whole image: a class, a yes or no, a likeness."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from explain._utils.errors import TargetError, in_short
 from explain.targets import detections, detector_outputs, regions
 from explain.targets.base import Labels, Picked, Target, check_class, check_count, find_logits, find_tensor, need_tensor
-from explain.targets.outputs import Activation
 
 EMBEDDINGS = ("embedding", "embeddings", "image_embeds", "pooler_output", "features", "out", "logits")
 
@@ -33,14 +32,17 @@ class ClassTarget(Target):
 
     def pick(self, output: Any, count: int) -> Picked:
         scores = find_logits(output, count)
-        indices = [self.index] * count if isinstance(self.index, int) else list(self.index)
-        check_count("target", len(indices), count)
-        for index in indices:
+        indices = [self.index] * count if isinstance(self.index, int) else self.index
+        if len(indices) != count:
+            check_count("target", len(indices), count)
+        for index in dict.fromkeys(indices):
             check_class(index, scores.shape[1])
         chosen = torch.tensor(indices, device=scores.device)
         return scores.gather(1, chosen[:, None])[:, 0], chosen
 
     def settled(self, output: Any, count: int) -> Target:
+        if isinstance(output, torch.Tensor) and output.ndim == 2:
+            return self
         return _elsewhere(output, count, self.index, categories=self.categories) or self
 
     def rows(self, images: torch.Tensor) -> "ClassTarget":
@@ -99,6 +101,8 @@ class BinaryLogit(Target):
 
     positive: bool = True
 
+    activation = "sigmoid"  # of the score of a yes
+
     @property
     def name(self) -> str:
         return "yes" if self.positive else "no"
@@ -110,12 +114,6 @@ class BinaryLogit(Target):
             raise TargetError(f"target {self.name} must have a model with one logit per image, got {got}; give a class")
         yes = logits[:, 0]
         return (yes, torch.zeros_like(yes, dtype=torch.long)) if self.positive else (-yes, None)
-
-
-def activation_for(targets: Iterable[Target], activation: Activation | None) -> Activation | None:
-    """What the caller says of outputs: who asks for a yes or a no says that the one is a score of yes."""
-    asks = any(isinstance(target, BinaryLogit) for target in targets)
-    return "sigmoid" if activation is None and asks else activation
 
 
 @dataclass(frozen=True, eq=False)

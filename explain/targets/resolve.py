@@ -50,6 +50,8 @@ def as_target(target: TargetLike, categories: Sequence[str] | None = None) -> Ta
     >>> as_target([(3, 2, 1), (0, 1, 1)]).name
     '(3, 2, 1), (0, 1, 1)'
     """
+    if type(target) is int and categories is None:
+        return ClassTarget(target)
     categories = check_categories(categories)
     if target is None:
         return TopClass()
@@ -82,6 +84,8 @@ def as_targets(
     >>> as_targets(3), as_targets(targets=[3, "tabby"], categories=["tabby cat"]), as_targets(top_k=2)
     ([ClassTarget(index=3)], [ClassTarget(index=3), ClassTarget(index=0)], [TopClass(rank=0), TopClass(rank=1)])
     """
+    if targets is None and top_k is None:
+        return [as_target(target, categories)]
     both = [name for name, value in (("target", target), ("targets", targets), ("top_k", top_k)) if value is not None]
     if len(both) > 1:
         raise TargetError(f"{both[0]} and {both[1]} cannot both be given; leave one out")
@@ -89,8 +93,6 @@ def as_targets(
         if isinstance(top_k, bool) or not hasattr(top_k, "__index__") or operator.index(top_k) < 1:
             raise TargetError(f"top_k must be a whole number from 1, got {shown(top_k)}; None is the top class")
         return [TopClass(rank, top_k) for rank in range(top_k)]
-    if targets is None:
-        return [as_target(target, categories)]
     several = targets.tolist() if isinstance(targets, ARRAYS) else targets
     if not isinstance(several, list | tuple):
         raise TargetError(f"targets must be a list of targets for every image, got {shown(targets)}; target= takes one")
