@@ -22,7 +22,6 @@ from torch.nn.modules import module as torch_modules
 import explain
 from explain import hooks
 from explain._utils import errors, signals
-from explain.engine import validation as entry
 from explain.hooks import preserve
 from explain.hooks.intervening import active_interventions
 from explain.hooks.unwrap import _inserted
@@ -194,7 +193,7 @@ def state(model: nn.Module) -> dict[str, Any]:
         "handlers": (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGALRM)),
         "counters": (
             preserve._here.depth, len(signals._shared), len(preserve._held_modes), preserve.is_under_way(),
-            getattr(errors._here, "overheard", None) is None, getattr(entry._running, "now", False),
+            getattr(errors._here, "overheard", None) is None, preserve._here.alone,
         ),
     }  # fmt: skip
 

@@ -22,7 +22,6 @@ import explain
 from explain import hooks
 from explain._utils.errors import muted, quiet
 from explain._utils.signals import SignalSafe, unsplit
-from explain.engine import validation as entry
 from explain.hooks import Ablate, Replace, preserve
 from tests import interruptions
 from tests.conftest import TinyNet, settled
@@ -84,7 +83,7 @@ BLOCKS: dict[str, Callable[[nn.Module], Any]] = {
     "intervene": lambda model: hooks.intervene(
         model, [Ablate("conv1"), Replace("layer1", nn.Tanh(), name="sae"), Ablate("layer1/sae")]
     ),
-    "alone": lambda model: entry.alone(),
+    "alone": lambda model: preserve.untouched(model, alone=True),
     "muted": lambda model: muted(),
     "quiet": lambda model: quiet(),
 }
@@ -100,7 +99,7 @@ def test_a_signal_between_a_block_and_its_end_comes_when_the_block_has_ended(
     with pytest.raises(raised), BLOCKS[name](net) as given:
         if isinstance(given, hooks.HookGroup):
             given.forward("conv1", lambda module, args, output: None)
-        torch.set_grad_enabled(name not in ("untouched", "calculating", "recording", "capture"))
+        torch.set_grad_enabled(name not in ("untouched", "alone", "calculating", "recording", "capture"))
         sent["now"]
     assert interruptions.state(net) == before
 

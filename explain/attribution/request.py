@@ -23,7 +23,7 @@ from explain.engine.ends import reading
 from explain.engine.execution import gather
 from explain.engine.needs import EvidenceLookup, FollowsGradient, NeedAtLayer, needs_at
 from explain.engine.perturbations import PerturbationRuns
-from explain.engine.plan import Plan
+from explain.engine.plan import Plan, planned
 from explain.engine.settings import MEMORY, Footprint, RuntimeSettings
 from explain.engine.validation import check_inputs
 from explain.hooks import HookGroup, preserve, unwrap
@@ -185,7 +185,7 @@ class Request:
         network than the inputs that they were chosen by.
         """
         interventions = active_interventions(self.model)
-        plan = Plan(self._needs(layers))
+        plan = planned(self._needs(layers))
         chosen_by_default = self.layers is None and any(layers.values())
         check_modules = self._check_path if follow and chosen_by_default else None
         lookups = gather(self.model, self.inputs, plan, self.targets, self.settings, check_modules=check_modules)

@@ -140,7 +140,7 @@ def trace(
     if at == "heads":
         names = [name if find_places(model, name)[name].part else f"{name}:heads" for name in names]
     reader = OutputReader(model, first, None, None if categories is None else len(categories))
-    with preserve.untouched(model), reader.in_use():
+    with preserve.untouched(model), reader:
         with torch.no_grad(), capture(model, names, gradients=False) as clean_pass:
             output = first.call(model)
         settled = resolve.as_target(target, categories).sized(tuple(first.x.shape[2:])).settled(output, 1)
@@ -154,7 +154,7 @@ def trace(
     if not sites:
         raise nothing
     patches = _Patches(sites[-1].end)
-    with HookGroup(model) as group, reader.in_use():
+    with HookGroup(model) as group, reader:
         for site in sites:
             group.forward(site.name, site.hook(patches))
         plan = Plan({"trace": frozenset({NeedAtLayer(Scores(patches), None)})})

@@ -2,8 +2,9 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from contextvars import Token
 from functools import cached_property, partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -188,6 +189,7 @@ class OutputReader:
         self.model = model
         self.classes = classes
         self.said = activation
+        self._tokens: list[Token[Any]] = []
         self._key: list[Any] | None = None
         self._unsure = ""
         self._network = model
@@ -196,14 +198,13 @@ class OutputReader:
             self._network = model.model
             self._inputs = model.first(inputs)
 
-    @contextmanager
-    def in_use(self) -> Iterator[None]:
+    def __enter__(self) -> "OutputReader":
         """Read outputs by this within the block."""
-        token = READER.set(self)
-        try:
-            yield
-        finally:
-            READER.reset(token)
+        self._tokens.append(READER.set(self))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        READER.reset(self._tokens.pop())
 
     @cached_property
     def activation(self) -> Activation | None:
@@ -297,14 +298,11 @@ def outputs_of(
         return reader.outputs(scores, find_scores)
 
 
-@contextmanager
 def reading(
     model: nn.Module, inputs: Inputs, activation: Activation | None = None, categories: Any = None
-) -> Iterator[OutputReader]:
+) -> AbstractContextManager[OutputReader]:
     """Within this block, outputs are read by what is known of the model; nested blocks share that."""
     reader = READER.get()
-    if not isinstance(reader, OutputReader) or reader.model is not model or reader.said != activation:
-        classes = None if categories is None else len(categories)
-        reader = OutputReader(model, inputs, activation, classes)
-    with reader.in_use():
-        yield reader
+    if isinstance(reader, OutputReader) and reader.model is model and reader.said == activation:
+        return nullcontext(reader)
+    return OutputReader(model, inputs, activation, None if categories is None else len(categories))

@@ -14,8 +14,8 @@ Hooks are on during the passes alone, and act only for the thread that put them 
 ``requires_grad`` is touched.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -29,7 +29,7 @@ from torch.utils.hooks import RemovableHandle
 from explain._utils import nested
 from explain._utils.errors import LayerError, MethodError, note, warn
 from explain.data.inputs import Inputs, InputsLike, Path, as_inputs
-from explain.engine import collectors, needs, perturbations, replay, reruns, validation
+from explain.engine import collectors, needs, perturbations, replay, reruns
 from explain.engine.derivative import custom_functions, is_derivative
 from explain.engine.ends import reading
 from explain.engine.forward import Forward, ResolvedTarget
@@ -85,8 +85,9 @@ def gather(
     _must_keep_weights(model, plan, len(targets), create_graph=settings.create_graph)
     own = own_statistics(model) if settings.create_graph else nullcontext()
     reader = reading(model, inputs, settings.activation)
-    with keeping_state(model):  # what a pass writes into it is there in the passes after it, and then put back
-        with validation.alone(), untouched(model, create_graph=settings.create_graph), own, reader:
+    # What a pass writes into the model is there in the passes after it, and then put back.
+    with keeping_state(model) if plan.reruns else nullcontext():
+        with untouched(model, create_graph=settings.create_graph, alone=True), own, reader:
             run = partial(_Passes, model, inputs, plan, settings, precision, follow=check_modules is not None)
             passes = cut_where_allowed(run)
             if passes.forward.layers.misses and passes.cut:
@@ -134,14 +135,7 @@ def _evidence(
 ) -> Evidence:
     """What was found for a target that is about a layer or none, and of several explained inputs about one."""
 
-    def of_place(answers: Mapping[NeedAtLayer, Any]) -> dict[needs.Need[Any], Any]:
-        return {
-            need.kind: answer
-            for need, answer in answers.items()
-            if need.layer in (None, layer) and need.input in (None, path)
-        }
-
-    answers = of_place(resolved.found)
+    answers = _at_place(resolved.found, layer, path)
     for kind, make in runners.items():
         answers[kind] = make(resolved=resolved, layer=layer)
     return Evidence(
@@ -156,13 +150,22 @@ def _evidence(
         origin=origin,
         find_outputs=(lambda: forward.outputs) if origin is None else origin.outputs,
         rounding=resolved.rounding,
-        inexact=of_place(resolved.inexact),
+        inexact=_at_place(resolved.inexact, layer, path) if resolved.inexact else {},
     )
+
+
+def _at_place(answers: Mapping[NeedAtLayer, Any], layer: str | None, path: Path | None) -> dict[needs.Need[Any], Any]:
+    """The answers that are about this layer and input, or about none."""
+    return {
+        need.kind: answer
+        for need, answer in answers.items()
+        if need.layer in (None, layer) and need.input in (None, path)
+    }
 
 
 @dataclass
 class _Recorders:
-    """What records operations during a forward pass, in the order to enter.
+    """What records operations during a forward pass.
 
     The steps that differences are taken of come first, to see what a normalisation is given as it was made.
     """
@@ -172,9 +175,10 @@ class _Recorders:
     steps: StepRecorder | None = None
     operations: OperationRecorder | None = None
 
-    def __iter__(self) -> Iterator[AbstractContextManager[Any]]:
-        everything = (self.zero_leaves, self.compared, self.steps, self.operations)
-        return (recorder for recorder in everything if recorder is not None)
+    def enter(self, stack: ExitStack) -> None:
+        for recorder in (self.zero_leaves, self.compared, self.steps, self.operations):
+            if recorder is not None:
+                stack.enter_context(recorder)
 
 
 class _Passes:
@@ -215,8 +219,7 @@ class _Passes:
             layers = self._watch(group, model, len(inputs))
             kinds = {type(need.kind) for need in plan.answered_at_once}
             seen = {kind: watch(group, model) for kind, watch in collectors.WATCHES.items() if kind in kinds}
-            for recorder in recorders:
-                stack.enter_context(recorder)
+            recorders.enter(stack)
             self.ran = executed_modules(group, model) if follow else []
             self._prefix = None if taped is None else replay.PrefixRecorder(group, model, taped)
             arguments = inputs.replaced(explained)
@@ -245,10 +248,12 @@ class _Passes:
 
     def _recorders(self, model: nn.Module, explained: Mapping[Path, Tensor], images: int) -> "_Recorders":
         """What records operations during the forward pass, as far as the plan needs it."""
+        recorders = _Recorders()
+        if not self.plan.whole:
+            return recorders
         kinds = [need.kind for need in self.plan.answered_at_once]
         backwards = self.plan.backwards
         leaves = list(explained.values())
-        recorders = _Recorders()
         if any(isinstance(kind, needs.Attention) and kind.unreached for kind in kinds):
             recorders.zero_leaves = ZeroLeaves(leaves)
         if any(backward.reference is not None for backward in backwards):
@@ -448,11 +453,10 @@ def _gradients(total: Tensor, wanted: Sequence[Source], keep: bool, create_graph
 
 def _must_be_open(model: nn.Module, plan: Plan) -> None:
     """Refuse what needs to look into scripted modules: what they show depends on what they have run before."""
-    looking = [name for name, needs in plan.wanted.items() if any(need.kind.looks_inside for need in needs)]
-    closed = scripted(model) if looking else []
+    closed = [] if plan.looks_inside is None else scripted(model)
     if closed:
         must = f"see every operation of the model, but layer {closed[0]!r} is scripted"
-        raise MethodError(f"{looking[0] or 'the method'} must {must}; use what it was made from, or saliency")
+        raise MethodError(f"{plan.looks_inside or 'the method'} must {must}; use what it was made from, or saliency")
 
 
 def _must_keep_weights(model: nn.Module, plan: Plan, targets: int, *, create_graph: bool) -> None:

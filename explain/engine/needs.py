@@ -6,6 +6,7 @@ answers it. From that alone the plan is made; `collectors` has a function for ea
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar, dataclass_transform
 
 import torch
@@ -104,13 +105,13 @@ class Need(Generic[T]):
         backward = self.backward
         return backward is not None and (backward.composite is not None or backward.second)
 
-    @property
+    @cached_property
     def backward(self) -> Backward | None:
         """The backward pass that answers it, if one is needed."""
         if not self.differentiates:
             return None
-        own = {field.name: getattr(self, field.name) for field in fields(self)}
-        return Backward(**{name: value for name, value in own.items() if name in _OF_BACKWARD}, second=self.second)
+        options = {field.name: getattr(self, field.name) for field in fields(self) if field.name in _OF_BACKWARD}
+        return Backward(**options, second=self.second)
 
 
 class Activations(Need[Tensor]):
@@ -304,14 +305,14 @@ def needs_at(
     needs: Iterable[Need[Any]], layers: Iterable[str], inputs: Iterable[Path | None] = (None,)
 ) -> frozenset[NeedAtLayer]:
     """A method's needs at these layers, and for these explained inputs."""
-    where = tuple(layers)
-    which = tuple(inputs)
-    return frozenset(
-        NeedAtLayer(need, layer, path)
-        for need in needs
-        for layer in (where if need.of_layer else (None,))
-        for path in (which if need.of_input else (None,))
-    )
+    layer_names = tuple(layers)
+    paths = tuple(inputs)
+    at_layers = set()
+    for need in needs:
+        for layer in layer_names if need.of_layer else (None,):
+            for path in paths if need.of_input else (None,):
+                at_layers.add(NeedAtLayer(need, layer, path))
+    return frozenset(at_layers)
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:

@@ -88,7 +88,8 @@ class Plan:
         for place, needs in enumerate(self.wanted.values()):
             for need in needs:
                 first_method.setdefault(need, place)
-        for need in sorted(first_method, key=lambda n: (type(n.kind).__name__, n.layer or "", first_method[n])):
+        rank = {need: (type(need.kind).__name__, need.layer or "", place) for need, place in first_method.items()}
+        for need in sorted(rank, key=rank.__getitem__):
             for before in need.kind.also:
                 ordered[need.at_same_place(before)] = None
             ordered[need] = None
@@ -114,12 +115,12 @@ class Plan:
     @cached_property
     def answered_at_once(self) -> tuple[NeedAtLayer, ...]:
         """The needs that the forward pass and the backward passes over it answer."""
-        return tuple(need for need in self.needs if not isinstance(need.kind, (Attributions, PerturbationRuns)))
+        return tuple([need for need in self.needs if not isinstance(need.kind, (Attributions, PerturbationRuns))])
 
-    @property
+    @cached_property
     def reruns(self) -> bool:
         """Whether the model may be run again on perturbed rows."""
-        return bool(self.streams) or any(isinstance(need.kind, PerturbationRuns) for need in self.needs)
+        return len(self.answered_at_once) < len(self.needs)
 
     @cached_property
     def backwards(self) -> tuple[Backward, ...]:
@@ -127,7 +128,15 @@ class Plan:
         found = {need.kind.backward: None for need in self.answered_at_once if need.kind.backward is not None}
         return tuple(sorted(found, key=lambda b: (b.second, b.propagates, b.rule is not None, b.objective is not None)))
 
-    @property
+    @cached_property
+    def looks_inside(self) -> str | None:
+        """The name of a method that needs to see every operation of the network, if there is one."""
+        for name, needs in self.wanted.items():
+            if any(need.kind.looks_inside for need in needs):
+                return name
+        return None
+
+    @cached_property
     def whole(self) -> bool:
         """Whether the graph reaches back to the input."""
         return any(need.kind.whole for need in self.answered_at_once)
@@ -135,14 +144,14 @@ class Plan:
     @cached_property
     def layers(self) -> tuple[str, ...]:
         """The layers that gradients are taken of."""
-        layers = (need.layer for need in self.answered_at_once if need.kind.at_layer)
-        return tuple(dict.fromkeys(layer for layer in layers if layer is not None))
+        layers = dict.fromkeys([need.layer for need in self.answered_at_once if need.kind.at_layer])
+        return tuple([layer for layer in layers if layer is not None])
 
     @cached_property
     def watched(self) -> tuple[str, ...]:
         """The layers of which only the output is wanted."""
-        every = dict.fromkeys(need.layer for need in self.needs if need.kind.of_layer)
-        return tuple(layer for layer in every if layer is not None and layer not in self.layers)
+        layers = dict.fromkeys([need.layer for need in self.needs if need.kind.of_layer])
+        return tuple([layer for layer in layers if layer is not None and layer not in self.layers])
 
     @property
     def passes(self) -> int:
@@ -279,4 +288,18 @@ def _counted(count: int, thing: str, plural: str) -> str:
 
 def plan_of(needs: Iterable[Need[Any]], layers: Iterable[str]) -> Plan:
     """The plan for some needs, each at every layer."""
-    return Plan({"": needs_at(needs, layers)})
+    return planned({"": needs_at(needs, layers)})
+
+
+_PLANS_KEPT = 32
+_plans: dict[tuple[tuple[str, frozenset[NeedAtLayer]], ...], Plan] = {}
+
+
+def planned(wanted: Mapping[str, frozenset[NeedAtLayer]]) -> Plan:
+    """The plan of one target for the needs of methods; of the latest plans, what has been worked out is kept."""
+    key = tuple(wanted.items())
+    plan = _plans.pop(key, None) or Plan(wanted)
+    _plans[key] = plan
+    if len(_plans) > _PLANS_KEPT:
+        _plans.pop(next(iter(_plans)), None)
+    return plan

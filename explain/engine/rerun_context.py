@@ -22,7 +22,6 @@ from explain.engine.incremental import IncrementalInference
 from explain.engine.needs import Evidence, EvidenceLookup, RowOrigin
 from explain.engine.replay import Tape
 from explain.engine.settings import MEMORY, BatchSizeTuner, Footprint, RuntimeSettings, agree, autocast, lacks_memory
-from explain.engine.validation import alone
 from explain.hooks.interventions import rows_of
 from explain.hooks.preserve import untouched
 from explain.targets.base import find_logits
@@ -76,7 +75,7 @@ class RerunContext:
     @contextmanager
     def runs_model(self) -> Iterator[None]:
         """Run the model outside `gather`, as it does: alone in its thread, left as found, in the same precision."""
-        with alone(), untouched(self.model), autocast(self.inputs.x, self.settings.precision):
+        with untouched(self.model, alone=True), autocast(self.inputs.x, self.settings.precision):
             yield
 
     @cached_property

@@ -1,14 +1,12 @@
-"""Before anything runs: inputs that cannot be explained are refused, and so are explanations inside of others."""
+"""Before anything runs, inputs that cannot be explained are refused."""
 
-import threading
-from contextlib import AbstractContextManager
 from dataclasses import replace
 
+import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from explain._utils.errors import ExplainError, ImageError, ModelError
-from explain._utils.signals import SignalSafe, at_fork
+from explain._utils.errors import ImageError, ModelError
 from explain.data.inputs import InputLayout, Inputs, InputsLike, as_inputs, dotted
 from explain.hooks import preserve, unwrap
 from explain.layers.frames import with_layout
@@ -44,11 +42,13 @@ def check_inputs(model: nn.Module, given: InputsLike, layout: InputLayout | None
     parameter = parameters[0] if parameters else None
     if parameter is not None and parameter.is_meta and not x.is_meta:
         raise ModelError("model must hold values, got one on the meta device; load its weights first")
-    images = {f"input {dotted(way)}": t for way, t in inputs.others.items() if t.ndim > 3}
-    for other, tensor in {name: x, **images}.items():
-        if parameter is not None and parameter.device != tensor.device:
-            raise ImageError(f"{other} must be on {parameter.device}, the model's device, got {tensor.device}; move it")
-    if any(p.is_inference() for p in parameters):
+    if parameter is not None:
+        images = {f"input {dotted(way)}": t for way, t in inputs.others.items() if t.ndim > 3}
+        for other, tensor in {name: x, **images}.items():
+            if parameter.device != tensor.device:
+                must = f"{other} must be on {parameter.device}, the model's device"
+                raise ImageError(f"{must}, got {tensor.device}; move it")
+    if any(map(torch.is_inference, parameters)):
         raise ModelError("model must have weights made outside torch.inference_mode(), got others; load it again")
     if x.is_meta:
         raise ImageError(f"{name} must hold values, got one on the meta device; load the model and the input first")
@@ -63,31 +63,3 @@ def check_inputs(model: nn.Module, given: InputsLike, layout: InputLayout | None
         if not tensor.sum().isfinite() and not tensor.isfinite().all():
             raise ImageError(f"{name} must hold finite values, got NaN or infinity; check the preprocessing")
     return with_layout(model, inputs) if x.ndim == 5 else inputs
-
-
-_running = threading.local()
-
-
-class _Alone(SignalSafe[None]):
-    _begun = False
-
-    def begin(self) -> None:
-        if getattr(_running, "now", False):
-            raise ExplainError("an explanation was started from inside another one (hook or target); run them in turn")
-        _running.now = self._begun = True
-
-    def end(self, error: BaseException | None) -> None:
-        if self._begun:
-            _running.now = self._begun = False
-
-
-def alone() -> AbstractContextManager[None]:
-    """One explanation at a time in a thread: one that begins inside another's hook would see the other's hooks."""
-    return _Alone()
-
-
-def _begin_child() -> None:
-    _running.now = False  # an explanation during which a process was forked continues only in the parent
-
-
-at_fork(after_in_child=_begin_child)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from explain._utils.errors import HookError, ModelError
+from explain._utils.errors import ExplainError, HookError, ModelError
 from explain._utils.signals import Shared, SignalSafe, at_fork, lock, signal_safe
 from explain.hooks.unwrap import modules_of
 
@@ -20,9 +20,10 @@ DEVICES = ("cpu", "cuda")
 
 
 class _Here(threading.local):
-    """What this thread does: whether it is inside `untouched`, with ``create_graph``, and how deep in such blocks."""
+    """Whether this thread is inside `untouched`, with ``alone`` and ``create_graph``, and how deep in such blocks."""
 
     busy = False
+    alone = False
     create_graph = False
     depth = 0
 
@@ -250,17 +251,20 @@ def _note_random_state(device: torch.device) -> ExitStack:
 class _LeftAsFound(SignalSafe[None]):
     """See `untouched`."""
 
-    def __init__(self, model: nn.Module, gradients: bool, create_graph: bool) -> None:
+    def __init__(self, model: nn.Module, gradients: bool, create_graph: bool, alone: bool) -> None:
         self._model = model
         self._gradients = gradients
         self._create_graph = create_graph
+        self._alone = alone
         self._modes: list[_HeldMode] = []
         self._shared: Shared | None = None
         self._torch: _TorchState | None = None
-        self._thread = (_here.busy, _here.create_graph)
+        self._thread = (_here.busy, _here.alone, _here.create_graph)
 
     def begin(self) -> None:
         global _used_threads
+        if self._alone and _here.alone:
+            raise ExplainError("an explanation was started from inside another one (hook or target); run them in turn")
         _used_threads = _used_threads or torch.get_num_threads() > 1
         modules = modules_of(self._model)
         self._torch = _TorchState()
@@ -268,6 +272,7 @@ class _LeftAsFound(SignalSafe[None]):
         self._shared = Shared(self._settings_of_process(modules))
         _here.depth += 1
         _here.busy = True
+        _here.alone = _here.alone or self._alone
         _here.create_graph = self._create_graph
         self._shared.begin()
         self._modes = _hold_modes(modules)
@@ -298,7 +303,7 @@ class _LeftAsFound(SignalSafe[None]):
         disturbed = _release_modes(self._modes)
         self._shared.end(error)
         self._torch.restore(error)
-        _here.busy, _here.create_graph = self._thread
+        _here.busy, _here.alone, _here.create_graph = self._thread
         _here.depth = max(0, _here.depth - 1)
         if isinstance(error, (RuntimeError, HookError)):
             remedy = next((_REMEDIES[part] for part in _REMEDIES if part in str(error)), None)
@@ -309,18 +314,22 @@ class _LeftAsFound(SignalSafe[None]):
             raise ModelError(f"model must stay in evaluation mode, but another thread called its train(); {remedy}")
 
 
-def untouched(model: nn.Module, *, grad: bool = False, create_graph: bool = False) -> AbstractContextManager[None]:
+def untouched(
+    model: nn.Module, *, grad: bool = False, create_graph: bool = False, alone: bool = False
+) -> AbstractContextManager[None]:
     """Run a model for inspection: in evaluation mode, gradients as given, outside inference mode; then restore all.
 
     Each submodule gets its own mode back. Threads may share modules: a mode comes back when the last of those that
     needed it changed has ended. If another thread calls ``train()`` or ``eval()`` of the model or a part of it
     meanwhile, that holds afterwards. With ``create_graph``, gradients are on, and what is noted of the pass stays in
-    the graph; see `detached`.
+    the graph; see `detached`. With ``alone``, there is one such block at a time in a thread: an explanation that begins
+    inside another's hook would see the other's hooks.
 
     Buffers that the model writes in its forward pass are put back, and so are the random generators. Parameters,
     ``.grad`` and ``requires_grad`` are not restored because nothing here ever writes to them.
 
     Raises:
+        ExplainError: a block that must be alone begins inside another one.
         ModelError: another thread put the model in training mode meanwhile; or torch refuses to compute gradients in
             this process, which was forked from one that had done so.
 
@@ -331,7 +340,7 @@ def untouched(model: nn.Module, *, grad: bool = False, create_graph: bool = Fals
     >>> model[0].training
     True
     """
-    return _LeftAsFound(model, grad, create_graph)
+    return _LeftAsFound(model, grad, create_graph, alone)
 
 
 @signal_safe
@@ -486,6 +495,7 @@ def _begin_child() -> None:
     been some, the child computes with one thread, as the workers of a DataLoader do.
     """
     _here.busy = False
+    _here.alone = False  # an explanation during which a process was forked continues only in the parent
     _here.create_graph = False
     _here.depth = 0
     for held in _held_modes.values():
