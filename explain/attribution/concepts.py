@@ -12,7 +12,7 @@ from explain._utils.random_numbers import normal
 from explain.data.inputs import Inputs, InputsLike
 from explain.engine import Activations
 from explain.engine.execution import gather
-from explain.engine.perturbations import GivenMaps, PerturbationRuns, PerturbedRows, ScoreOf
+from explain.engine.perturbations import GivenRows, PerturbationRuns, ScoreOf, rows_of
 from explain.engine.plan import plan_of
 from explain.engine.settings import RuntimeSettings
 from explain.engine.validation import check_inputs
@@ -133,8 +133,8 @@ def find_concepts(
         what = what[order]
         error = float((rows - where @ what).norm() / rows.norm())
         shown = what.to(maps).reshape(count, channels, *[1] * len(places)).expand(-1, -1, *places)
-        replaced = PerturbedRows(torch.zeros(count, dtype=torch.long, device=shown.device), lambda rows: shown[rows])
-        logits = evidence[runs].read(GivenMaps(replaced), ScoreOf("all"))
+        replaced = rows_of([count], shown.device, lambda images, numbers: shown[numbers])
+        logits = evidence[runs].read(GivenRows(replaced, "concepts"), ScoreOf("all"))
         placed = where.reshape(n, *places, count).movedim(-1, 1).to(maps)
         return Concepts(placed, what.to(maps), logits, name, evidence.size, error)
 

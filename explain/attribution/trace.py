@@ -15,7 +15,7 @@ from explain.data.inputs import Inputs, as_inputs
 from explain.engine.ends import OutputReader
 from explain.engine.execution import gather
 from explain.engine.needs import Evidence, NeedAtLayer
-from explain.engine.perturbations import Perturbation, PerturbedRows, Scores
+from explain.engine.perturbations import Perturbation, PerturbedRows, Scores, rows_of
 from explain.engine.plan import Plan
 from explain.engine.settings import Progress, RuntimeSettings
 from explain.hooks import HookGroup, Intervention, attention_parts, capture, preserve
@@ -46,11 +46,11 @@ class _Patches(Perturbation):
     def rows(self, evidence: Evidence) -> PerturbedRows:
         x = evidence.inputs
 
-        def make(numbers: torch.Tensor) -> torch.Tensor:
+        def build(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
             self.numbers[0] = numbers
             return x.expand(len(numbers), *x.shape[1:]).clone()
 
-        return PerturbedRows(torch.zeros(self.total, dtype=torch.long, device=x.device), make)
+        return rows_of([self.total], x.device, build)
 
 
 @dataclass(frozen=True, eq=False)

@@ -35,9 +35,9 @@ class RowErrors:
     some: Tensor | None = None
     """The inputs of some rows ``(few, C, H, W)``."""
 
-    def of(self, numbers: Tensor, inputs: Tensor) -> Tensor:
-        """The errors of rows with these numbers and inputs."""
-        errors = self.of_some[self.alike[numbers]]
+    def of(self, rows: Tensor, inputs: Tensor) -> Tensor:
+        """The errors of rows at these places with these inputs."""
+        errors = self.of_some[self.alike[rows]]
         if self.some is None or len(self.some) < 2:
             return errors
         draw = torch.Generator().manual_seed(0)
@@ -46,7 +46,7 @@ class RowErrors:
         spread = known.std()
         if not spread:
             return errors
-        steps = (inputs.to(self.some).flatten(1) @ direction - known.mean()) / spread * self.is_other[numbers]
+        steps = (inputs.to(self.some).flatten(1) @ direction - known.mean()) / spread * self.is_other[rows]
         return errors + steps.reshape(-1, *[1] * (errors.ndim - 1)) * self.of_some.std(0)
 
 
@@ -59,10 +59,13 @@ class TargetAccumulators:
         context: RerunContext,
         resolved: ResolvedTarget,
         names: Mapping[Any, Sequence[str]],
+        numbers: Tensor,
         errors: Mapping[NeedAtLayer, "RowErrors"] | None = None,
     ) -> None:
-        """With ``errors``, results are added up once more with an error in each row's value."""
+        """``numbers`` ``(P,)`` are those of all rows in their images. With ``errors``, results are added up once more
+        with an error in each row's value."""
         self.resolved = resolved
+        self._numbers = numbers
         self._names = names
         self._context = context
         self._errors = errors or {}
@@ -75,24 +78,25 @@ class TargetAccumulators:
             if need in self._errors:
                 self._inexact[need] = reducer.begin(evidence)
 
-    def read(self, images: Tensor, numbers: Tensor, evidence_of: EvidenceLookup, first: int = 0) -> Add:
+    def read(self, images: Tensor, rows: Tensor, evidence_of: EvidenceLookup, first: int = 0) -> Add:
         """Read what the unfinished accumulators need from the evidence on these rows, from the ``first`` on."""
         given = {need: evidence_of(need.layer, need.input) for need in self._unfinished}
         values = {need: applied(need.kind.method, evidence) for need, evidence in given.items()}  # type: ignore[attr-defined]
+        places = slice(first, first + len(rows))
+        numbers = self._numbers[rows]
 
         def add() -> None:
-            for need, found in values.items():
-                rows = slice(first, first + len(numbers))
-                of_rows = found[rows]
+            for need, of_batch in values.items():
+                of_rows = of_batch[places]
                 self._of[need].add(images, numbers, of_rows)
                 if need in self._inexact:
-                    errors = self._errors[need].of(numbers, given[need].inputs[rows])
+                    errors = self._errors[need].of(rows, given[need].inputs[places])
                     self._inexact[need].add(images, numbers, of_rows + errors)
 
         return add
 
-    def read_output(self, images: Tensor, numbers: Tensor, output: Any, first: int = 0) -> Add:
-        """The same from the output for rows of one of ``images``; beside the rows with numbers may be others."""
+    def read_output(self, images: Tensor, rows: Tensor, output: Any, first: int = 0) -> Add:
+        """The same from the output for rows of one of ``images``; beside these rows may be others."""
         forward = self._context.forward
         resolved = self.resolved
         has_logits = forward.logits is not None
@@ -106,7 +110,7 @@ class TargetAccumulators:
             logits=at_least_float32(find_logits(output, len(images)).detach()) if has_logits else None,
             find_outputs=self._context.evidence(resolved, None).find_outputs,
         )
-        return self.read(images[first : first + len(numbers)], numbers, lambda *place: evidence, first)
+        return self.read(images[first : first + len(rows)], rows, lambda *place: evidence, first)
 
     @property
     def _unfinished(self) -> list[NeedAtLayer]:

@@ -5,7 +5,7 @@ Methods, metrics and checks give the engine these values. Equal ones are run onc
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
@@ -13,48 +13,54 @@ from torch import Tensor
 
 from explain.engine.needs import Activations, Evidence, Need
 
-Make = Callable[[Tensor], Tensor]
-"""From row numbers ``(b,)`` to ``b`` perturbed inputs or feature maps: new tensors, which the network may overwrite."""
+Build = Callable[[Tensor, Tensor], Tensor]
+"""From the images ``(b,)`` of rows, and their numbers ``(b,)`` among those of their image, to a tensor ``(b, ...)``."""
 
 
 @dataclass(frozen=True)
 class PerturbedRows:
-    """Perturbed rows: ``owners`` ``(P,)`` has the image of each row, and ``make`` builds the rows with given numbers.
+    """Perturbed rows: the image of each, ``owners`` ``(P,)``, and its number among those of its image.
 
-    ``carry`` does to a tensor with a row for each image what was done to the photo's geometry: ``(tensor, rows)`` to
-    one row for each perturbed row. None: nothing was moved. ``keep`` returns the masks of rows, if it has any.
+    ``build`` makes perturbed inputs or feature maps: new tensors, which the network may overwrite. ``masks`` makes what
+    stays of each, if it is masked. ``carry`` does to a tensor with a row for each image what was done to the photo's
+    geometry: ``(tensor, numbers)`` to one row for each perturbed row. None: nothing was moved.
     """
 
     owners: Tensor
-    make: Make
-    carry: Callable[[Tensor, Tensor], Tensor] | None = None
-    keep: Make | None = None
+    numbers: Tensor
+    build: Build
+    masks: Build | None = None
+    carry: Build | None = None
 
-    def some(self, numbers: Tensor) -> "PerturbedRows":
-        """Those with some numbers, for their scores alone."""
-        return PerturbedRows(self.owners[numbers], lambda rows: self.make(numbers[rows]))
+    def make(self, rows: Tensor) -> Tensor:
+        """The rows at these places."""
+        return self.build(self.owners[rows], self.numbers[rows])
+
+    def some(self, rows: Tensor) -> "PerturbedRows":
+        """Those at some places, for their scores alone."""
+        return PerturbedRows(self.owners[rows], self.numbers[rows], self.build)
 
 
-def interleaved(counts: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
-    """The image of each row, and the number of the row among those of its image.
+def rows_of(counts: Sequence[int], device: torch.device, build: Build) -> PerturbedRows:
+    """So many rows for each image: the first of all images, then the second of all that have one, and so on.
 
-    The first row of all images comes first, then the second of all that have one, and so on.
-
-    >>> interleaved([1, 2], torch.device("cpu"))
+    >>> rows = rows_of([1, 2], torch.device("cpu"), lambda images, numbers: images + numbers)
+    >>> rows.owners, rows.numbers
     (tensor([0, 1, 1]), tensor([0, 0, 1]))
     """
     exists = torch.arange(max(counts, default=0), device=device)[:, None] < torch.tensor(counts, device=device)
     numbers, images = exists.nonzero(as_tuple=True)
-    return images, numbers
+    return PerturbedRows(images, numbers, build)
 
 
 def copies(x: Tensor, count: int, make: Callable[[int, int], Tensor]) -> PerturbedRows:
-    """``count`` rows for each image of ``x``, image by image; ``make(image, number)`` builds one of them."""
+    """``count`` rows for each image of ``x``; ``make(image, number)`` builds one of them."""
 
-    def rows(numbers: Tensor) -> Tensor:
-        return torch.stack([make(row // count, row % count) for row in numbers.tolist()])
+    def build(images: Tensor, numbers: Tensor) -> Tensor:
+        rows = zip(images.tolist(), numbers.tolist(), strict=True)
+        return torch.stack([make(image, number) for image, number in rows])
 
-    return PerturbedRows(torch.arange(len(x), device=x.device).repeat_interleave(count), rows)
+    return rows_of([count] * len(x), x.device, build)
 
 
 class Perturbation(ABC):
@@ -108,7 +114,7 @@ class Accumulator(ABC):
 
     @abstractmethod
     def add(self, images: Tensor, numbers: Tensor, values: Tensor) -> None:
-        """Take what was found for rows ``numbers`` ``(b,)``, which belong to ``images`` ``(b,)``: ``(b, ...)``."""
+        """Take the values ``(b, ...)`` of some rows: their images ``(b,)``, and the number of each in its image."""
 
     @abstractmethod
     def result(self) -> Any: ...
@@ -139,7 +145,7 @@ class Reducer(ABC):
 
 @dataclass(frozen=True)
 class InOrder(Reducer):
-    """Keeps the result of each row, in the order of the rows."""
+    """Keeps the result of each row: those of the first image by their numbers, then those of the second, and so on."""
 
     def begin(self, evidence: Evidence) -> Accumulator:
         return _InOrder(evidence.score)
@@ -147,14 +153,20 @@ class InOrder(Reducer):
 
 class _InOrder(Accumulator):
     def __init__(self, like: Tensor) -> None:
-        self._found = [(torch.zeros(0, dtype=torch.long, device=like.device), like.new_zeros(0))]
+        none = torch.zeros(0, dtype=torch.long, device=like.device)
+        self._images = [none]
+        self._numbers = [none]
+        self._values = [like.new_zeros(0)]
 
     def add(self, images: Tensor, numbers: Tensor, values: Tensor) -> None:
-        self._found.append((numbers, values))
+        self._images.append(images)
+        self._numbers.append(numbers)
+        self._values.append(values)
 
     def result(self) -> Tensor:
-        numbers, values = map(torch.cat, zip(*self._found, strict=True))
-        return values[torch.argsort(numbers)]
+        numbers = torch.cat(self._numbers)
+        places = torch.cat(self._images) * (len(numbers) + 1) + numbers
+        return torch.cat(self._values)[places.argsort()]
 
 
 class SumOfRows(Accumulator):
@@ -198,23 +210,36 @@ class AnswerTo:
         return evidence[self.need]
 
 
+ScoreKind = Literal["logit", "probability", "margin", "all"]
+"""What of a score counts: the score as the target picks it, the probability of its class, the margin of its class's
+logit over the best other one, or the logits of all classes."""
+
+
 @dataclass(frozen=True)
 class ScoreOf:
-    """The score of each row, as the target picks it or as the probability of its class; or the scores of all classes.
+    """The score of each row, of some kind; of ``category`` in place of the target's class, if it is given.
 
-    Of targets that are no class, such as a detected box, it is the score in either case.
+    Of targets that are no class, such as a detected box, it is the score, whatever the kind.
     """
 
-    kind: Literal["logit", "probability", "all"] = "logit"
+    kind: ScoreKind = "logit"
+    category: int | None = None
 
     needs: ClassVar[frozenset[Need[Any]]] = frozenset()
 
     def __call__(self, evidence: Evidence) -> Tensor:
         classes = evidence.classes
         logits = evidence.logits
-        if logits is None or self.kind == "logit" or (self.kind == "probability" and classes is None):
+        if self.kind == "all" and logits is not None:
+            return logits
+        if logits is None or classes is None or self.kind == "logit":
             return evidence.score
-        return logits if classes is None or self.kind == "all" else evidence.outputs.of_classes(logits, classes)
+        if self.category is not None:
+            classes = torch.full_like(classes, self.category)
+        if self.kind == "probability":
+            return evidence.outputs.of_classes(logits, classes)
+        others = logits.scatter(1, classes[:, None], -torch.inf)
+        return logits.gather(1, classes[:, None])[:, 0] - others.amax(1)
 
 
 class Attributions(Need[Any]):
@@ -269,7 +294,7 @@ class OneForEach(Perturbation):
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
         perturbed = self.perturbed(evidence)
-        return PerturbedRows(torch.arange(len(perturbed), device=perturbed.device), lambda rows: perturbed[rows])
+        return rows_of([1] * len(perturbed), perturbed.device, lambda images, numbers: perturbed[images])
 
 
 @dataclass(frozen=True)
@@ -306,31 +331,28 @@ class ZeroInput(OneForEach):
 
 @dataclass(frozen=True, eq=False)
 class GivenRows(Perturbation):
-    """Rows of the images ``owners`` that were ``made`` already from ``inputs``; no two such perturbations are equal."""
+    """Rows that are ``given``, made of ``inputs`` or, where these are None, of a layer's feature maps.
 
-    owners: Tensor
-    made: Tensor
-    inputs: Tensor
+    No two such perturbations are equal. Explained inputs beside ``inputs`` stay as they are.
+    """
+
+    given: PerturbedRows
     words: str
+    inputs: Tensor | None = None
+
+    @property
+    def of_layer(self) -> bool:
+        return self.inputs is None
+
+    @property
+    def needs(self) -> frozenset[Need[Any]]:
+        return frozenset({Activations()}) if self.of_layer else frozenset()
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
         x = evidence.inputs
-        if x.shape != self.inputs.shape or not torch.equal(x, self.inputs):  # another input than the photo
-            return PerturbedRows(self.owners, lambda rows: x[self.owners[rows]])
-        return PerturbedRows(self.owners, lambda rows: self.made[rows])
-
-
-@dataclass(frozen=True, eq=False)
-class GivenMaps(Perturbation):
-    """Feature maps of a layer that are ``given`` as rows; no two such perturbations are equal."""
-
-    given: PerturbedRows
-
-    of_layer = True
-    needs = frozenset({Activations()})
-
-    def rows(self, evidence: Evidence) -> PerturbedRows:
-        return self.given
+        if self.inputs is None or (x.shape == self.inputs.shape and torch.equal(x, self.inputs)):
+            return self.given
+        return replace(self.given, build=lambda images, numbers: x[images])
 
 
 class PerturbationRuns(Need[Any]):

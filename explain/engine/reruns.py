@@ -61,13 +61,14 @@ def run_streams(plan: Plan, context: RerunContext, least: float = 1) -> bool:
     noted = False
     interrupted = context.state.interrupted
     for stream, rows in streams:
-        sums = [TargetAccumulators(stream, context, resolved, names) for resolved in context.targets]
+        numbers = rows[context.inputs.path].numbers
+        sums = [TargetAccumulators(stream, context, resolved, names, numbers) for resolved in context.targets]
         try:
             errors = _note_rounding(stream, rows, context, least)
             noted |= bool(errors) and not stream.of.is_reference
             if errors and least == 1:
                 sums = [
-                    TargetAccumulators(stream, context, resolved, names, of_target)
+                    TargetAccumulators(stream, context, resolved, names, numbers, of_target)
                     for resolved, of_target in zip(context.targets, errors, strict=True)
                 ]
             _run_stream(stream, rows, sums, context, progress)
@@ -87,7 +88,7 @@ def _take_known(stream: Stream, context: RerunContext) -> None:
     """Add up what the first forward pass has found for the unperturbed images."""
     images = torch.arange(len(context.inputs), device=context.device)
     for resolved in context.targets:
-        known = TargetAccumulators(stream, context, resolved, {})
+        known = TargetAccumulators(stream, context, resolved, {}, torch.zeros_like(images))
         known.read(images, images, partial(context.evidence, resolved))()
         resolved.found.update(known.results(partial=False))
 
@@ -136,7 +137,8 @@ def _run_few(
     settings = replace(context.settings, precision=precision, progress=None)
     state = replace(context.state, tapes={}, incremental=None)
     context = replace(context, settings=settings, state=state)
-    sums = [TargetAccumulators(stream, context, resolved, {}) for resolved in context.targets]
+    numbers = rows[context.inputs.path].numbers
+    sums = [TargetAccumulators(stream, context, resolved, {}, numbers) for resolved in context.targets]
     _run_stream(stream, rows, sums, context, ProgressCallback(settings, 0))
     return [of_target.results(partial=False) for of_target in sums]
 
@@ -291,7 +293,7 @@ class InputRerun:
                 return of_rows
             numbers = batch.numbers[:count]
             end = batch.place + len(numbers)
-            moved = self._first.carry(of_rows[batch.place : end], numbers)
+            moved = self._first.carry(of_rows[batch.place : end], self._first.numbers[numbers])
             return torch.cat([of_rows[: batch.place], moved, of_rows[end:]])
 
         rows = inputs if count is None else inputs.rows(torch.arange(count, device=context.device))

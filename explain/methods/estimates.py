@@ -6,7 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -16,28 +16,13 @@ from explain._utils.errors import MethodError
 from explain.baselines import Zero
 from explain.baselines.base import Baseline
 from explain.engine import Accumulator, Attributions, Evidence, Need, Perturbation, PerturbedRows, Reducer
-from explain.engine.perturbations import Make, OneForEach, PerturbationRuns, ScoreOf, Scores, Unperturbed, interleaved
+from explain.engine.perturbations import OneForEach, PerturbationRuns, ScoreKind, ScoreOf, Scores, Unperturbed, rows_of
 from explain.methods.base import PERTURBATION, Method, Outcome, relative_error
 from explain.methods.regions import Cell, Regions, Squares, pixels_of
 
 T = TypeVar("T")
 Score = Literal["logit", "probability"]
 """What is explained: the score as the target picks it, or the probability of its class."""
-
-
-Keep = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""From the images and the numbers of masks ``(b,)`` to the masks ``(b, 1, H, W)``."""
-
-
-class DrawnMasks(NamedTuple):
-    """Masks for some photos.
-
-    ``counts`` says how many each image has. ``keep(images, numbers)`` gives those with some numbers, of some images:
-    ``(b, 1, H, W)`` in [0, 1], 1 where the photo stays as it is.
-    """
-
-    counts: list[int]
-    keep: Keep
 
 
 class MaskedInputs(Perturbation):
@@ -51,24 +36,15 @@ class MaskedInputs(Perturbation):
     def __str__(self) -> str:
         return f"photos covered by {self.covered_by}; baseline: {self.baseline.name}"
 
-    def most(self, size: tuple[int, ...]) -> int:
-        """How many masks there are at most for a photo of this size; 0 if that is not known."""
+    def masks(self, evidence: Evidence) -> PerturbedRows:
+        """The masks of the photos, ``(b, 1, H, W)`` in [0, 1]: 1 where a photo stays as it is."""
         raise NotImplementedError
-
-    def drawn(self, evidence: Evidence) -> DrawnMasks:
-        """The masks of the photos."""
-        raise NotImplementedError
-
-    def count(self, channels: int, size: tuple[int, ...]) -> int:
-        return self.most(size) if size else 0
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
         x = evidence.inputs
         if not evidence.size:  # no picture to cover
-            return PerturbedRows(torch.arange(len(x), device=x.device), lambda rows: x[rows % len(x)])
-        drawn = self.drawn(evidence)
-        images, numbers = interleaved(drawn.counts, x.device)
-        return self._covered(x, images, lambda rows: drawn.keep(images[rows], numbers[rows]).to(x))
+            return rows_of([1] * len(x), x.device, lambda images, numbers: x[images])
+        return self._covered(x, self.masks(evidence))
 
     def matching_rows(self, evidence: Evidence, first: PerturbedRows) -> PerturbedRows:
         """Cover the same part of another input: the masks of the first one, brought to its size.
@@ -77,23 +53,26 @@ class MaskedInputs(Perturbation):
             MethodError: one is a photo, the other a video.
         """
         x = evidence.inputs
-        keep = first.keep
-        owners = first.owners.to(x.device)
-        if not evidence.size or keep is None:
-            return PerturbedRows(owners, lambda rows: x[owners[rows]])
+        make = first.masks
+        if not evidence.size or make is None:
+            return replace(first, build=lambda images, numbers: x[images])
 
-        def resized(rows: torch.Tensor) -> torch.Tensor:
-            masks = keep(rows).to(x)
+        def resized(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+            masks = make(images, numbers).to(x)
             if masks.ndim != x.ndim:
                 got = f"got {masks.ndim} and {x.ndim} dimensions; leave out words=True, or use integratedgradients"
                 raise MethodError(f"explained must name inputs of one kind where parts are covered, {got}")
             return F.interpolate(masks, evidence.size, mode="nearest-exact")
 
-        return self._covered(x, owners, resized)
+        return self._covered(x, replace(first, build=resized))
 
-    def _covered(self, x: torch.Tensor, owners: torch.Tensor, keep: Make) -> PerturbedRows:
+    def _covered(self, x: torch.Tensor, masks: PerturbedRows) -> PerturbedRows:
         cover = self.baseline.covering(x)
-        return PerturbedRows(owners, lambda rows: cover(owners[rows], keep(rows)), keep=keep)
+
+        def covered(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+            return cover(images, masks.build(images, numbers).to(x))
+
+        return replace(masks, build=covered, masks=masks.build)
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,17 +86,17 @@ class ShownParts(MaskedInputs):
 
     covered_by = "all but some parts"
 
-    def most(self, size: tuple[int, ...]) -> int:
+    def count(self, channels: int, size: tuple[int, ...]) -> int:
         return len(self.parts)
 
-    def drawn(self, evidence: Evidence) -> DrawnMasks:
+    def masks(self, evidence: Evidence) -> PerturbedRows:
         counts = [0] * len(evidence.inputs)
         counts[self.image] = len(self.parts)
 
-        def keep(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        def shown(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
             return torch.stack([self.mask(self.parts[number]) for number in numbers.tolist()])[:, None]
 
-        return DrawnMasks(counts, keep)
+        return rows_of(counts, evidence.inputs.device, shown)
 
 
 @dataclass(frozen=True)
@@ -147,12 +126,12 @@ def box_mask(cells: Sequence[Cell], like: torch.Tensor) -> torch.Tensor:
     return mask
 
 
-def blank_score(baseline: Baseline, score: Score) -> Scores:
+def blank_score(baseline: Baseline, score: ScoreKind) -> Scores:
     """The need for the score ``(N,)`` of fully masked photos."""
     return Scores(FullyMasked(baseline), ScoreOf(score))
 
 
-def whole_score(score: Score) -> Scores:
+def whole_score(score: ScoreKind) -> Scores:
     """The need for the score ``(N,)`` of the photos as they are, in the precision of the perturbed ones."""
     return Scores(Unperturbed(), ScoreOf(score))
 
@@ -528,8 +507,8 @@ class Coalitions(MaskedInputs):
     def covered_by(self) -> str:  # type: ignore[override]
         return f"regions, {self.regions}"
 
-    def most(self, size: tuple[int, ...]) -> int:
-        return self.design.most(self.regions.most(size))
+    def count(self, channels: int, size: tuple[int, ...]) -> int:
+        return self.design.most(self.regions.most(size)) if size else 0
 
     def shown(self, labels: torch.Tensor) -> list[torch.Tensor]:
         """For each image, given the number of each pixel's region, which regions are seen in each run ``(P, M)``."""
@@ -537,16 +516,16 @@ class Coalitions(MaskedInputs):
         designs = {count: self.design.rows(count).to(labels.device) for count in dict.fromkeys(counts)}
         return [designs[count] for count in counts]
 
-    def drawn(self, evidence: Evidence) -> DrawnMasks:
+    def masks(self, evidence: Evidence) -> PerturbedRows:
         x = evidence.inputs
         labels = self.regions(x)
         shown = self.shown(labels)
 
-        def keep(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        def seen(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
             rows = zip(images.tolist(), numbers.tolist(), strict=True)
             return torch.stack([shown[image][number].to(x)[labels[image]] for image, number in rows])[:, None]
 
-        return DrawnMasks([len(rows) for rows in shown], keep)
+        return rows_of([len(rows) for rows in shown], x.device, seen)
 
 
 class RegionMethod(EstimateMethod):

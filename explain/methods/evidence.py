@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from explain._utils.errors import MethodError
 from explain.baselines import Mean
 from explain.baselines.base import Baseline
-from explain.engine import Activations, Attributions, Evidence, Need, PerturbedRows
-from explain.engine.perturbations import AnswerTo, GivenMaps, InOrder, Perturbation, PerturbationRuns, ScoreOf
+from explain.engine import Activations, Attributions, Evidence, Need
+from explain.engine.perturbations import AnswerTo, GivenRows, InOrder, Perturbation, PerturbationRuns, ScoreOf, rows_of
 from explain.engine.reruns import PerturbationRunner
 from explain.layers.layouts import enlarge
 from explain.methods.base import Method, Outcome, register
@@ -501,9 +501,10 @@ class RegionSearch(Search):
         if self._method.of_layer:
             own = self._seen[self._image]
             absent = self._evidence[baseline_maps(baseline)][self._image]
-            owners = torch.full((len(visible),), self._image, device=own.device)
             shown = visible[:, self._cells][:, None]
-            perturbed = GivenMaps(PerturbedRows(owners, lambda rows: torch.where(shown[rows], own, absent)))
+            counts = [0] * self._image + [len(visible)]
+            rows = rows_of(counts, own.device, lambda images, numbers: torch.where(shown[numbers], own, absent))
+            perturbed = GivenRows(rows, "maps of which some regions are absent")
         else:
             perturbed = ShownParts(baseline, self._image, list(visible), lambda regions: regions[self._cells])
         scores: torch.Tensor = self._runner.read(perturbed, read)

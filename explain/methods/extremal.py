@@ -9,7 +9,7 @@ from explain._utils.errors import MethodError
 from explain.baselines import Defocus
 from explain.baselines.base import Baseline
 from explain.engine import Evidence
-from explain.engine.perturbations import GivenRows, PerturbationRuns
+from explain.engine.perturbations import GivenRows, PerturbationRuns, rows_of
 from explain.engine.reruns import PerturbationRunner
 from explain.hooks.preserve import recording
 from explain.methods.base import Outcome, register
@@ -208,7 +208,10 @@ class _Ascent:
                 name = self._method.name
                 raise MethodError(f"baseline of {name} must change evenly with a mask, got {baseline}; take blur")
             seen = photos.flip(-1) if self.steps % 2 == 0 else photos
-        rows = GivenRows(self._owners, seen.detach(), self._x, "photos seen through masks that are looked for")
+        areas = len(self._method.area)
+        made = seen.detach()
+        given = rows_of([areas] * len(self._x), made.device, lambda images, numbers: made[images * areas + numbers])
+        rows = GivenRows(given, "photos seen through masks that are looked for", self._x)
         scores_and_gradients = runner.read(rows, ScoreAndGradient()).to(self._x)
         of_photos = scores_and_gradients[:, 1:].reshape(seen.shape)
         of_area = self._towards_area(full.detach())

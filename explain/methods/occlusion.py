@@ -11,15 +11,14 @@ from explain._utils.errors import MethodError
 from explain._utils.random_numbers import seeded, uniform
 from explain.baselines import Zero
 from explain.baselines.base import Baseline
-from explain.engine import Evidence, Need, needs, perturbations
+from explain.engine import Evidence, Need, PerturbedRows, needs, perturbations
+from explain.engine.perturbations import Build, rows_of
 from explain.layers.layouts import enlarge
 from explain.methods.base import register
 from explain.methods.estimates import (
-    DrawnMasks,
     Estimate,
     EstimateMethod,
     Estimator,
-    Keep,
     MaskedInputs,
     Score,
     box_mask,
@@ -45,8 +44,8 @@ class Windows(MaskedInputs):
 
     covered_by = "a sliding window"
 
-    def most(self, size: tuple[int, ...]) -> int:
-        return len(self.boxes(size))
+    def count(self, channels: int, size: tuple[int, ...]) -> int:
+        return len(self.boxes(size)) if size else 0
 
     def boxes(self, size: tuple[int, ...]) -> list[Cell]:
         """Where the windows lie in a photo of this size.
@@ -70,14 +69,14 @@ class Windows(MaskedInputs):
             ends.append([(start, min(start + length, side)) for start in starts])
         return list(itertools.product(*ends))
 
-    def drawn(self, evidence: Evidence) -> DrawnMasks:
+    def masks(self, evidence: Evidence) -> PerturbedRows:
         x = evidence.inputs
         boxes = self.boxes(evidence.size)
 
-        def keep(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        def around(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
             return 1 - torch.stack([box_mask([boxes[number]], x) for number in numbers.tolist()])[:, None]
 
-        return DrawnMasks([len(boxes)] * len(x), keep)
+        return rows_of([len(boxes)] * len(x), x.device, around)
 
 
 def _by_side(option: str, given: int | tuple[int, ...] | None, usual: list[int]) -> list[int]:
@@ -190,17 +189,15 @@ class SmoothGrids(MaskedInputs):
 
     covered_by = "random smooth masks"
 
-    def most(self, size: tuple[int, ...]) -> int:
-        return self.samples
+    def masks(self, evidence: Evidence) -> PerturbedRows:
+        x = evidence.inputs
+        block_of = lru_cache(maxsize=1)(partial(self._block, x))
 
-    def drawn(self, evidence: Evidence) -> DrawnMasks:
-        block_of = lru_cache(maxsize=1)(partial(self._block, evidence.inputs))
-
-        def keep(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        def smooth(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
             blocks = itertools.groupby(numbers.tolist(), lambda number: number // BLOCK)
             return torch.cat([block_of(block)[[number % BLOCK for number in of]] for block, of in blocks])[:, None]
 
-        return DrawnMasks([self.samples] * len(evidence.inputs), keep)
+        return rows_of([self.samples] * len(x), x.device, smooth)
 
     def _block(self, like: torch.Tensor, block: int) -> torch.Tensor:
         """The masks ``(BLOCK, H, W)`` that come together."""
@@ -230,9 +227,9 @@ class _ScoreWeightedMasks(Estimator):
     mask could have too, so that errors include it.
     """
 
-    def __init__(self, method: "SmoothGridMethod", keep: Keep, whole: torch.Tensor, size: tuple[int, ...]) -> None:
+    def __init__(self, method: "SmoothGridMethod", masks: Build, whole: torch.Tensor, size: tuple[int, ...]) -> None:
         self.count = method.samples
-        self._keep = keep
+        self._masks = masks
         self._method = method
         self._whole = whole
         self._sums = torch.zeros(5, *size, dtype=torch.float64, device=whole.device)
@@ -240,7 +237,7 @@ class _ScoreWeightedMasks(Estimator):
 
     def take(self, first: int, scores: torch.Tensor) -> None:
         numbers = torch.arange(first, first + len(scores), device=scores.device)
-        masks = self._keep(torch.zeros_like(numbers), numbers).flatten(1).double()
+        masks = self._masks(torch.zeros_like(numbers), numbers).flatten(1).double()
         scores = scores.double()
         ones = torch.ones_like(scores)
         sums = self._sums.flatten(1)
@@ -289,8 +286,8 @@ class SmoothGridMethod(EstimateMethod):
     def estimators(self, evidence: Evidence) -> list[Estimator]:
         known = [evidence[reference].double() for reference in self.references]  # none for a detection
         whole = torch.stack(known, 1) if known else evidence.score.new_zeros(len(evidence.inputs), 0)
-        keep = self.perturbation.drawn(evidence).keep  # all images have the same masks
-        return [_ScoreWeightedMasks(self, keep, score, evidence.size) for score in whole]
+        masks = self.perturbation.masks(evidence).build  # all images have the same
+        return [_ScoreWeightedMasks(self, masks, score, evidence.size) for score in whole]
 
 
 @register

@@ -122,10 +122,9 @@ class WeightedSum(Reducer):
 
     def begin(self, evidence: Evidence) -> Accumulator:
         weight = self.path.weights(evidence)
-        steps = self.path.steps
 
         def weigh(images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-            rows = zip(images.tolist(), (numbers % steps).tolist(), values, strict=True)
+            rows = zip(images.tolist(), numbers.tolist(), values, strict=True)
             return torch.stack([value * weight(image, step) for image, step, value in rows])
 
         return SumOfRows(len(evidence.inputs), weigh)

@@ -3,6 +3,7 @@ direction (IDGI), and regions that are ranked (XRAI)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,11 +12,16 @@ import torch.nn.functional as F
 from explain._utils.errors import MethodError, in_short
 from explain.baselines.base import Baseline
 from explain.engine import Accumulator, Attributions, Evidence, Need, Reducer
-from explain.engine.perturbations import GivenRows, PerturbationRuns, Scores
+from explain.engine.perturbations import GivenRows, PerturbationRuns, Scores, rows_of
 from explain.methods.base import GRADIENTS, Method, check_range, register
 from explain.methods.estimates import remembered
 from explain.methods.path import CompleteMethod, IntegratedGradients, PathStart, ScoreAndGradient, StraightPath
 from explain.methods.regions import USUAL_AREA, Felzenszwalb, Regions
+
+
+def _at(points: torch.Tensor, images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    return points[images]
+
 
 TINY = 1e-12  # of the whole way: what rounding leaves
 
@@ -83,10 +89,11 @@ class GuidedIntegratedGradients(CompleteMethod):
         runner = evidence[PerturbationRuns()]
         start = self.start.perturbed(evidence)
         way = x - start
-        images = torch.arange(len(x), device=x.device)
         share = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
         for step in range(self.steps):
-            points = GivenRows(images, start + share.to(x) * way, x, "points of a path")
+            made = start + share.to(x) * way
+            given = rows_of([1] * len(x), x.device, partial(_at, made))
+            points = GivenRows(given, "points of a path", x)
             scores_and_gradients = runner.read(points, ScoreAndGradient())
             gradient = scores_and_gradients[:, 1:].reshape(x.shape)
             further = torch.stack([self._further(share[i], gradient[i], way[i], step) for i in range(len(x))])

@@ -6,13 +6,14 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from explain._utils.errors import MethodError
 from explain._utils.random_numbers import permutation
 from explain.baselines.replacements import to_unit
 from explain.engine import Activations, Evidence, Need, Perturbation, PerturbedRows
 from explain.engine.needs import BlockTokens
-from explain.engine.perturbations import ScoreOf, Scores, Unperturbed, ZeroInput
+from explain.engine.perturbations import ScoreOf, Scores, Unperturbed, ZeroInput, rows_of
 from explain.layers.layouts import enlarge
 from explain.methods.base import PERTURBATION, Outcome, over_all, register
 from explain.methods.cam import ClassActivationMap, ratio, unless_rounding, weighted
@@ -52,19 +53,20 @@ class MapMaskedInputs(Perturbation):
     def rows(self, evidence: Evidence) -> PerturbedRows:
         a = evidence.activations
         x = evidence.inputs
-        maps_seen = self.seen(evidence).nonzero().repeat_interleave(self.samples, dim=0)
-        images, channels = maps_seen.unbind(1)
+        seen = self.seen(evidence)
+        channel_of = [of_image.nonzero()[:, 0].repeat_interleave(self.samples) for of_image in seen]
+        channels = pad_sequence(channel_of, batch_first=True)
         noises: dict[int, torch.Tensor] = {}
         if self.how in ("maps", "input"):
             like = a[0, 0] if self.how == "maps" else x[0]
             noises = {sample: self.sigma * noise(self.seed, sample, like) for sample in range(self.samples)}
 
-        def masked(rows: torch.Tensor) -> torch.Tensor:
-            photos = x[images[rows]]
+        def masked(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+            photos = x[images]
             if not evidence.size:  # an input beside the photo that is no picture
                 return photos
-            samples = rows % self.samples
-            maps = a[images[rows], channels[rows]]
+            samples = numbers % self.samples
+            maps = a[images, channels[images, numbers]]
             if self.how == "fading":
                 return photos * masks(maps, evidence.size) * over_all((samples + 1).to(x) / self.samples, x)
             if self.how == "plain":
@@ -74,7 +76,7 @@ class MapMaskedInputs(Perturbation):
                 return photos * masks(maps + span(maps) * drawn, evidence.size)
             return photos * masks(maps, evidence.size) + span(photos) * drawn
 
-        return PerturbedRows(images, masked)
+        return rows_of([len(of_image) for of_image in channel_of], x.device, masked)
 
 
 @dataclass(frozen=True)
@@ -91,14 +93,15 @@ class ChannelAblation(Perturbation):
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
         a = evidence.activations
-        image, channel = _alive(a).nonzero(as_tuple=True)
+        channel_of = [of_image.nonzero()[:, 0] for of_image in _alive(a)]
+        channels = pad_sequence(channel_of, batch_first=True)
 
-        def ablated(rows: torch.Tensor) -> torch.Tensor:
-            maps = a.index_select(0, image[rows])  # copies whole maps, where indexing copies value by value
-            maps[torch.arange(len(rows), device=rows.device), channel[rows]] = 0
+        def ablated(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+            maps = a.index_select(0, images)  # copies whole maps, where indexing copies value by value
+            maps[torch.arange(len(images), device=images.device), channels[images, numbers]] = 0
             return maps
 
-        return PerturbedRows(image, ablated)
+        return rows_of([len(of_image) for of_image in channel_of], a.device, ablated)
 
 
 class ScoreWeightedMethod(PerturbationMethod):
@@ -300,20 +303,18 @@ class ClusterMaskedInputs(Perturbation):
     def rows(self, evidence: Evidence) -> PerturbedRows:
         x = evidence.inputs
         if len(evidence.size) != 2:
-            return PerturbedRows(torch.arange(len(x), device=x.device), lambda rows: x[rows])  # no photo
+            return rows_of([1] * len(x), x.device, lambda images, numbers: x[images])  # no photo
         clusters = self.clusters(evidence)
-        maps = torch.cat(clusters).to(x)
-        numbers = [number for of_image in clusters for number in range(len(of_image))]
-        owners = owner_of_each(clusters)
+        maps = pad_sequence(clusters, batch_first=True).to(x)
 
-        def make(rows: torch.Tensor) -> torch.Tensor:
-            chosen = rows // 2
-            keep = masks(maps[chosen], evidence.size)
-            drawn = torch.stack([noise(self.seed, numbers[cluster], x[0]) for cluster in chosen.tolist()])
-            seen = torch.where((rows % 2 == 0)[:, None, None, None], keep, 1)
-            return x[owners[chosen]] * seen + self.sigma * drawn * (1 - keep)
+        def seen_through(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+            chosen = numbers // 2
+            keep = masks(maps[images, chosen], evidence.size)
+            drawn = torch.stack([noise(self.seed, cluster, x[0]) for cluster in chosen.tolist()])
+            seen = torch.where((numbers % 2 == 0)[:, None, None, None], keep, 1)
+            return x[images] * seen + self.sigma * drawn * (1 - keep)
 
-        return PerturbedRows(owners.repeat_interleave(2), make)
+        return rows_of([2 * len(of_image) for of_image in clusters], x.device, seen_through)
 
 
 def clustered(maps: torch.Tensor, size: tuple[int, ...], distance: float) -> torch.Tensor:
@@ -466,8 +467,9 @@ class SampledTokens(Perturbation):
 
     def rows(self, evidence: Evidence) -> PerturbedRows:
         tokens = self.tokens(evidence)
-        together = torch.cat(tokens)
-        return PerturbedRows(owner_of_each(tokens), lambda rows: together[rows])
+        padded = pad_sequence(tokens, batch_first=True)
+        counts = [len(of_image) for of_image in tokens]
+        return rows_of(counts, padded.device, lambda images, numbers: padded[images, numbers])
 
 
 @register

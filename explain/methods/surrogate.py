@@ -1,7 +1,7 @@
 """Methods of regions: one covered at a time, LIME, regions permuted between images, total Sobol indices, and HSIC."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,7 +11,6 @@ from explain._utils.random_numbers import permutation, seeded, uniform
 from explain.baselines import Zero
 from explain.baselines.base import Baseline
 from explain.engine import Evidence, Perturbation, PerturbedRows
-from explain.engine.perturbations import interleaved
 from explain.methods.base import register
 from explain.methods.cam import ratio
 from explain.methods.estimates import (
@@ -180,16 +179,13 @@ class PermutedRegions(Perturbation):
         x = evidence.inputs
         if len(x) < 2:
             raise MethodError("featurepermutation must have a batch of several images, got 1; take featureablation")
-        drawn = self.masks.drawn(evidence)
-        owners, numbers = interleaved(drawn.counts, x.device)
+        masks = self.masks.masks(evidence)
         others = x[self.others(len(x)).to(x.device)]
 
-        def make(rows: torch.Tensor) -> torch.Tensor:
-            images = owners[rows]
-            keep = drawn.keep(images, numbers[rows]) > 0
-            return torch.where(keep, x[images], others[images])
+        def exchanged(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+            return torch.where(masks.build(images, numbers) > 0, x[images], others[images])
 
-        return PerturbedRows(owners, make)
+        return replace(masks, build=exchanged)
 
 
 @register

@@ -1,6 +1,6 @@
 """Methods made of another: averaged over noise, over flips and scales."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from explain._utils.random_numbers import normal, seeded
 from explain.engine import Accumulator, Activations, Attributions, Evidence, Need, Perturbation, PerturbedRows, Reducer
 from explain.engine.needs import LayerGradients
-from explain.engine.perturbations import AnswerTo, SumOfRows
+from explain.engine.perturbations import AnswerTo, SumOfRows, rows_of
 from explain.methods import cam, gradients
 from explain.methods.base import Method, Source, Style, cited, over_all, register, register_wrapper, spatial_dims
 
@@ -32,10 +32,7 @@ def span(values: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class NoisyCopies(Perturbation):
-    """Copies of the photo with noise; ``sigma`` is its standard deviation relative to the range of the photo's values.
-
-    All images come with the first noise, then all with the second, and so on.
-    """
+    """Copies of the photo with noise; ``sigma`` is its standard deviation relative to the range of its values."""
 
     samples: int
     sigma: float
@@ -47,13 +44,11 @@ class NoisyCopies(Perturbation):
         x = evidence.inputs
         spread = self.sigma * span(x)
 
-        def make(rows: torch.Tensor) -> torch.Tensor:
-            image = rows % len(x)
-            sample = rows // len(x)
-            drawn = {index: noise(self.seed, index, x[0]) for index in set(sample.tolist())}
-            return x[image] + spread[image] * torch.stack([drawn[index] for index in sample.tolist()])
+        def noisy(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+            drawn = {number: noise(self.seed, number, x[0]) for number in set(numbers.tolist())}
+            return x[images] + spread[images] * torch.stack([drawn[number] for number in numbers.tolist()])
 
-        return PerturbedRows(torch.arange(len(x), device=x.device).repeat(self.samples), make)
+        return rows_of([self.samples] * len(x), x.device, noisy)
 
 
 @dataclass(frozen=True)
@@ -256,12 +251,12 @@ class Views(Perturbation):
     def rows(self, evidence: Evidence) -> PerturbedRows:
         x = evidence.inputs
 
-        def carry(tensor: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-            pairs = zip(tensor, (self.kinds[row // len(x)] for row in rows.tolist()), strict=True)
-            return torch.cat([_shown(each[None], *kind, padding="reflection") for each, kind in pairs])
+        def carry(tensor: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+            pairs = zip(tensor, numbers.tolist(), strict=True)
+            return torch.cat([_shown(each[None], *self.kinds[number], padding="reflection") for each, number in pairs])
 
-        owners = torch.arange(len(x), device=x.device).repeat(len(self.kinds))
-        return PerturbedRows(owners, lambda rows: carry(x[owners[rows]], rows), carry)
+        rows = rows_of([len(self.kinds)] * len(x), x.device, lambda images, numbers: carry(x[images], numbers))
+        return replace(rows, carry=carry)
 
 
 @dataclass(frozen=True)
@@ -278,7 +273,7 @@ class MappedBack(Reducer):
             return torch.stack([back(*each) for each in zip(numbers.tolist(), values, strict=True)])
 
         def back(number: int, value: torch.Tensor) -> torch.Tensor:
-            scale, flip = self.views.kinds[number // count]
+            scale, flip = self.views.kinds[number]
             flat = value[None] if value.ndim == ndim - 1 else value[None, None]
             both = [_shown(each, 1 / scale, flip, padding="zeros") for each in (flat, torch.ones_like(flat))]
             return torch.stack([each[0].reshape(value.shape) for each in both])

@@ -4,30 +4,25 @@ by name."""
 import fnmatch
 import hashlib
 import re
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, Literal, TypeAlias, dataclass_transform
 
 import torch
 
-from explain._utils.errors import MetricError, TargetError, did_you_mean, keywords, shown, warn
+from explain._utils.errors import MetricError, did_you_mean, keywords, shown, warn
 from explain._utils.options import Options, enter
 from explain.attribution.diagnostics import image_names
-from explain.baselines.base import Baseline, Cover
+from explain.baselines.base import Baseline
 from explain.engine import Evidence, Perturbation, PerturbedRows
+from explain.engine.perturbations import ScoreKind, ScoreOf, Scores, rows_of
+from explain.methods.estimates import MaskedInputs, Score, blank_score, whole_score
 from explain.metrics.maps import Maps, Sign, ranks_of
-from explain.targets.base import Target, find_logits
 from explain.targets.outputs import Outputs
 
 Better = Literal["more", "less"]
 """Whether more or less of a figure is better."""
-
-Score = Literal["logit", "probability"]
-"""Which score of a perturbed photo counts: the target's own (of a class, its logit), or the class's probability."""
-
-ScoreKind = Literal["logit", "probability", "margin"]
-"""The same, or the margin of the class's logit over the best other one."""
 
 ROUNDING = 128
 """How many of the last bits of a score may be rounding errors."""
@@ -35,6 +30,7 @@ ROUNDING = 128
 PAPER = re.compile(r"""((?:[A-Z][\w-]+)(?: et al\.| and [A-Z][\w-]+)?), "[^"]+", ([^;.(,"]*?\d{4})""")
 """Authors, title, venue and year in a docstring."""
 
+NO_SCORE = torch.tensor(torch.nan)
 ZERO = "its map is zero everywhere"
 CONSTANT = "its map is constant"
 
@@ -43,16 +39,16 @@ CONSTANT = "its map is constant"
 class MetricInput:
     """What a metric sees: N photos, and one method's maps of them.
 
-    ``images`` ``(N, C, H, W)`` are the model's inputs, ``target_score`` ``(N,)`` is the score that was explained and
+    ``images`` ``(N, C, H, W)`` are the model's inputs, ``target_score`` ``(N,)`` is the score that was explained, and
     ``probability`` ``(N,)`` that of the class, where the target is one of ``classes`` ``(N,)``; ``outputs`` says how
-    the model's outputs become probabilities. Where the object is: ``boxes`` are lists of boxes ``(k, 4)``, one for each
-    photo, and ``regions`` truth values ``(N, H, W)``. ``masked`` are the
-    `explain.metrics.masked_scores.MaskedScores` of one photo, where they were run.
+    the model's outputs become probabilities. Where only maps are measured, the model is not run, and the score is NaN.
+    Where the object is: ``boxes`` are lists of boxes ``(k, 4)``, one for each photo, and ``regions`` truth values
+    ``(N, H, W)``. ``masked`` are the `explain.metrics.masked_scores.MaskedScores` of one photo, where they were run.
     """
 
     maps: Maps
     images: torch.Tensor
-    target_score: torch.Tensor
+    target_score: torch.Tensor = NO_SCORE
     probability: torch.Tensor | None = None
     classes: torch.Tensor | None = None
     boxes: Sequence[torch.Tensor] | None = None
@@ -216,12 +212,11 @@ def get_metric(metric: MetricLike) -> Metric:
     return metric
 
 
-UNCHANGED = "unchanged"
-"""The key of a perturbed photo that equals the original."""
+UNCHANGED = -1
+"""The place of a perturbed photo that equals the original."""
+COVERED = -2
+"""The place of one that a baseline covers entirely."""
 
-Covers = Callable[[Baseline], Cover]
-Build = Callable[[torch.Tensor, Covers, torch.Tensor, torch.Tensor], torch.Tensor]
-Keep = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 Ranks = Sequence[int] | torch.Tensor
 
 
@@ -229,14 +224,49 @@ Ranks = Sequence[int] | torch.Tensor
 class ScoreRequest:
     """A request for the scores of K perturbed photos of each of N images.
 
-    ``keys`` has a list of K keys for each image; photos of an image with equal keys are equal, and run once.
-    ``build(images, covers, owners, numbers)`` makes the photos ``numbers`` ``(b,)`` of the images ``owners`` ``(b,)``:
-    ``(b, C, H, W)``. ``covers`` prepares a baseline for the images.
+    ``of`` makes the photos; equal perturbations are run once for all metrics and maps. ``places`` ``(N, K)`` says which
+    of its rows each photo is (those of the first image come first), or that it is `UNCHANGED`, or `COVERED` entirely.
+    None: each image has K rows, in their order.
     """
 
-    keys: Sequence[Sequence[Hashable]]
-    build: Build
+    of: Perturbation
     score: ScoreKind
+    places: torch.Tensor | None = None
+
+    @property
+    def whole(self) -> Scores:
+        """The need for the scores of the photos as they are."""
+        return whole_score(self.score)
+
+    @property
+    def blank(self) -> Scores | None:
+        """The need for the scores of wholly covered photos; None where these are not among the photos."""
+        if self.places is None or not bool((self.places == COVERED).any()):
+            return None
+        return blank_score(self.of.baseline, self.score)  # type: ignore[attr-defined]
+
+    @property
+    def perturbed(self) -> Scores | None:
+        """The need for the scores of the rows; None where there are none."""
+        has_rows = self.places is None or bool((self.places >= 0).any())
+        return Scores(self.of, ScoreOf(self.score)) if has_rows else None
+
+    @property
+    def needs(self) -> frozenset[Scores]:
+        return frozenset(need for need in (self.whole, self.blank, self.perturbed) if need is not None)
+
+    def scores(self, evidence: Evidence) -> torch.Tensor:
+        """The scores ``(N, K)``."""
+        scores = evidence[self.whole][:, None]
+        if self.places is None:
+            of_rows: torch.Tensor = evidence[Scores(self.of, ScoreOf(self.score))]
+            return of_rows.reshape(len(scores), -1)
+        if self.blank is not None:
+            scores = torch.where(self.places == COVERED, evidence[self.blank][:, None], scores)
+        if self.perturbed is not None:
+            scores = torch.where(self.places >= 0, evidence[self.perturbed][self.places.clamp(min=0)], scores)
+        of_photos: torch.Tensor = scores.expand(self.places.shape)
+        return of_photos
 
 
 class ScoreMetric(Metric):
@@ -251,20 +281,35 @@ class ScoreMetric(Metric):
         raise NotImplementedError
 
 
-def cover(keys: Sequence[Sequence[Hashable]], keep: Keep, baseline: Baseline, score: ScoreKind) -> ScoreRequest:
-    """Request photos of which a baseline covers a part.
+@dataclass(frozen=True)
+class CoveredRanks(MaskedInputs):
+    """Photos of which the pixels with some ranks ``(N, H, W)`` are covered.
 
-    Args:
-        keys: as for `ScoreRequest`.
-        keep: from ``owners`` and ``numbers`` to the share of each pixel that stays, ``(b, H, W)``.
-        baseline: what replaces the other pixels.
-        score: which score counts.
+    ``intervals`` ``(P, 3)`` has the image of each photo, the first rank that is covered, and the one behind the last.
+    ``content`` identifies both.
     """
 
-    def build(images: torch.Tensor, covers: Covers, owners: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-        return covers(baseline)(owners, keep(owners, numbers)[:, None].to(images))
+    baseline: Baseline
+    content: bytes = field(repr=False)
+    ranks: torch.Tensor = field(compare=False, repr=False)
+    intervals: torch.Tensor = field(compare=False, repr=False)
 
-    return ScoreRequest(keys, build, score)
+    covered_by = "pixels in the order of a map"
+
+    def masks(self, evidence: Evidence) -> PerturbedRows:
+        ranks = self.ranks
+        owners, starts, ends = self.intervals.unbind(1)
+        counts = owners.bincount(minlength=len(ranks))
+        first = counts.cumsum(0) - counts
+
+        def kept(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+            own = ranks if len(ranks) == 1 else ranks[images]
+            rows = first[images] + numbers
+            low = starts[rows].reshape(-1, 1, 1)
+            high = ends[rows].reshape(-1, 1, 1)
+            return (own < low).logical_or_(own >= high)[:, None]
+
+        return rows_of(counts.tolist(), ranks.device, kept)
 
 
 def cover_ranks(ranks: torch.Tensor, start: Ranks, end: Ranks, baseline: Baseline, score: ScoreKind) -> ScoreRequest:
@@ -273,144 +318,44 @@ def cover_ranks(ranks: torch.Tensor, start: Ranks, end: Ranks, baseline: Baselin
     Args:
         ranks: the rank of each pixel, ``(N, H, W)`` whole numbers from 0.
         start, end: K ranks for all images, or for each ``(N, K)``.
-        baseline, score: as for `cover`.
+        baseline: what covers them.
+        score: which score counts.
     """
-    first = torch.as_tensor(start).to(ranks.device).expand(len(ranks), -1)
-    stop = torch.as_tensor(end).to(ranks.device).expand(len(ranks), -1)
+    most = ranks.flatten(1).amax(1, keepdim=True) + 1
+    low = torch.as_tensor(start).to(ranks).expand(len(ranks), -1).clamp(min=0)
+    high = torch.minimum(torch.as_tensor(end).to(ranks).expand(len(ranks), -1), most)
+    images = torch.arange(len(ranks)).to(ranks)[:, None].expand_as(low)
+    places = torch.where(low >= high, UNCHANGED, torch.full_like(low, COVERED))
+    is_part = (low < high) & ((low > 0) | (high < most))
+    each = torch.stack([images, low, high], -1)[is_part]
+    intervals, places[is_part] = torch.unique(each, dim=0, return_inverse=True)
+    content = digest_of(ranks) + digest_of(intervals)
+    return ScoreRequest(CoveredRanks(baseline, content, ranks, intervals), score, places)
 
-    def keep(owners: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-        own = ranks if len(ranks) == 1 else ranks[owners]
-        low = first[owners, numbers].reshape(-1, 1, 1)
-        high = stop[owners, numbers].reshape(-1, 1, 1)
-        return (own < low).logical_or_(own >= high)
 
-    def key(digest: bytes, low: int, high: int, count: int) -> Hashable:
-        if low >= high:
-            return UNCHANGED
-        return (baseline,) if low <= 0 and high >= count else (baseline, digest, max(low, 0), min(high, count))
+@dataclass(frozen=True)
+class CoveredSoftly(MaskedInputs):
+    """Photos mixed with a baseline by masks ``(N, H, W)`` in [0, 1], which ``content`` identifies."""
 
-    keys: list[list[Hashable]] = []
-    for own, lows, highs in zip(ranks, first.tolist(), stop.tolist(), strict=True):
-        count = int(own.max()) + 1
-        digest = digest_of(own)
-        keys.append([key(digest, low, high, count) for low, high in zip(lows, highs, strict=True)])
-    return cover(keys, keep, baseline, score)
+    baseline: Baseline
+    content: bytes = field(repr=False)
+    keep: torch.Tensor = field(compare=False, repr=False)
+
+    covered_by = "a map"
+
+    def masks(self, evidence: Evidence) -> PerturbedRows:
+        return rows_of([1] * len(self.keep), self.keep.device, lambda images, numbers: self.keep[images][:, None])
 
 
 def cover_softly(mask: torch.Tensor, baseline: Baseline, score: ScoreKind) -> ScoreRequest:
     """Request one photo of each image, mixed with a baseline by a mask ``(N, H, W)`` in [0, 1]."""
-
-    def key(own: torch.Tensor) -> Hashable:
-        if not own.any():
-            return (baseline,)
-        return UNCHANGED if bool((own == 1).all()) else (baseline, "soft", digest_of(own))
-
-    return cover([[key(own)] for own in mask], lambda owners, numbers: mask[owners], baseline, score)
-
-
-class PerturbedPhotoPool(Perturbation):
-    """The requested photos of N images ``(N, C, H, W)``, each distinct one once, as a `Perturbation` of the engine."""
-
-    words = "photos perturbed for metrics"
-
-    def __init__(self, images: torch.Tensor) -> None:
-        self._images = images
-        self._rows: dict[tuple[int, Hashable], tuple[int, Build, int]] = {}
-        """By image and key: the row, what builds it, and its number there."""
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def add(self, request: ScoreRequest) -> torch.Tensor:
-        """Add photos; return the number of each one's row ``(N, K)``, or -1 where nothing is changed."""
-        rows = []
-        for image, keys in enumerate(request.keys):
-            of_image = []
-            for number, key in enumerate(keys):
-                new = len(self), request.build, number
-                of_image.append(-1 if key is UNCHANGED else self._rows.setdefault((image, key), new)[0])
-            rows.append(of_image)
-        return torch.tensor(rows, dtype=torch.long, device=self._images.device)
-
-    def recognised(self, photos: torch.Tensor, scores: torch.Tensor, classes: int) -> Iterator[str]:
-        """Notes on photos that keep their class although a baseline covers them entirely: their curves say little.
-
-        A photo keeps it if nine tenths of its probability are left, and this is more than half of the way from chance,
-        1 / K, to 1.
-
-        Args:
-            photos: the probability of the unperturbed photos ``(N,)``.
-            scores: that of all rows ``(P,)``.
-            classes: K.
-        """
-        least = (0.9 * photos).clamp(min=(1 + 1 / classes) / 2)
-        covered: dict[Baseline, torch.Tensor] = {}  # the probability of each photo that is covered entirely
-        for (image, key), (row, _, _) in self._rows.items():
-            if isinstance(key, tuple) and len(key) == 1:
-                covered.setdefault(key[0], torch.zeros_like(photos))[image] = scores[row]
-        for baseline, probability in covered.items():
-            kept = probability > least
-            if kept.any():
-                where = f"{probability[kept].min():.2f} or more where the baseline {baseline.name!r} covers all of it"
-                keeps = f"image {image_names(kept)} keeps its class with a probability of {where}"
-                yield f"{keeps}, so that figures by this baseline say little; choose another baseline"
-
-    def rows(self, evidence: Evidence) -> PerturbedRows:
-        """All rows; each is built when it is run."""
-        images = self._images
-        owners = torch.tensor([image for image, _ in self._rows], dtype=torch.long, device=images.device)
-        builds = [(build, number) for _, build, number in self._rows.values()]
-        covers: Any = cache(lambda baseline: baseline.covering(images))
-
-        def make(rows: torch.Tensor) -> torch.Tensor:
-            places: dict[Build, list[int]] = {}
-            for place, row in enumerate(rows.tolist()):
-                places.setdefault(builds[row][0], []).append(place)
-            photos = images.new_empty(len(rows), *images.shape[1:])
-            for build, own in places.items():
-                at = torch.tensor(own, device=images.device)
-                numbers = torch.tensor([builds[row][1] for row in rows[at].tolist()], device=images.device)
-                built: torch.Tensor = build(images, covers, owners[rows[at]], numbers)
-                if len(own) == len(rows):
-                    return built
-                photos[at] = built
-            return photos
-
-        return PerturbedRows(owners, make)
+    flat = mask.flatten(1)
+    places = torch.arange(len(mask), device=mask.device)
+    places = torch.where((flat == 1).all(1), UNCHANGED, places)
+    places = torch.where((flat == 0).all(1), COVERED, places)
+    return ScoreRequest(CoveredSoftly(baseline, digest_of(mask), mask), score, places[:, None])
 
 
 def digest_of(tensor: torch.Tensor) -> bytes:
     """A hash of a tensor's values."""
     return hashlib.blake2b(tensor.cpu().contiguous().numpy().tobytes(), digest_size=16).digest()
-
-
-@dataclass(frozen=True)
-class ClassScore(Target):
-    """Another score of each image's class than its logit: its ``probability``, or its ``margin`` over all others.
-
-    >>> ClassScore("margin", (1,)).pick(torch.tensor([[1.0, 5.0, 3.0]]), 1)[0]
-    tensor([2.])
-    """
-
-    of: Literal["probability", "margin"]
-    classes: tuple[int, ...]
-    outputs: Outputs = Outputs()
-
-    @property
-    def name(self) -> str:
-        return f"{self.of} of {self.classes}"
-
-    def pick(self, output: Any, count: int) -> tuple[torch.Tensor, None]:
-        logits = find_logits(output, count)
-        if logits.shape[1] < 2:
-            raise TargetError("model must have two classes for probabilities, got one; choose score='logit'")
-        if self.of == "probability" and self.outputs.kind == "numbers":
-            raise TargetError("model must give probabilities for metrics of one, got numbers; choose score='logit'")
-        logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
-        chosen = torch.tensor(self.classes, device=logits.device)[:, None]
-        if self.of == "probability":
-            return self.outputs.of_classes(logits, chosen[:, 0]), None
-        return logits.gather(1, chosen)[:, 0] - logits.scatter(1, chosen, -torch.inf).amax(1), None
-
-    def rows(self, images: torch.Tensor) -> Target:
-        return replace(self, classes=tuple(self.classes[image] for image in images.tolist()))

@@ -1,6 +1,8 @@
 """Do the values of a map add up? Correlations of sums with the loss of score, infidelity, completeness."""
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -8,14 +10,42 @@ import torch
 from explain._utils.random_numbers import normal, permutation, seeded
 from explain.baselines import Noise, Zero
 from explain.baselines.base import Baseline
+from explain.engine import Evidence, Perturbation, PerturbedRows
+from explain.engine.perturbations import rows_of
 from explain.methods.cam import ratio
+from explain.methods.estimates import MaskedInputs, Score
 from explain.metrics import base
-from explain.metrics.base import Covers, Metric, MetricInput, MetricResult, Score, ScoreMetric, ScoreRequest, register
+from explain.metrics.base import Metric, MetricInput, MetricResult, ScoreMetric, ScoreRequest, register
 from explain.metrics.faithfulness import least, share_counts
 from explain.metrics.maps import Sign, by_region, correlation, grid_regions, mid_ranks, steps_of
 
 CORRELATION = "correlation"
 VARIES = "the map's sums or the scores do not vary"
+
+
+@dataclass(frozen=True)
+class RandomSubsets(MaskedInputs):
+    """Photos without random subsets of so many ``pixels``, the same ones for every photo."""
+
+    baseline: Baseline
+    samples: int
+    pixels: int
+    seed: int
+
+    covered_by = "random subsets of the pixels"
+
+    def subset(self, size: tuple[int, ...], sample: int) -> torch.Tensor:
+        """Which pixels ``(H, W)`` a subset holds."""
+        order = permutation(math.prod(size), self.seed * 1_000_003 + sample)
+        return order.argsort().reshape(size) < self.pixels
+
+    def masks(self, evidence: Evidence) -> PerturbedRows:
+        x = evidence.inputs
+
+        def without(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+            return torch.stack([~self.subset(evidence.size, sample) for sample in numbers.tolist()])[:, None]
+
+        return rows_of([self.samples] * len(x), x.device, without)
 
 
 class _SubsetCorrelation(ScoreMetric):
@@ -37,26 +67,20 @@ class _SubsetCorrelation(ScoreMetric):
         """The sizes of subsets, in per cent of the pixels."""
         raise NotImplementedError
 
-    def _subset(self, data: MetricInput, count: int, sample: int) -> torch.Tensor:
-        """Which pixels ``(H, W)`` a subset of so many holds."""
-        return permutation(data.pixels, self.seed * 1_000_003 + sample).argsort().reshape(data.size) < count
+    def _subsets(self, data: MetricInput) -> list[RandomSubsets]:
+        """The subsets of each size."""
+        counts = share_counts(data, self.sizes)
+        return [RandomSubsets(self.baseline, self.samples, pixels, self.seed) for pixels in counts]
 
     def requests(self, data: MetricInput) -> Sequence[ScoreRequest]:
-        def request(count: int) -> ScoreRequest:
-            def keep(owners: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-                return torch.stack([~self._subset(data, count, sample) for sample in numbers.tolist()])
-
-            keys = [(self.baseline, "subset", self.seed, count, sample) for sample in range(self.samples)]
-            return base.cover([keys] * len(data), keep, self.baseline, self.score)
-
-        return [request(count) for count in share_counts(data, self.sizes)]
+        return [ScoreRequest(subsets, self.score) for subsets in self._subsets(data)]
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
         maps = data.maps.contributions
         correlations = []
-        for count, of_size in zip(share_counts(data, self.sizes), scores, strict=True):
-            subsets = (self._subset(data, count, sample).to(maps.device) for sample in range(self.samples))
-            sums = torch.stack([maps[:, subset].sum(1) for subset in subsets], 1)
+        for subsets, of_size in zip(self._subsets(data), scores, strict=True):
+            pixels = (subsets.subset(data.size, sample).to(maps.device) for sample in range(self.samples))
+            sums = torch.stack([maps[:, subset].sum(1) for subset in pixels], 1)
             correlations.append(correlation(sums, data.loss(self.score, of_size)))
         curve = torch.stack(correlations, 1)
         return MetricResult(_defined(self, data, curve.mean(1)), curve, torch.tensor(self.sizes) / 100)
@@ -261,6 +285,30 @@ def _defined(metric: Metric, data: MetricInput, value: torch.Tensor) -> torch.Te
     return data.undefined(metric, value, value.isnan(), VARIES).to(data.target_score.dtype)
 
 
+@dataclass(frozen=True)
+class LessNoise(Perturbation):
+    """Photos less normal noise, which is the same for the channels of a pixel, and for every photo."""
+
+    samples: int
+    sigma: float
+    seed: int
+
+    words = "photos less noise"
+
+    def noise(self, size: tuple[int, ...], sample: int) -> torch.Tensor:
+        """``(H, W)`` float64; each sample is drawn for itself, so that none has to be stored."""
+        return self.sigma * normal(size, seeded(self.seed, sample)).double()
+
+    def rows(self, evidence: Evidence) -> PerturbedRows:
+        x = evidence.inputs
+
+        def noisy(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+            drawn = torch.stack([self.noise(evidence.size, sample) for sample in numbers.tolist()])
+            return x[images] - drawn[:, None].to(x)
+
+        return rows_of([self.samples] * len(x), x.device, noisy)
+
+
 @register
 class Infidelity(ScoreMetric):
     r"""Mean squared error of the change of the score that the map predicts for noise.
@@ -297,22 +345,16 @@ class Infidelity(ScoreMetric):
     better = "less"
     minimums: ClassVar = {"samples": 1, "sigma": 1e-12}
 
-    def _noise(self, size: tuple[int, int], sample: int) -> torch.Tensor:
-        """``(H, W)`` float64; each sample is drawn for itself, so that none has to be stored."""
-        return self.sigma * normal(size, seeded(self.seed, sample)).double()
+    @property
+    def _noisy(self) -> LessNoise:
+        return LessNoise(self.samples, self.sigma, self.seed)
 
     def requests(self, data: MetricInput) -> Sequence[ScoreRequest]:
-        keys = [("noisy", self.sigma, self.seed, sample) for sample in range(self.samples)]
-
-        def build(images: torch.Tensor, covers: Covers, owners: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-            drawn = torch.stack([self._noise(data.size, sample) for sample in numbers.tolist()])
-            return images[owners] - drawn[:, None].to(images)
-
-        return [ScoreRequest([keys] * len(data), build, self.score)]
+        return [ScoreRequest(self._noisy, self.score)]
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
         maps = data.maps.contributions.flatten(1)
-        noise = torch.stack([self._noise(data.size, sample).flatten() for sample in range(self.samples)]).to(maps)
+        noise = torch.stack([self._noisy.noise(data.size, sample).flatten() for sample in range(self.samples)]).to(maps)
         predicted = maps @ noise.T
         loss = data.original(self.score)[:, None] - scores[0]
         factor = ratio((predicted * loss).mean(1), predicted.square().mean(1))

@@ -17,20 +17,25 @@ from explain._utils.errors import MetricError, did_you_mean, keywords
 from explain._utils.html import lines_html, table_html
 from explain._utils.options import by_name
 from explain.attribution.api import attribute
+from explain.attribution.diagnostics import image_names
 from explain.attribution.options import Options, Settings
 from explain.attribution.result import Attribution
 from explain.data.files import as_cell
 from explain.data.inputs import Inputs, InputsLike
-from explain.engine import execution, perturbations, validation
+from explain.engine import Evidence, validation
 from explain.engine.ends import reading
+from explain.engine.execution import gather
 from explain.engine.needs import needs_at
+from explain.engine.perturbations import ScoreKind
 from explain.engine.plan import Plan
+from explain.engine.settings import RuntimeSettings
 from explain.hooks import intervene, preserve, unwrap
 from explain.methods.base import Method, MethodLike, get_method
+from explain.methods.estimates import whole_score
 from explain.metrics import base, localisation
-from explain.metrics.base import MapMetric, Metric, MetricInput, MetricLike, MetricResult, ScoreKind, ScoreMetric
+from explain.metrics.base import MapMetric, Metric, MetricInput, MetricLike, MetricResult, ScoreMetric, ScoreRequest
 from explain.metrics.maps import Maps, MapsLike
-from explain.metrics.variants import EvaluatedMethod, ModelContext, ReattributionMetric, Results, reattribute
+from explain.metrics.variants import EvaluatedMethod, ModelContext, ReattributionMetric, Results, photos_of, reattribute
 from explain.targets import ClassTarget, Target, as_target
 from explain.targets.resolve import TargetLike
 from explain.targets.text import with_texts
@@ -195,56 +200,92 @@ def evaluate(
     (torch.Size([2]), ['gradcam', 'saliency'])
     """
     model = unwrap.unwrapped(model)
-    wanted = as_target(target, options.get("categories"))
-    model, inputs, _ = with_texts(model, validation.check_inputs(model, x, options.get("layout")), [wanted])
+    inputs = validation.check_inputs(model, x, options.get("layout"))
     if inputs.x.ndim != 4:
         raise MetricError(f"x must be photos (N, C, H, W) for metrics, got shape {tuple(inputs.x.shape)}; give frames")
     named = by_name(metrics, base.get_metric, MetricError, "metric", "take two calls")
-    evaluation = _Evaluation(model, inputs, named, target, options)
+    sources = _named(methods)
+    size = int(inputs.x.shape[2]), int(inputs.x.shape[3])
+    known_boxes = None if boxes is None else localisation.as_boxes(boxes, len(inputs), size)
+    regions = localisation.as_regions(masks, known_boxes, len(inputs), size)
+    truth: dict[str, Any] = {"boxes": known_boxes, "regions": regions}
+    given: dict[str, Any] = {name: each for name, each in sources.items() if not isinstance(each, (str, Method))}
+    if len(given) == len(sources) and all(isinstance(metric, MapMetric) for metric in named.values()):
+        images = photos_of(inputs)
+        data = {name: MetricInput(Maps.of(name, each, images), images, **truth) for name, each in given.items()}
+        return _table(named, _by_maps(named, data), data)
+    wanted = as_target(target, options.get("categories"))
+    model, inputs, _ = with_texts(model, inputs, [wanted])
+    evaluation = _Evaluation(model, inputs, named, sources, target, options)
     settings = evaluation.settings
     reader = reading(model, inputs, settings.activation, settings.categories)
     with intervene(model, settings.interventions), reader:
-        return evaluation.table(_named(methods), boxes, masks)
+        return evaluation.table(truth)
+
+
+def _by_maps(metrics: Mapping[str, Metric], data: Mapping[str, MetricInput]) -> Results:
+    """The results of metrics of the map alone."""
+    results: Results = {}
+    for metric in metrics.values():
+        if isinstance(metric, MapMetric):
+            results |= {(name, metric.name): metric(each) for name, each in data.items()}
+    return results
+
+
+def _table(metrics: Mapping[str, Metric], results: Results, names: Iterable[str], notes: Sequence[str] = ()) -> Table:
+    ordered = {name: {metric: results[name, metric] for metric in metrics} for name in names}
+    return Table(dict(metrics), ordered, tuple(notes))
+
+
+def scored(
+    model: nn.Module,
+    inputs: Inputs,
+    requests: Iterable[ScoreRequest],
+    targets: Sequence[Target],
+    settings: RuntimeSettings,
+) -> list[Evidence]:
+    """For each target, the evidence that has the requested scores; equal perturbed photos are run once for all."""
+    needs = frozenset(need for request in requests for need in request.needs)
+    plan = Plan({"metrics": needs_at(needs, [])}, len(targets), len(inputs))
+    return [evidence_of(None) for evidence_of in gather(model, inputs, plan, targets, settings)]
 
 
 class _Evaluation:
     """One call of `evaluate`."""
 
     def __init__(
-        self, model: nn.Module, inputs: Inputs, metrics: Mapping[str, Metric], target: TargetLike, options: Options
+        self,
+        model: nn.Module,
+        inputs: Inputs,
+        metrics: Mapping[str, Metric],
+        methods: Mapping[str, MapSource],
+        target: TargetLike,
+        options: Options,
     ) -> None:
         self.model = model
         self.inputs = inputs
         self.metrics = metrics
+        self.methods = methods
         self.options = options
         self.settings = Settings(**options)
         self.target = target
         self.notes: list[str] = []
 
-    def table(self, methods: Mapping[str, MapSource], boxes: localisation.Boxes | None, masks: Any) -> Table:
-        size = int(self.inputs.x.shape[2]), int(self.inputs.x.shape[3])
-        known_boxes = None if boxes is None else localisation.as_boxes(boxes, len(self.inputs), size)
-        regions = localisation.as_regions(masks, known_boxes, len(self.inputs), size)
-        maps = self._maps(methods)
-        self.resolved = as_target(self.target, self.settings.categories).sized(size)
-        score = self._explained(methods, maps)
-        results: Results = {}
+    def table(self, truth: Mapping[str, Any]) -> Table:
+        maps = self._maps()
+        self.resolved = as_target(self.target, self.settings.categories).sized(tuple(self.inputs.x.shape[2:]))
+        score = self._explained(maps)
         with preserve.calculating(self.inputs.x.device.type):
-            data = {
-                name: self.context.data(name, each, score, boxes=known_boxes, regions=regions)
-                for name, each in maps.items()
-            }
-            for metric in self._of_kind(MapMetric):
-                results |= {(name, metric.name): metric(each) for name, each in data.items()}
+            data = {name: self.context.data(name, each, score, **truth) for name, each in maps.items()}
+            results = _by_maps(self.metrics, data)
         results |= self._by_scores(data)
-        results |= self._by_reattribution(data, methods, maps)
-        ordered = {name: {metric: results[name, metric] for metric in self.metrics} for name in data}
-        return Table(dict(self.metrics), ordered, tuple(self.notes))
+        results |= self._by_reattribution(data, maps)
+        return _table(self.metrics, results, data, self.notes)
 
-    def _explained(self, methods: Mapping[str, MapSource], maps: Mapping[str, MapsLike]) -> torch.Tensor:
+    def _explained(self, maps: Mapping[str, MapsLike]) -> torch.Tensor:
         """The score ``(N,)`` that is explained; what is known of the model's outputs goes into the context."""
         by_this_call = [
-            each for name, each in maps.items() if isinstance(each, Attribution) and each is not methods[name]
+            each for name, each in maps.items() if isinstance(each, Attribution) and each is not self.methods[name]
         ]
         if by_this_call:
             first = by_this_call[0]
@@ -252,7 +293,7 @@ class _Evaluation:
             score = first.score
             logits = first.logits
         else:
-            unperturbed = execution.gather(self.model, self.inputs, Plan({}), [self.resolved], self.settings)[0](None)
+            (unperturbed,) = scored(self.model, self.inputs, [], [self.resolved], self.settings)
             classes = unperturbed.classes
             score = unperturbed.score
             logits = unperturbed.logits
@@ -264,8 +305,9 @@ class _Evaluation:
     def _of_kind(self, kind: type[M]) -> list[M]:
         return [metric for metric in self.metrics.values() if isinstance(metric, kind)]
 
-    def _maps(self, methods: Mapping[str, MapSource]) -> dict[str, MapsLike]:
+    def _maps(self) -> dict[str, MapsLike]:
         """The maps of the methods, which run together, and the other maps as they are."""
+        methods = self.methods
         waiting = {name: get_method(each) for name, each in methods.items() if isinstance(each, (str, Method))}
         maps: dict[str, Any] = {name: each for name, each in methods.items() if name not in waiting}
         for name, each in maps.items():
@@ -280,16 +322,14 @@ class _Evaluation:
             maps |= {turn[name]: each for name, each in explained.items()}
         return {name: maps[name] for name in methods}
 
-    def _by_reattribution(
-        self, data: Mapping[str, MetricInput], methods: Mapping[str, MapSource], maps: Mapping[str, MapsLike]
-    ) -> Results:
+    def _by_reattribution(self, data: Mapping[str, MetricInput], maps: Mapping[str, MapsLike]) -> Results:
         """Run the methods again on other photos, classes and models."""
         metrics = self._of_kind(ReattributionMetric)
         if not metrics:
             return {}
         evaluated: dict[str, EvaluatedMethod] = {}
         for name, each in data.items():
-            method = methods[name]
+            method = self.methods[name]
             attribution = maps[name]
             if not isinstance(method, (str, Method)) or not isinstance(attribution, Attribution):
                 raise MetricError(f"metric {metrics[0].name!r} needs a method, got the map {name!r}; give its method")
@@ -298,63 +338,51 @@ class _Evaluation:
         return reattribute(metrics, evaluated, self.context, self.resolved, options)
 
     def _by_scores(self, data: Mapping[str, MetricInput]) -> Results:
-        """Run the perturbed photos that metrics request, each distinct one once."""
-        context = self.context
-        device = context.images.device.type
-        pool = base.PerturbedPhotoPool(context.images)
-        rows: dict[tuple[str, str], list[tuple[ScoreKind, torch.Tensor]]] = {}
+        """Run the perturbed photos that metrics request."""
         metrics = self._of_kind(ScoreMetric)
+        if not metrics:
+            return {}
+        device = self.inputs.x.device.type
+        requests: dict[tuple[str, str], Sequence[ScoreRequest]] = {}
         with preserve.calculating(device):
             for metric, (name, each) in product(metrics, data.items()):
-                rows[name, metric.name] = [(request.score, pool.add(request)) for request in metric.requests(each)]
-        kinds = sorted({kind for requested in rows.values() for kind, _ in requested})
-        scores = self._scores(pool, kinds)
-        if "probability" in scores and context.count is not None:
-            classes = context.count if context.outputs.kind == "classes" else 2  # each label is true or not
-            self.notes += pool.recognised(*scores["probability"], classes)
+                requests[name, metric.name] = metric.requests(each)
+        listed = [request for of_metric in requests.values() for request in of_metric]
+        kinds = {request.score for request in listed}
+        if "probability" in kinds and not self.resolved.gives_probability:
+            for each in data.values():
+                base.need_probability(each.probability)
+        (evidence,) = scored(self.model, self.inputs, listed, [self.resolved], self.settings)
         # The original scores in the same precision as those of the perturbed photos:
-        names: dict[ScoreKind, str] = {"logit": "target_score", "probability": "probability"}
-        exact: dict[str, Any] = {field: scores[kind][0] for kind, field in names.items() if kind in scores}
+        fields: dict[ScoreKind, str] = {"logit": "target_score", "probability": "probability"}
+        exact: dict[str, Any] = {fields[kind]: evidence[whole_score(kind)] for kind in kinds & fields.keys()}
         results: Results = {}
         with preserve.calculating(device):
+            self.notes += self._recognised(listed, evidence)
             for metric, (name, each) in product(metrics, data.items()):
-                of_requests = []
-                for kind, numbers in rows[name, metric.name]:
-                    original, perturbed = scores[kind]
-                    padded = torch.cat([perturbed, original.new_zeros(1)])
-                    of_requests.append(torch.where(numbers < 0, original[:, None], padded[numbers]))
-                results[name, metric.name] = metric(replace(each, **exact), of_requests)
+                scores = [request.scores(evidence) for request in requests[name, metric.name]]
+                results[name, metric.name] = metric(replace(each, **exact), scores)
         return results
 
-    def _scores(
-        self, pool: base.PerturbedPhotoPool, kinds: Sequence[ScoreKind]
-    ) -> dict[ScoreKind, tuple[torch.Tensor, torch.Tensor]]:
-        """The scores of the unperturbed photos ``(N,)``, and of all perturbed ones ``(P,)``."""
-        if not kinds:
-            return {}
-        original = perturbations.Scores(perturbations.Unperturbed())
-        perturbed = perturbations.Scores(pool)
-        needs = {"metrics": needs_at([original, perturbed] if len(pool) else [original], [])}
-        plan = Plan(needs, len(kinds), len(self.inputs))
-        targets = [self._target_of(kind) for kind in kinds]
-        gathered = execution.gather(self.model, self.inputs, plan, targets, self.settings)
-        scores = {}
-        for kind, evidence_of in zip(kinds, gathered, strict=True):
-            evidence = evidence_of(None)
-            scores[kind] = evidence[original], evidence[perturbed] if len(pool) else evidence.score[:0]
-        return scores
+    def _recognised(self, requests: Sequence[ScoreRequest], evidence: Evidence) -> Iterator[str]:
+        """Notes on photos that keep their class although a baseline covers them entirely: their curves say little.
 
-    def _target_of(self, kind: ScoreKind) -> Target:
-        """The target whose score is of this kind."""
-        classes = self.context.classes
-        if kind == "logit":
-            return self.resolved
-        if classes is not None:
-            return base.ClassScore(kind, tuple(classes.tolist()), self.context.outputs)
-        if kind == "probability" and self.resolved.gives_probability:
-            return self.resolved
-        got = self.resolved.name
-        raise MetricError(f"target must be a class for a metric of its {kind}, got {got}; choose score='logit'")
+        A photo keeps it if nine tenths of its probability are left, and this is more than half of the way from chance,
+        1 / K, to 1.
+        """
+        if self.context.count is None:
+            return
+        classes = self.context.count if self.context.outputs.kind == "classes" else 2  # each label is true or not
+        for need in dict.fromkeys(request.blank for request in requests if request.score == "probability"):
+            if need is None:
+                continue
+            least = (0.9 * evidence[whole_score("probability")]).clamp(min=(1 + 1 / classes) / 2)
+            kept = evidence[need] > least
+            if kept.any():
+                baseline = need.of.baseline.name  # type: ignore[attr-defined]
+                where = f"{evidence[need][kept].min():.2f} or more where the baseline {baseline!r} covers all of it"
+                keeps = f"image {image_names(kept)} keeps its class with a probability of {where}"
+                yield f"{keeps}, so that figures by this baseline say little; choose another baseline"
 
 
 def _named(methods: Any) -> dict[str, MapSource]:

@@ -11,7 +11,9 @@ import torch.nn.functional as F
 from explain._utils.random_numbers import seeded
 from explain.baselines.base import Baseline
 from explain.baselines.replacements import Blur, Mean, Noise
-from explain.metrics.base import Covers, ScoreRequest, digest_of
+from explain.engine import Evidence, Perturbation, PerturbedRows
+from explain.engine.perturbations import rows_of
+from explain.metrics.base import digest_of
 
 SIDE = 64
 """Masks and maps are averaged to at most so many pixels a side before they are multiplied."""
@@ -21,6 +23,9 @@ STEPS = 6
 
 CELLS = (4, 5, 6, 7, 8)
 """Cells along each side of the grids that masks are drawn on."""
+
+BASELINES = 4
+"""How many baselines fill the masks in turn."""
 
 SHARES = ((0.03, 0.25), (0.25, 0.85))
 """Shares of the cells that masks cover: of every other mask a few, and of the others many."""
@@ -103,79 +108,77 @@ def placements(maps: torch.Tensor) -> torch.Tensor:
     return torch.stack([each.roll(shift, (1, 2)) for each in flipped for shift in shifts])
 
 
-@dataclass(frozen=True, eq=False)
-class RandomMasks:
-    """Random masks of N photos ``(N, C, H, W)``, each covered by one of several baselines in turn.
+def filling(numbers: torch.Tensor) -> torch.Tensor:
+    """Which baseline fills masks with these numbers: each fills pairs of few and many cells in turn."""
+    return numbers // 2 % BASELINES
+
+
+@dataclass(frozen=True)
+class RandomMasks(Perturbation):
+    """Photos under random masks, each covered by one of several baselines in turn.
 
     The draw depends on the seed and on the photo, so that no two photos share it.
     """
 
-    images: torch.Tensor
     samples: int
     seed: int
 
-    @cached_property
-    def baselines(self) -> Sequence[Baseline]:
-        side = min(self.images.shape[2:])
+    words = "photos covered at random"
+
+    def baselines(self, images: torch.Tensor) -> Sequence[Baseline]:
+        side = min(images.shape[2:])
         return Mean(), Blur(2 * (side // 8) + 1, max(1.0, side / 12)), Noise(seed=self.seed), Rolled()
 
-    @cached_property
-    def masks(self) -> torch.Tensor:
-        """``(N, K, H, W)``, True where a photo is covered."""
-        size = (int(self.images.shape[2]), int(self.images.shape[3]))
-        seeds = [int.from_bytes(digest_of(image)[:6], "big") + self.seed for image in self.images]
+    def masks(self, images: torch.Tensor) -> torch.Tensor:
+        """The masks of photos ``(N, C, H, W)``: ``(N, K, H, W)``, True where a photo is covered."""
+        size = (int(images.shape[2]), int(images.shape[3]))
+        seeds = [int.from_bytes(digest_of(image)[:6], "big") + self.seed for image in images]
         return torch.stack([random_masks(size, self.samples, seeded(seed)) for seed in seeds])
 
-    @cached_property
-    def baseline_of(self) -> torch.Tensor:
-        """The number of the baseline that fills each mask ``(K,)``: each fills pairs of few and many cells in turn."""
-        return torch.arange(self.samples) // 2 % len(self.baselines)
+    def rows(self, evidence: Evidence) -> PerturbedRows:
+        x = evidence.inputs
+        shown = ~self.masks(x).to(x.device)
+        covers = [baseline.covering(x) for baseline in self.baselines(x)]
 
-    def request(self) -> ScoreRequest:
-        """The masked photos, in the order of the masks."""
-        shown = ~self.masks.to(self.images.device)
-        fill = self.baseline_of.tolist()
-        keys = [[(fill[k], "masks", self.seed, digest_of(mask)) for k, mask in enumerate(masks)] for masks in shown]
-
-        def build(images: torch.Tensor, covers: Covers, owners: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-            photos = images[owners]
-            keep = shown[owners, numbers][:, None].to(images)
-            for number, baseline in enumerate(self.baselines):
-                rows = (self.baseline_of.to(numbers.device)[numbers] == number).nonzero()[:, 0]
-                photos[rows] = covers(baseline)(owners[rows], keep[rows])
+        def masked(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+            photos = x[images]
+            keep = shown[images, numbers][:, None].to(x)
+            for number, cover in enumerate(covers):
+                rows = (filling(numbers) == number).nonzero()[:, 0]
+                photos[rows] = cover(images[rows], keep[rows])
             return photos
 
-        return ScoreRequest(keys, build, "logit")
+        return rows_of([self.samples] * len(x), x.device, masked)
 
 
 @dataclass(frozen=True, eq=False)
 class MaskedScores:
-    """How much of each score one photo loses under random masks.
+    """How much of each score a ``photo`` ``(C, H, W)`` loses under random ``masks`` ``(K, H, W)``.
 
     ``drops`` ``(K,)`` are those of the target; ``other_drops`` has those of other classes, ``(V, K)`` for V of them.
     """
 
-    masks: RandomMasks
+    photo: torch.Tensor
+    masks: torch.Tensor
     drops: torch.Tensor
     other_drops: Mapping[int, torch.Tensor] = field(default_factory=dict)
-    image: int = 0
 
     @cached_property
     def covered(self) -> torch.Tensor:
         """The share of each pixel that each mask covers, at a resolution of at most `SIDE`: ``(K, h, w)``."""
-        return _smaller(self.masks.masks[self.image].double())
+        return _smaller(self.masks.double())
 
     @cached_property
     def by_area(self) -> torch.Tensor:
         """A basis of what the covered area explains, for each baseline: ``(K, 2 B + 1)``."""
         area = self.covered.flatten(1).mean(1)
-        of_baselines = F.one_hot(self.masks.baseline_of).to(area)
+        of_baselines = F.one_hot(filling(torch.arange(len(self.masks)))).to(area)
         return _basis(torch.cat([of_baselines, of_baselines * area[:, None], area.square()[:, None]], 1))
 
     @cached_property
     def by_photo(self) -> torch.Tensor:
         """The same with what maps of the photo alone explain (`photo_maps`)."""
-        maps = _smaller(photo_maps(self.masks.images[self.image].detach().cpu().double()))
+        maps = _smaller(photo_maps(self.photo.detach().cpu().double()))
         return _basis(torch.cat([self.by_area, self.covered.flatten(1) @ maps.flatten(1).T], 1))
 
     def test(self, maps: torch.Tensor, drops: torch.Tensor, given: torch.Tensor) -> tuple[float, float]:

@@ -318,20 +318,21 @@ class Faithful(Check, ScoreMetric):
     minimums: ClassVar = {"samples": 40, "level": 0.01}
     below = {"level": 1}
 
-    def masks(self, images: torch.Tensor) -> RandomMasks:
-        """The masks of these photos."""
-        return RandomMasks(images, self.samples, self.seed)
+    @property
+    def masked(self) -> RandomMasks:
+        """The masked photos."""
+        return RandomMasks(self.samples, self.seed)
 
     def requests(self, data: MetricInput) -> Sequence[ScoreRequest]:
-        return [self.masks(data.images).request()]
+        return [ScoreRequest(self.masked, "logit")]
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
-        masks = data.masked.masks if data.masked else self.masks(data.images)
+        masks = [None] if data.masked else self.masked.masks(data.images)
         drops = data.loss("logit", scores[0]).cpu().double()
         tests = []
-        for image, own in enumerate(drops):
-            masked = data.masked or MaskedScores(masks, own, image=image)
-            tests.append(masked.test(data.maps.contributions[image : image + 1], own, masked.by_photo))
+        for photo, of_photo, own, maps in zip(data.images, masks, drops, data.maps.contributions, strict=True):
+            masked = data.masked or MaskedScores(photo, of_photo, own)
+            tests.append(masked.test(maps[None], own, masked.by_photo))
         correlation, p_value = torch.tensor(tests, dtype=torch.float64).unbind(1)
         value = data.undefined(self, p_value, (drops == 0).all(1), UNCHANGED)
         return MetricResult(value, parts={"correlation": correlation})

@@ -289,6 +289,12 @@ AT_ONCE = 16
 """How many perturbed photos are explained in one batch."""
 
 
+def photos_of(inputs: Inputs) -> torch.Tensor:
+    """The photos ``(N, C, H, W)`` among a model's inputs, in at least single precision."""
+    x = inputs.x
+    return x if x.dtype in (torch.float32, torch.float64) else x.float()
+
+
 @dataclass(eq=False)
 class ModelContext:
     """What a metric may change: the ``model``, N ``images``, and the ``classes`` ``(N,)`` and their number ``K``.
@@ -308,12 +314,11 @@ class ModelContext:
     ranking: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def __post_init__(self, activation: Activation | None) -> None:
-        x = self.inputs.x
-        self.images = x if x.dtype in (torch.float32, torch.float64) else x.float()
-        self.classes = None if self.classes is None else self.classes.to(x.device)
+        self.images = photos_of(self.inputs)
+        self.classes = None if self.classes is None else self.classes.to(self.images.device)
         self.outputs = Outputs()
         if self.logits is not None:
-            self.logits = self.logits.to(x.device)
+            self.logits = self.logits.to(self.images.device)
             self.outputs = outputs_of(self.model, self.inputs, self.logits, activation)
             if self.ranking is None and self.classes is not None:
                 self.ranking = self.logits, self.classes

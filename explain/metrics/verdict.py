@@ -20,18 +20,14 @@ from explain.attribution.options import Settings
 from explain.attribution.result import Attribution
 from explain.data.inputs import Inputs
 from explain.engine.ends import reading
-from explain.engine.execution import gather
-from explain.engine.needs import needs_at
-from explain.engine.perturbations import Scores, Unperturbed
-from explain.engine.plan import Plan
 from explain.engine.validation import check_inputs
 from explain.hooks import intervene
 from explain.hooks.preserve import untouched
 from explain.hooks.unwrap import unwrapped
 from explain.layers.costs import cost_after
 from explain.methods.base import Method, get_method, options, title_of
-from explain.metrics.base import MetricInput, MetricResult, PerturbedPhotoPool
-from explain.metrics.evaluation import NotEvaluatedError, aligned
+from explain.metrics.base import MetricInput, MetricResult, ScoreRequest
+from explain.metrics.evaluation import NotEvaluatedError, aligned, scored
 from explain.metrics.masked_scores import MaskedScores
 from explain.metrics.sanity import LEVEL, Check, CheckResult, DependsOnClass, Faithful, default_checks
 from explain.metrics.variants import EvaluatedMethod, ModelContext, ReattributionMetric, Results, reattribute
@@ -414,20 +410,16 @@ class _Checks:
         targets = [target, *(of_classes((index,)) for index in classes)]
         results: Results = {}
         for check in faithful:
-            masks = check.masks(context.images)
-            pool = PerturbedPhotoPool(context.images)
-            rows = pool.add(masks.request())
-            original = Scores(Unperturbed())
-            perturbed = Scores(pool)
-            planned = Plan({"checks": needs_at([original, perturbed], [])}, len(targets), 1)
-            gathered = gather(self.model, self.inputs, planned, targets, Settings(**self.options))
-            evidence = [of_target(None) for of_target in gathered]
-            drops = torch.cat([each[original][:, None] - each[perturbed][rows] for each in evidence]).cpu().double()
+            request = ScoreRequest(check.masked, "logit")
+            evidence = scored(self.model, self.inputs, [request], targets, Settings(**self.options))
+            scores = [request.scores(each) for each in evidence]
+            whole = [each[request.whole][:, None] for each in evidence]
+            drops = (torch.cat(whole) - torch.cat(scores)).cpu().double()
             other_drops = {len(group): drops[[1 + classes.index(index) for index in group]] for group in compared}
-            self.masked = MaskedScores(masks, drops[0], other_drops)
-            exact = {"target_score": evidence[0][original], "masked": self.masked}
-            scores = [evidence[0][perturbed][rows]]
-            results |= {(name, check.name): check(replace(each, **exact), scores) for name, each in data.items()}
+            masks = check.masked.masks(context.images)
+            self.masked = MaskedScores(context.images[0], masks[0], drops[0], other_drops)
+            exact = {"target_score": whole[0][:, 0], "masked": self.masked}
+            results |= {(name, check.name): check(replace(each, **exact), scores[:1]) for name, each in data.items()}
         return results
 
     def _by_reattribution(self, checks: Sequence[Check], data: Mapping[str, MetricInput]) -> Results:

@@ -119,7 +119,7 @@ def error_of_a_mean(each: Tensor, farthest: float) -> Tensor:
 def test_rise_is_the_mean_of_masks_times_scores(curved: Curved) -> None:
     method, x = RISE(samples=70, grid=3, probability=0.4), photos()
     numbers = torch.arange(70)
-    masks = method.perturbation.drawn(evidence_of(x)).keep(torch.zeros_like(numbers), numbers)[:, 0]
+    masks = method.perturbation.masks(evidence_of(x)).build(torch.zeros_like(numbers), numbers)[:, 0]
     found = explain.attribute(curved, x, method, target=1)
     expected = plain_runs.rise(score_of(curved, kind="probability"), x[0], list(masks), 0.4)
     assert_close(found.values[0], expected, **EXACT)
@@ -137,8 +137,8 @@ def test_rise_is_the_mean_of_masks_times_scores(curved: Curved) -> None:
 
 def test_a_mask_of_rise_is_a_piece_of_its_grid_enlarged_bilinearly() -> None:
     x = torch.zeros(1, 3, 20, 15, dtype=torch.float64)
-    drawn = RISE(grid=4, seed=9).perturbation.drawn(evidence_of(x))
-    mask = drawn.keep(torch.zeros(1).long(), torch.tensor([3]))[0, 0]
+    drawn = RISE(grid=4, seed=9).perturbation.masks(evidence_of(x))
+    mask = drawn.build(torch.zeros(1).long(), torch.tensor([3]))[0, 0]
     generator = torch.Generator().manual_seed(9 * 1_000_003)
     cells = (torch.rand(masking.BLOCK, 4, 4, generator=generator) < 0.5).double()[3]
     down = int(torch.randint(5, (masking.BLOCK,), generator=generator)[3])  # a cell is 5 high and 4 wide
@@ -652,7 +652,7 @@ def test_drise_weighs_masks_by_the_most_similar_detection() -> None:
     method = DRISE(samples=40, grid=3)
     found = explain.attribute(Detector(), x, method, target=explain.targets.Detections(1))
     numbers = torch.arange(40)
-    masks = method.perturbation.drawn(evidence_of(x)).keep(torch.zeros_like(numbers), numbers)[:, 0]
+    masks = method.perturbation.masks(evidence_of(x)).build(torch.zeros_like(numbers), numbers)[:, 0]
     first = Detector()(x)[0]
     best = int(torch.where(first["labels"] == 1, first["scores"], -1.0).argmax())
     total, missed = torch.zeros(SIZE, dtype=torch.float64), 0

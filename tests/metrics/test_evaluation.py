@@ -13,8 +13,10 @@ import torch
 from torch import nn
 
 import explain
-from explain import ExplainError, MetricError, TargetError
+from explain import ExplainError, MetricError
 from explain.baselines import Zero
+from explain.engine import Evidence
+from explain.layers.layouts import Grids
 from explain.methods import GradCAM, Saliency
 from explain.metrics import (
     ROAD,
@@ -27,7 +29,7 @@ from explain.metrics import (
     list_metrics,
     register,
 )
-from explain.metrics.base import PerturbedPhotoPool, cover_ranks
+from explain.metrics.base import UNCHANGED, cover_ranks
 
 
 class Counting(nn.Module):
@@ -78,7 +80,7 @@ def test_scores_that_are_no_class_are_read_as_they_are(model: nn.Module, photos:
     assert table.curve("saliency", "deletion")[1][:, 0].tolist() == pytest.approx(model(photos).sum(1).tolist())
     with pytest.raises(MetricError, match="target must"):
         explain.evaluate(model, photos, "saliency", "deletion", target=_sum)
-    with pytest.raises(TargetError, match="classes"):
+    with pytest.raises(MetricError, match="classes"):
         explain.evaluate(nn.Sequential(model, nn.Linear(5, 1)).double(), photos, "saliency", "deletion", target=0)
 
 
@@ -100,17 +102,26 @@ def test_each_distinct_altered_photo_is_run_once(model: nn.Module, photos: torch
 
 def test_rows_are_built_when_they_are_run_and_never_all_at_once(model: nn.Module, photos: torch.Tensor) -> None:
     ranks = torch.arange(120).reshape(1, 12, 10).expand(3, 12, 10)
-    book = PerturbedPhotoPool(photos)
-    numbers = book.add(cover_ranks(ranks, [0] * 121, list(range(121)), Zero(), "logit"))
-    assert numbers[:, 0].tolist() == [-1, -1, -1]
-    assert len(book) == 3 * 120
-    rows = book.rows(None)  # type: ignore[arg-type]
-    few = rows.make(torch.tensor([5, 359, 120]))
+    request = cover_ranks(ranks, [0] * 121, list(range(121)), Zero(), "logit")
+    assert request.places is not None
+    assert request.places[:, 0].tolist() == [UNCHANGED] * 3
+    rows = request.of.rows(Evidence(photos, torch.zeros(3), None, "a score", Grids((12, 10))))
+    assert len(rows.owners) == 3 * 119
+    few = rows.make(torch.tensor([15, 356, 120]))
     assert few.shape == (3, 3, 12, 10)
-    assert rows.owners[[5, 359, 120]].tolist() == [0, 2, 1]
-    assert (few[0] == 0).sum() == 3 * 6
-    assert (few[1] == 0).all()
-    assert (few[2] == 0).sum() == 3
+    assert rows.owners[[15, 356, 120]].tolist() == [0, 2, 0]
+    assert (few == 0).sum((1, 2, 3)).tolist() == [3 * 6, 3 * 119, 3 * 41]
+
+
+def test_metrics_of_the_map_alone_do_not_run_the_model(model: nn.Module, photos: torch.Tensor) -> None:
+    counting = Counting(model)
+    maps = {"given": torch.randn(3, 12, 10)}
+    boxes = [[1, 2, 6, 8]] * 3
+    alone = explain.evaluate(counting, photos, maps, ["pointinggame", "sparseness"], boxes=boxes)
+    assert counting.rows == []
+    together = explain.evaluate(model, photos, maps, ["pointinggame", "deletion", "sparseness"], boxes=boxes)
+    for name in ("pointinggame", "sparseness"):
+        assert torch.equal(alone["given"][name], together["given"][name])
 
 
 def test_what_is_judged_does_not_depend_on_the_batch_size(model: nn.Module, photos: torch.Tensor) -> None:

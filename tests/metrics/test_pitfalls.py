@@ -259,7 +259,7 @@ def test_a_model_of_one_class_is_asked_for_its_score(photos: torch.Tensor) -> No
         refused.append(name)
     assert set(refused) == {name for name in list_metrics() if reads_classes(name)}
     for name, message in (
-        ("deletion", "two classes"),
+        ("deletion", "must be one of several classes"),
         ("adcc", "must be one of several classes .*; leave adcc out"),
         ("randomlogit", "no other"),
     ):

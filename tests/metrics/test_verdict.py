@@ -117,13 +117,13 @@ def test_faithful_equals_a_plain_permutation_test(model: nn.Module, photos: torc
     x = torch.randn(1, 3, 12, width, generator=torch.Generator().manual_seed(width), dtype=torch.float64)
     a, check = explain.attribute(model, x, "inputxgradient", target=2), Faithful(48)
     found = explain.evaluate(model, x, {"it": a}, check, target=2)
-    masks = check.masks(x)
+    masks = check.masked.masks(x)[0]
     which = np.arange(48) // 2 % 4
     with torch.no_grad():
-        photo = [masks.baselines[b].replacement(x) for b in range(4)]
-        masked = [torch.where(mask, photo[which[k]], x) for k, mask in enumerate(masks.masks[0])]
+        photo = [each.replacement(x) for each in check.masked.baselines(x)]
+        masked = [torch.where(mask, photo[which[k]], x) for k, mask in enumerate(masks)]
         drops = (model(x) - model(torch.cat(masked)))[:, 2].numpy()
-    values, covered = a.values.sum(1)[0].numpy(), masks.masks[0].double().numpy()
+    values, covered = a.values.sum(1)[0].numpy(), masks.double().numpy()
     expected = plain_p([values], [drops], covered, which, photo_columns(x))
     assert found["it"]["faithful"].item() == pytest.approx(expected)
 
@@ -186,11 +186,11 @@ def test_a_map_and_its_sum_over_the_channels_have_the_same_answer(model: nn.Modu
 
 
 def test_masks_differ_from_photo_to_photo_and_with_the_seed(photos: torch.Tensor) -> None:
-    masks = Faithful(40).masks(photos).masks
+    masks = Faithful(40).masked.masks(photos)
     assert masks.shape == (len(photos), 40, *photos.shape[2:])
     assert not torch.equal(masks[0], masks[1])
-    assert torch.equal(masks, Faithful(40).masks(photos).masks)
-    assert not torch.equal(masks, Faithful(40, seed=1).masks(photos).masks)
+    assert torch.equal(masks, Faithful(40).masked.masks(photos))
+    assert not torch.equal(masks, Faithful(40, seed=1).masked.masks(photos))
 
 
 def test_too_few_masks_are_refused_and_a_score_that_masks_do_not_change_is_not_judged() -> None:
