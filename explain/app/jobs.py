@@ -277,8 +277,7 @@ class ExplainJob(Job):
 def merged(one: Explanation, other: Explanation) -> Explanation:
     """Return an explanation with the maps of another of the same photo and targets as well."""
     results = tuple({**old, **new} for old, new in zip(one.results, other.results, strict=True))
-    classes = {**one.question.classes, **other.question.classes}
-    return replace(one, results=results, question=replace(one.question, classes=classes))
+    return replace(one, results=results)
 
 
 def classes_of(explanation: Explanation) -> list[Any]:

@@ -136,20 +136,20 @@ def make(kind: type, options: Mapping[str, Any]) -> Any:
         raise RecordError(f"record must hold options of {kind.__name__}, but they are refused: {error}") from None
 
 
-def method_of(record: Mapping[str, Any]) -> Method:
-    """Make the method of a record again; one of the caller's own must be registered.
+def method_of(name: str, options: Mapping[str, Any]) -> Method:
+    """Make a method again by its name and encoded options; one of the caller's own must be registered.
 
     Raises:
         RecordError: it is unknown here, or was made with something that no record can hold.
 
-    >>> method_of({"method": "hirescam", "class": "HiResCAM", "options": {"relu": True}})
+    >>> method_of("hirescam", {"relu": True})
     HiResCAM(relu=True)
     """
     try:
-        kind = _classes().get(str(record.get("class"))) or type(get_method(str(record["method"])))
+        kind = type(get_method(name))
     except ExplainError as error:
         raise RecordError(str(error)) from None
-    method: Method = make(kind, record["options"])
+    method: Method = make(kind, options)
     return method
 
 

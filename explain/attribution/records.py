@@ -1,28 +1,183 @@
 """What was done, as plain values: with a version, without a model inside, and exact enough to do it again.
 
-A record is a dictionary of what JSON can hold; `explain.attribution.encoding` says how options and targets are written.
+A record is written as an object of JSON; `explain.attribution.encoding` says how options and targets are written.
 """
 
 import hashlib
+import json
+import math
 import platform
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 import PIL
 import torch
 from PIL import Image
 
+from explain._utils.errors import RecordError, shown
+from explain._utils.options import Options, register_reader
 from explain._utils.version import __version__
 from explain.attribution import pictures, result
 from explain.attribution.encoding import encode
 from explain.data.boxes import Box
-from explain.engine.settings import Precision
+from explain.methods.evidence import Proof
 
 FORMAT = 1
 """The version of the records."""
+
+SIDE = 2**16
+"""Rows and columns of a map are fewer: a damaged record must not ask for any amount of memory."""
+
+Size: TypeAlias = tuple[int, int] | tuple[int, int, int]
+Object: TypeAlias = dict  # type: ignore[type-arg]  # whose values are not looked at
+
+register_reader(dict, "an object", lambda value: value)
+
+
+class Part(Options):
+    """A part of a record: written with all of its fields, and checked by their types when it is read."""
+
+    name: ClassVar[str]
+    error: ClassVar[type[RecordError]] = RecordError
+    minimums: ClassVar[Mapping[str, float]] = {"input_size": 1, "size": 1}
+    below: ClassVar[Mapping[str, float]] = {"input_size": SIDE, "size": SIDE}
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        register_reader(cls, "an object", cls.read)
+
+    @classmethod
+    def read(cls, value: Any) -> Any:
+        """The part that an object of JSON is; anything else as it is.
+
+        Raises:
+            RecordError: it lacks a field, or has one that is of another type.
+        """
+        if not isinstance(value, dict):
+            return value
+        needed = [each.name for each in fields(cls) if each.default is MISSING]  # type: ignore[arg-type]
+        missing = [name for name in needed if name not in value]
+        if missing:
+            raise RecordError(f"{cls.name} must have {', '.join(missing)}, got {shown(value)}")
+        return cls(**{each.name: value[each.name] for each in fields(cls) if each.name in value})  # type: ignore[arg-type]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same in values of JSON."""
+        plain: dict[str, Any] = json.loads(json.dumps(self, default=vars))
+        return plain
+
+
+@dataclass(frozen=True)
+class RecordedImage(Part):
+    """The photo: its file, if it had one, (width, height), and the digest of its pixels."""
+
+    name: ClassVar[str] = "image"
+
+    path: str | None
+    size: tuple[int, int]
+    sha256: str
+
+
+@dataclass(frozen=True)
+class RecordedExplainer(Part):
+    """How to make the explainer again: its arguments, encoded; the parts that were the caller's own; and hooks."""
+
+    name: ClassVar[str] = "explainer"
+
+    arguments: Object
+    own: tuple[str, ...]
+    hooks: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RecordedEstimate(Part):
+    """How many covered photos a map took, and what was reached: the largest error over the largest value, if known."""
+
+    name: ClassVar[str] = "estimate"
+
+    samples: int
+    planned: int | None = None
+    stopped: str | None = None
+    finished: bool = True
+    error: float | None = None
+    r2: float | None = None
+
+
+@dataclass(frozen=True)
+class RecordedSet(Part):
+    """What is known of a set of regions: what is proved of it, and the scores with it alone and without it."""
+
+    name: ClassVar[str] = "set"
+
+    proof: Proof
+    alone: float | None
+    without: float | None
+
+
+@dataclass(frozen=True)
+class RecordedValues(Part):
+    """How to recognise the array that belongs to a record, and how to read it."""
+
+    name: ClassVar[str] = "values"
+
+    shape: tuple[int, ...]
+    sha256: str
+    size: Size | None = None
+    style: str = "heat"
+    input: str | None = None
+    neutral: float | None = None
+    sets: tuple[RecordedSet, ...] | None = None
+    format: Literal["npy", "npz"] = "npy"
+
+    def are(self, values: np.ndarray[Any, Any]) -> bool:
+        """Whether an array is the one that is meant."""
+        return {"shape": list(self.shape), "sha256": self.sha256} == identity(values)
+
+
+@dataclass(frozen=True)
+class Record(Part):
+    """All inputs and results of one map: enough to read it, and to compute it again.
+
+    ``asked`` is the target where it was more than a class, as `encode_target` writes it. ``request`` are all
+    arguments, where the caller wants to recognise the request later.
+    """
+
+    name: ClassVar[str] = "record"
+
+    format: int
+    image: RecordedImage
+    model: str
+    weights: str | None
+    preprocess: str
+    explainer: RecordedExplainer
+    input_size: Size
+    seen: Any
+    versions: Any
+    method: str
+    options: Object
+    layer: str | tuple[str, ...] | None
+    target: int | str
+    label: str
+    score: float | None
+    values: RecordedValues
+    asked: Any = None
+    crops: Any = ()
+    fuse: str | None = None
+    precision: str = "full"
+    rounding: float | None = None
+    probability: Any = None
+    number: Any = None
+    unit: str | None = None
+    activation: str | None = None
+    predictions: Any = ()
+    delta: float | None = None
+    estimate: RecordedEstimate | None = None
+    interventions: Any = ()
+    verdict: Object | None = None
+    request: Any = None
 
 
 @dataclass(frozen=True)
@@ -43,26 +198,8 @@ class ModelOrigin:
 
     def to_dict(self) -> dict[str, Any]:
         """The part of a record that says how to make the explainer again."""
-        return {"arguments": encode(dict(self.arguments)), "own": list(self.own), "hooks": list(self.hooks)}
-
-
-@dataclass(frozen=True)
-class RecordedRequest:
-    """A request, as far as its results do not show it.
-
-    ``classes`` has the class of each method of this package by the method's name, and None for the caller's own;
-    ``targets`` what `encode_target` writes for each target. ``request`` are all arguments, where the caller wants to
-    recognise the request later.
-    """
-
-    classes: Mapping[str, str | None]
-    targets: tuple[Any, ...] = ()
-    precision: Precision = "full"
-    request: Mapping[str, Any] | None = None
-
-    def target(self, index: int) -> Any:
-        """The target at a position, where the class in the result is not enough to repeat it."""
-        return self.targets[index] if index < len(self.targets) else None
+        arguments = {name: encode(value) for name, value in self.arguments.items()}
+        return {"arguments": arguments, "own": list(self.own), "hooks": list(self.hooks)}
 
 
 def digest(content: bytes) -> str:
@@ -87,52 +224,59 @@ def origin_of(
 ) -> dict[str, Any]:
     """The photo, the model and the packages behind a result: the fields that all records have."""
     return {
+        "format": FORMAT,
         "image": {"path": source, "size": list(photo.size), "sha256": digest(photo.tobytes())},
         "model": model.name,
         "weights": model.weights,
         "preprocess": model.preprocess,
         "explainer": model.to_dict(),
         "input_size": list(input_size),
-        "seen": asdict(seen),
+        "seen": vars(seen),
         "versions": versions(),
     }
 
 
-def estimate_of(attribution: result.Attribution) -> dict[str, Any] | None:
-    """How many covered photos a map took, and what was reached: the largest error over the largest value, if known."""
-    if attribution.samples is None:
-        return None
-    error = number_of(attribution.relative_error)
+def results_of(attribution: result.Attribution) -> dict[str, Any]:
+    """What a record says of a map: the method, where it looked, and what came of it."""
+    options = dict(attribution.options)
+    if attribution.stopped:  # those that make as many runs as there were
+        ran = {"samples": attribution.samples, "max_seconds": None}
+        options |= {name: value for name, value in ran.items() if name in options}
+    estimate = None
+    if attribution.samples is not None:
+        estimate = {
+            "samples": attribution.samples,
+            "planned": None if attribution.planned is None else int(attribution.planned.max()),
+            "stopped": attribution.stopped or None,
+            "finished": attribution.finished is None or bool(attribution.finished[0]),
+            "error": number_of(attribution.relative_error),
+            "r2": number_of(attribution.r2),
+        }
+    values = {
+        **identity(pictures.array(attribution.values[0])),
+        "size": attribution.size,
+        "style": attribution.style,
+        "input": attribution.input,
+        "neutral": number_of(attribution.neutral),
+        "sets": None if attribution.sets is None else attribution.sets.described(0),
+    }
     return {
-        "samples": attribution.samples,
-        "planned": None if attribution.planned is None else int(attribution.planned.max()),
-        "stopped": attribution.stopped or None,
-        "finished": attribution.finished is None or bool(attribution.finished[0]),
-        "error": None if error != error else error,  # NaN as long as the runs are too few
-        "r2": number_of(attribution.r2),
+        "method": attribution.method,
+        "options": {name: encode(value) for name, value in options.items()},
+        "fuse": attribution.fuse,
+        "precision": attribution.precision,
+        "rounding": attribution.rounding,
+        "layer": attribution.layer,
+        "target": attribution.target if isinstance(attribution.target, str) else int(attribution.target[0]),
+        "score": number_of(attribution.score),
+        "delta": number_of(attribution.delta),
+        "estimate": estimate,
+        "values": values,
+        "interventions": encode(list(attribution.interventions)),
     }
 
 
 def number_of(tensor: torch.Tensor | None) -> float | None:
-    """The number of the first image; None for none."""
-    return None if tensor is None else float(tensor[0])
-
-
-def options_run(attribution: result.Attribution) -> dict[str, Any]:
-    """The options of a method, encoded; of one that was stopped early, those that make as many runs as it has made."""
-    options = dict(attribution.options)
-    if attribution.stopped:
-        ran = {"samples": attribution.samples, "max_seconds": None}
-        options |= {name: value for name, value in ran.items() if name in options}
-    return {name: encode(value) for name, value in options.items()}
-
-
-def values_of(attribution: result.Attribution) -> dict[str, Any]:
-    """How to recognise the array that belongs to a record, and how to read it."""
-    fields = identity(pictures.array(attribution.values[0]))
-    fields |= {"size": list(attribution.size), "style": attribution.style, "input": attribution.input}
-    if attribution.neutral is not None:
-        fields["neutral"] = float(attribution.neutral[0])
-    if attribution.sets is not None:
-        fields["sets"] = attribution.sets.described(0)
-    return fields
+    """The number of the first image; None for none, and for one that is not finite."""
+    number = math.nan if tensor is None else float(tensor[0])
+    return number if math.isfinite(number) else None

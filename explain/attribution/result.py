@@ -13,9 +13,10 @@ from torch.nn.functional import adaptive_avg_pool2d
 from explain._utils.errors import ImageError
 from explain._utils.html import lines_html, picture_html
 from explain.data.boxes import Box
+from explain.engine.settings import Precision
 from explain.hooks.interventions import Intervention
 from explain.layers.layouts import enlarge
-from explain.methods.base import Fusion, Outcome, Style, over_all, relative_error, title_of
+from explain.methods.base import Fusion, Method, Outcome, Style, get_method, over_all, relative_error, title_of
 from explain.methods.evidence import EvidenceSets
 from explain.relevance.gradient_rules import Coverage
 from explain.render.sheets import Group, Layout, Tile, sheet
@@ -121,6 +122,18 @@ class Attribution(Outcome):
         names = [each.name for each in fields(self) if each.name != "options"]
         return replace(self, **{name: changed(getattr(self, name)) for name in names})
 
+    def applied(self, methods: Sequence[Method] = ()) -> Method:
+        """The method that made it, with its options: one of these, or one that is known by its name.
+
+        >>> one = torch.ones(1, 1, 1)
+        >>> Attribution("hirescam", one, "score", one[0, 0], None, (1, 1), options={"relu": True}).applied()
+        HiResCAM(relu=True)
+        """
+        by_name = {method.name: method for method in methods}
+        method = by_name.get(self.method) or get_method(self.method)
+        names = {each.name for each in fields(method) if each.init}
+        return replace(method, **{name: value for name, value in self.options.items() if name in names})
+
     @property
     def samples(self) -> int | None:
         """How many altered photos each image was run with, the most of any; None for methods that do not count."""
@@ -138,6 +151,11 @@ class Attribution(Outcome):
         if not by_time and (self.finished is None or bool(self.finished.all())):
             return ""
         return f"stopped early after {int(self.spent.max()):,} of {int(self.planned.max()):,}"
+
+    @property
+    def precision(self) -> Precision:
+        """The precision of the altered photos' scores: "bf16" where `rounding` says how far they are off."""
+        return "full" if self.rounding is None else "bf16"
 
     @property
     def rounded(self) -> str:

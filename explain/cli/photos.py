@@ -240,8 +240,7 @@ class PhotoWork:
             explanation = self.explainer(
                 photo, self.methods, targets=self.targets, progress=bar.runs, **call_options(options)
             )
-            question = replace(explanation.question, request=self._keys())
-            explanation = replace(explanation, question=question)
+            explanation = replace(explanation, key=self._keys())
             tables = self._evaluated(explanation, photo) if self.metrics else []
             self.sheet.announce(explanation)
             verdicts = self._checked(explanation, bar) if options.check else []
@@ -321,7 +320,6 @@ class PhotoWork:
         """Evaluate the maps of each target; the methods run again where a metric needs it."""
         import explain
         from explain.metrics import ReattributionMetric
-        from explain.metrics.verdict import method_of
 
         explainer = self.explainer
         options = self.options
@@ -331,7 +329,7 @@ class PhotoWork:
             chosen = next(iter(maps.values())).target
             evaluated: Any = maps
             if runs_again:
-                evaluated = {name: method_of(attribution, self.methods) for name, attribution in maps.items()}
+                evaluated = {name: attribution.applied(self.methods) for name, attribution in maps.items()}
             with naming([explanation.source]):
                 table = explain.evaluate(
                     explainer.model, explainer.as_input(photo), evaluated, self.metrics,

@@ -34,7 +34,7 @@ from explain.hooks import Intervention, inspect, inspection, intervene, layer_na
 from explain.methods.base import Method, MethodLike, get_method, list_methods, options
 from explain.models import Classifier, attached, classifier, classifier_of, huggingface, preprocessing
 from explain.render.styles import StyleLike, get_style
-from explain.targets import ClassTarget, as_target, text
+from explain.targets import ClassTarget, TopClass, as_target, text
 from explain.targets.detections import Place
 from explain.targets.outputs import Activation, Outputs, Prediction, check_activation
 from explain.targets.resolve import TargetLike, as_targets, check_categories, one_per_image
@@ -229,15 +229,12 @@ class Explainer:
             chosen = possible = self._methods(methods)
         if options.setdefault("precision", "full") == "bfloat16":
             options["precision"] = "bf16"  # one word in records and runs
-        encoded = tuple(encoding.encode_target(one) for one in wanted)
-        classes = {method.name: encoding.class_name(method) for method in possible}
-        question = records.RecordedRequest(classes, encoded, options["precision"])
         alone = (
-            any(encoded)
+            any(not isinstance(one, ClassTarget | TopClass) for one in wanted)
             or any(not isinstance(one, ClassTarget) for one in of_each or ())
             or any(encoding.has_tensor(encoding.encode_fields(method)) for method in possible)
         )
-        return PhotoRequest(chosen, wanted, question, options, alone, of_each)
+        return PhotoRequest(chosen, wanted, options, alone, of_each)
 
     def _methods(self, methods: Methods) -> list[Method]:
         """The methods, with the black and white that the preprocessing makes."""
@@ -324,7 +321,7 @@ class Explainer:
                 of_photo = _each(results, operator.itemgetter(index))
             places = located_targets[index]
             if places is not None:
-                own = own.with_targets(places.targets)
+                own = replace(own, targets=list(places.targets))
                 of_photo = [
                     {name: replace(maps, target=label) for name, maps in of_target.items()}
                     for label, of_target in zip(places.names, of_photo, strict=True)
@@ -334,7 +331,7 @@ class Explainer:
                 source=photo.source,
                 box=box,
                 results=tuple(of_photo),
-                question=own.question,
+                asked=tuple(map(encoding.encode_target, own.targets)),
                 request=own,
                 probabilities=None if probabilities is None else probabilities[index].clone(),
                 numbers=logits[index].clone() if logits is not None and outputs.kind == "numbers" else None,

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from explain._utils.errors import MethodError, OutputError, TargetError, did_you_mean, keywords, printable, shown
-from explain.attribution import encoding, pictures, records
+from explain.attribution import pictures, records
 from explain.attribution.pictures import Look, Scene, array, place_of
 from explain.attribution.result import Attribution, alone
 from explain.data.files import Files, distinct, halved, restored, slug
@@ -54,7 +54,8 @@ class Explanation(Reportable):
     the model saw and that the maps cover; where it saw several, ``crops`` are these, and ``box`` is the whole photo.
     ``probabilities`` ``(K,)`` are those of the classes, where the model has any; where it gives numbers, ``numbers``
     ``(K,)`` are these. ``outputs`` says what they are. ``style`` replaces each method's own style in pictures.
-    ``explainer`` made this, and can explain the photo further; ``request`` are its arguments. ``detections`` are what a
+    ``explainer`` made this, and can explain the photo further; ``request`` are its arguments. ``asked`` are the targets
+    that were more than a class, as records have them; ``key`` recognises a request later. ``detections`` are what a
     detector finds on the photo, best first, and ``boxes`` those of the targets, in pixels of the photo. Everything else
     works without explainer and request: a copy and a pickle hold the data, on the CPU, and never the model; there, both
     are None. ``verdicts`` are those of `check`, by the index of the target.
@@ -62,7 +63,7 @@ class Explanation(Reportable):
 
     style: StyleLike | None = None
     request: Any = None
-    verdicts: "dict[int, Verdict]" = field(default_factory=dict)
+    key: Mapping[str, str] | None = None
     outputs: Outputs = field(default_factory=Outputs)
     numbers: torch.Tensor | None = None
 
@@ -301,42 +302,24 @@ class Explanation(Reportable):
         """
         index = self._target(target)
         attribution = self._attribution(method, index)
-        label = attribution.target
-        layer = attribution.layer
         checks = None
         if index in self.verdicts:
             checks = self.verdicts[index].get(attribution.method)
-        record = {
-            "format": records.FORMAT,
-            "crops": [asdict(crop) for crop in self.crops],
+        number = self._number(index)
+        return records.Record(
             **records.origin_of(self.photo, self.source, self.origin, self.box, self.input_size),
-            "method": attribution.method,
-            "class": self.question.classes.get(attribution.method),
-            "options": records.options_run(attribution),
-            "fuse": attribution.fuse,
-            "precision": self.question.precision,
-            "rounding": attribution.rounding,
-            "layer": list(layer) if isinstance(layer, tuple) else layer,
-            "target": label if isinstance(label, str) else int(label[0]),
-            "asked": self.question.target(index),
-            "label": self._label(index),
-            "score": float(attribution.score[0]),
-            "probability": self._probability(index),
-            "activation": self.outputs.activation if self._classes else None,
-            "predictions": [[name, value] for name, value in self.predictions],
-            "delta": records.number_of(attribution.delta),
-            "estimate": records.estimate_of(attribution),
-            "values": records.values_of(attribution),
-            "verdict": None if checks is None else checks.to_dict(),
-        }
-        if attribution.interventions:
-            record["interventions"] = encoding.encode(list(attribution.interventions))
-        if (number := self._number(index)) is not None:
-            record["number"] = number.value
-            record["unit"] = number.unit
-        if self.question.request is not None:
-            record["request"] = dict(self.question.request)
-        return record
+            **records.results_of(attribution),
+            crops=[vars(crop) for crop in self.crops],
+            asked=self.asked[index],
+            label=self._label(index),
+            probability=self._probability(index),
+            number=None if number is None else number.value,
+            unit=None if number is None else number.unit,
+            activation=self.outputs.activation if self._classes else None,
+            predictions=self.predictions,
+            verdict=None if checks is None else checks.to_dict(),
+            request=self.key,
+        ).to_dict()
 
     def __repr__(self) -> str:
         source = f"{self.source!r}, " if self.source else ""

@@ -3,12 +3,11 @@
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from types import UnionType
 from typing import Any
 
 import numpy as np
@@ -19,70 +18,72 @@ from explain._utils.errors import ExplainError, ImageError, RecordError, keyword
 from explain.attribution import records, result
 from explain.attribution.encoding import decode, described, method_of, unknown
 from explain.data.files import restored
-from explain.data.images import MAX_PIXELS, ImageLike, load_image
+from explain.data.images import ImageLike, load_image
 from explain.data.opening import opened
 from explain.explanation.explainer import Explainer
 from explain.explanation.explanation import Explanation
 from explain.hooks.interventions import Intervention
 from explain.methods.base import MethodLike
-from explain.methods.evidence import PROOFS, EvidenceSets
+from explain.methods.evidence import EvidenceSets
 from explain.models.files import is_file_or_code
 from explain.targets.resolve import TargetLike
 
-MOST = 50_000_000  # bytes of a record; those that hold a baseline have a few millions
 TOLERANCE = 1e-3  # of the largest value, from which on a map that is repeated is another one
 
 
 @dataclass(frozen=True, eq=False)
 class Saved:
-    """An attribution that was saved: ``record``, as `Explanation.record` returned it, and the values.
+    """An attribution that was saved: what its record says, and the values.
 
     ``values`` is the raw attribution of the one image, float32: ``(h, w)`` at the layer's resolution, or ``(C, H, W)``.
     ``attribution`` is the same as a batch of one, with its ``heatmap``.
     """
 
     path: Path
-    record: Mapping[str, Any] = field(repr=False)
+    content: records.Record = field(repr=False)
     values: torch.Tensor = field(repr=False)
+
+    @cached_property
+    def record(self) -> Mapping[str, Any]:
+        """The record, as `Explanation.record` returned it."""
+        return self.content.to_dict()
 
     @property
     def method(self) -> str:
-        return str(self.record["method"])
+        return self.content.method
 
     @property
     def label(self) -> str:
         """The label of the target."""
-        return str(self.record.get("label", self.record["target"]))
+        return self.content.label
 
     @cached_property
     def attribution(self) -> result.Attribution:
         """The values as an attribution, a batch of one."""
-        record = self.record
-        array = record["values"]
-        target = record["target"]
-        layer = record.get("layer")
-        options = dict(record["options"])
+        record = self.content
+        options = dict(record.options)
         sets = None
-        if array.get("sets") is not None:
-            sets = EvidenceSets.stored(self.values, options["reasons"], array["sets"])
+        if record.values.sets is not None:
+            described_sets = [vars(each) for each in record.values.sets]
+            sets = EvidenceSets.stored(self.values, options["reasons"], described_sets)
         for name, value in options.items():
             with suppress(RecordError):  # the caller's own, or no longer known: as the record has it
                 options[name] = decode(value)
         return result.Attribution(
-            method=self.method,
+            method=record.method,
             values=self.values[None],
-            target=target if isinstance(target, str) else torch.tensor([target]),
-            score=torch.tensor([record["score"]]),
-            layer=tuple(layer) if isinstance(layer, list) else layer,
-            size=tuple(array.get("size") or record["input_size"]),
-            style=array.get("style") or "heat",
+            target=record.target if isinstance(record.target, str) else torch.tensor([record.target]),
+            score=torch.tensor([math.nan if record.score is None else record.score]),
+            layer=record.layer,
+            size=record.values.size or record.input_size,
+            style=record.values.style,
             options=options,
-            delta=_one_number(record.get("delta")),
-            fuse=record.get("fuse"),
-            input=array.get("input"),
+            delta=_one_number(record.delta),
+            fuse=record.fuse,
+            input=record.values.input,
             sets=sets,
-            rounding=record.get("rounding"),
-            neutral=_one_number(array.get("neutral")),
+            rounding=record.rounding,
+            neutral=_one_number(record.values.neutral),
         )
 
     @property
@@ -107,21 +108,12 @@ class Saved:
         Raises:
             RecordError: something is missing, or is not what it was; the message says all of it.
         """
-        record = self.record
-        requested = record.get("asked")
-        altered = record.get("interventions", [])
-        reasons = {}
-        if explainer is None:
-            reasons["explainer"] = self._why_no_model()
-        if image is None and not record["image"].get("path"):
-            reasons["image"] = "the photo had no file"
-        if method is None:
-            reasons["method"] = self._why_no_method()
-        if target is None and unknown(requested):
-            reasons["target"] = f"the target ({', '.join(unknown(requested))}) was the caller's own"
-        if interventions is None and unknown(altered):
-            reasons["interventions"] = f"an intervention ({', '.join(unknown(altered))}) was the caller's own"
-        missing = [name for name, reason in reasons.items() if reason]
+        record = self.content
+        given = {
+            "explainer": explainer, "image": image, "method": method, "target": target, "interventions": interventions,
+        }  # fmt: skip
+        reasons = self._not_recorded()
+        missing = [name for name, value in given.items() if value is None and name in reasons]
         if missing:
             arguments = ", ".join(f"{name}=..." for name in missing)
             why = "; ".join(reasons[name] for name in missing)
@@ -129,116 +121,103 @@ class Saved:
         photo = self._photo(image)
         if explainer is None:
             explainer = self._explainer()
-        self._check_explainer(explainer, photo)
+        size = explainer.as_input(photo).shape[-2:]
+        self._check_same("preprocessing", record.preprocess, described(explainer.preprocess))
+        self._check_same("weights", record.weights, explainer.weights)
+        self._check_same("activation", record.activation, explainer.activation)
+        self._check_same("size of inputs", list(record.input_size), list(size))
         if target is None:
-            target = record["target"] if requested is None else decode(requested)
+            target = record.target if record.asked is None else decode(record.asked)
         explanation = explainer(
             photo,
-            [method_of(record) if method is None else method],
+            [method_of(record.method, record.options) if method is None else method],
             targets=[target],
-            layer=record.get("layer"),
-            fuse=record.get("fuse"),
-            precision=record.get("precision", "full"),
-            interventions=decode(altered) if interventions is None else interventions,
+            layer=record.layer,
+            fuse=record.fuse,
+            precision=record.precision,
+            interventions=decode(record.interventions) if interventions is None else interventions,
         )
-        self._warn_of_differences(explanation, same_method=method is None)
+        if method is None:
+            self._warn_of_difference(explanation)
         return explanation
 
     @property
     def _name(self) -> str:
         return f"record {str(self.path)!r}"
 
-    def _why_no_model(self) -> str:
-        """Say why the model cannot be loaded by its record; empty where it can."""
-        arguments = decode(self.record["explainer"]["arguments"])
-        if not isinstance(arguments, dict):
-            raise RecordError(f"{self._name} must hold arguments of an Explainer by name; use repeat(explainer=...)")
-        reasons = []
-        for part in self.record["explainer"]["own"]:
-            place = "only in memory" if part == "model" else "the caller's own"
-            reasons.append(f"the {part} ({self.record.get(part)}) was {place}")
-        model = str(arguments.get("model") or "")
+    def _not_recorded(self) -> dict[str, str]:
+        """Why a repetition needs arguments, by their names."""
+        record = self.content
+        reasons = {}
+        if not record.image.path:
+            reasons["image"] = "the photo had no file"
+        parts = {"method": record.options, "target": record.asked, "interventions": record.interventions}
+        for name, part in parts.items():
+            if unknown(part):
+                reasons[name] = f"the {name} was made with {', '.join(unknown(part))}, which no record holds"
+        if "method" not in reasons:
+            try:
+                method_of(record.method, record.options)
+            except RecordError as error:
+                reasons["method"] = f"the method ({record.method}) cannot be made ({error})"
+        of_caller = [
+            f"the {part} ({getattr(record, part, None)}) was the caller's own" for part in record.explainer.own
+        ]
+        model = str(record.explainer.arguments.get("model", ""))
         if is_file_or_code(model):
-            reasons.append(f"the model ({model}) is a file or code of the caller's own, which no record may run")
-        return " and ".join(reasons)
-
-    def _why_no_method(self) -> str:
-        """Say why the method cannot be made by its record; empty where it can."""
-        if parts := unknown(self.record["options"]):
-            return f"the method ({self.method}) was made with {', '.join(parts)}, which no record holds"
-        try:
-            method_of(self.record)
-        except RecordError as error:
-            return f"the method ({self.method}) cannot be made ({error})"
-        return ""
+            of_caller.append(f"the model ({model}) is a file or code of the caller's own, which no record may run")
+        if of_caller:
+            reasons["explainer"] = " and ".join(of_caller)
+        return reasons
 
     def _photo(self, image: ImageLike | None) -> Image.Image:
-        path = self.record["image"].get("path")
+        path = self.content.image.path
         try:
-            photo = load_image(path if image is None else image)
+            photo = load_image(path if image is None else image)  # type: ignore[arg-type]
         except ImageError as error:
             raise RecordError(f"{self._name} cannot be repeated: {error}; use repeat(image=...)") from None
-        if records.digest(photo.tobytes()) != self.record["image"].get("sha256"):
+        if records.digest(photo.tobytes()) != self.content.image.sha256:
             raise RecordError(f"image for {self._name} must have the pixels that were explained; use repeat(image=...)")
         photo.filename = path or ""  # type: ignore[attr-defined]  # as Pillow does for those that it opens
         return photo
 
     def _explainer(self) -> Explainer:
-        """Load the model by its name, with its weights as they were."""
-        arguments = decode(self.record["explainer"]["arguments"])
+        """Load the model by its name."""
+        arguments = {name: decode(value) for name, value in self.content.explainer.arguments.items()}
         try:
-            explainer = Explainer(**arguments)
+            return Explainer(**arguments)
         except (TypeError, ValueError) as error:
             got = f"they are refused: {error}" if isinstance(error, ExplainError) else raised(error)
             raise RecordError(f"{self._name} must hold arguments of an Explainer, but {got}; give explainer=") from None
-        expected = self.record.get("preprocess")
-        if described(explainer.preprocess) != expected:
-            got = f"{described(explainer.preprocess)} of {arguments['model']}"
-            raise RecordError(f"{self._name} must have the preprocessing {expected}, got {got}; give an explainer")
-        return explainer
-
-    def _check_explainer(self, explainer: Explainer, photo: Image.Image) -> None:
-        """Refuse an explainer with other weights, another activation or another size of input."""
-        size = list(explainer.as_input(photo).shape[-2:])
-        self._check_same("weights", self.record.get("weights"), explainer.weights)
-        self._check_same("activation", self.record.get("activation"), explainer.activation)
-        self._check_same("size of inputs", list(self.record["input_size"]), size)
 
     def _check_same(self, what: str, recorded: Any, now: Any) -> None:
+        """Refuse an explainer that differs; weights are the same wherever their file is, if they have its digest."""
         if recorded is None or now is None:
             return
-        if _without_place(recorded) != _without_place(now):
+        if str(recorded).rpartition(" (sha256 ")[2] != str(now).rpartition(" (sha256 ")[2]:
             raise RecordError(f"explainer for {self._name} must have the {what} {recorded}, got {now}; give the same")
 
-    def _warn_of_differences(self, explanation: Explanation, *, same_method: bool) -> None:
-        """Warn where the map took another number of samples, or was or is altered by hooks of the caller's.
-
-        Hooks that only observe look the same as those that alter, so that the values decide.
-        """
-        samples = explanation.attributions[explanation.methods[0]].samples
-        estimate = self.record.get("estimate")
-        if same_method and samples is not None and estimate is not None and samples != estimate["samples"]:
-            recorded = f"is of {estimate['samples']} samples"
-            warn(f"{self._name} {recorded}, but repeating it took {samples}; values may differ")
-        hooks = self.record["explainer"].get("hooks", [])
-        hooks_now = explanation.origin.hooks
+    def _warn_of_difference(self, explanation: Explanation) -> None:
+        """Warn where the map is another one, and say what may be the reason: samples, or hooks of the caller's."""
         values = explanation.values.float().cpu()
-        if not (hooks or hooks_now) or values.shape != self.values.shape:
+        if values.shape != self.values.shape:
             return
         difference = float((values - self.values).abs().max()) / (float(self.values.abs().max()) or 1.0)
-        if not difference <= TOLERANCE:
-            must = f"be repeated with the hooks that it was made with ({', '.join(hooks) or 'none'})"
-            got = f"got {', '.join(hooks_now) or 'none'}, and the map differs by {difference:.3g} of its maximum"
-            warn(f"{self._name} must {must}, {got}; put the same on the model")
+        if difference <= TOLERANCE:
+            return
+        estimate = self.content.estimate
+        samples = explanation.attributions[explanation.methods[0]].samples
+        then = f"hooks {', '.join(self.content.explainer.hooks) or 'none'}"
+        now = f"hooks {', '.join(explanation.origin.hooks) or 'none'}"
+        if estimate is not None:
+            then += f" and {estimate.samples} samples"
+            now += f" and {samples} samples"
+        got = f"got {now}, and the map differs by {difference:.3g} of its maximum"
+        warn(f"{self._name} must be repeated as it was made, with {then}, {got}")
 
 
 def _one_number(value: float | None) -> torch.Tensor | None:
     return None if value is None else torch.tensor([value])
-
-
-def _without_place(weights: Any) -> str:
-    """What identifies weights: of a file its digest, wherever it is."""
-    return str(weights).rpartition(" (sha256 ")[2]
 
 
 @keywords()
@@ -265,50 +244,35 @@ def load(file: str | os.PathLike[str]) -> Saved:
     if not isinstance(file, (str, os.PathLike)):
         raise RecordError(f"file must be the path of a record (.json) or of its values (.npy), got {shown(file)}")
     path = Path(file)
-    if path.is_dir() or path.suffix not in (".json", ".npy", ".npz"):
-        first = next(iter(sorted(path.glob("*.json"))), None)
-        remedy = "" if first is None else f"; load one in it, such as {str(first)!r}"
-        raise RecordError(f"file must be a record (.json) or its values (.npy), got {str(path)!r}{remedy}")
-    if path.stem.endswith(("-concepts", "-concepts-vectors")):
-        raise RecordError(f"file must be of an attribution, got concepts: {str(path)!r}; read arrays with numpy.load")
+    if path.suffix not in (".json", ".npy", ".npz"):
+        raise RecordError(f"file must be a record (.json) or its values (.npy), got {str(path)!r}; name one of them")
     path = path.with_suffix(".json")
     record = _read_record(path)
-    array = record["values"]
-    values = _read_values(path.with_suffix(f".{array.get('format') or 'npy'}"))
-    if not records.identity(values).items() <= array.items():
+    values = _read_values(path.with_suffix(f".{record.values.format}"))
+    if not record.values.are(values):
         raise RecordError(f"record {str(path)!r} must lie beside its values, but they differ; save both again")
     return Saved(path, record, torch.from_numpy(values))
 
 
-def _read_record(path: Path) -> dict[str, Any]:
+def _read_record(path: Path) -> records.Record:
     """Read a record, and refuse it without a field that is needed, or with a value that none has."""
     name = f"record {str(path)!r}"
     try:
         with opened(path) as file:
-            content = file.read(MOST + 1)
+            content = json.load(file)
     except OSError as error:
         raise RecordError(f"{name} cannot be read: {error.strerror}; check the path") from None
-    if len(content) > MOST:
-        raise RecordError(f"{name} must have at most {MOST} bytes; give a record that was saved")
-    try:
-        record = json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError):
         raise RecordError(f"{name} must hold JSON, but does not, or is damaged; give a record that was saved") from None
-    if not isinstance(record, dict):
-        got = type(record).__name__
-        raise RecordError(f"{name} must hold a JSON object, got {got}; give a record that was saved")
-    if record.get("format") != records.FORMAT or "method" not in record:
-        got = shown(record.get("format"))
-        raise RecordError(f"{name} must have format {records.FORMAT} and a method, got format {got}; save it again")
-    for field_name, rule in _FIELDS.items():
-        value: Any = record
-        for key in field_name.split("."):
-            value = value.get(key)
-        fits = isinstance(value, rule) if isinstance(rule, type | UnionType) else rule(value)
-        if not fits:
-            must = f"have another value for {field_name!r}"
-            raise RecordError(f"{name} must {must}, got {shown(value)}; give a record that was saved")
-    return record
+    if not isinstance(content, dict) or content.get("format") != records.FORMAT:
+        must = f"a JSON object with format {records.FORMAT}"
+        raise RecordError(
+            f"{name} must hold {must}, got {shown(content)}; give a record that was saved by this version"
+        )
+    try:
+        return records.Record.read(content)
+    except RecordError as error:
+        raise RecordError(f"{name} is damaged: {error}; give a record that was saved") from None
 
 
 def _read_values(path: Path) -> np.ndarray[Any, Any]:
@@ -327,61 +291,3 @@ def _read_values(path: Path) -> np.ndarray[Any, Any]:
     except Exception as error:  # the text of a damaged header may break its reader anywhere
         raise RecordError(f"values {str(path)!r} must be an array of float32 ({error!s:.80}); save again") from None
     return values
-
-
-def _is_number(value: Any) -> bool:
-    """Whether a field holds a number that a tensor can hold."""
-    return isinstance(value, float) or (type(value) is int and -(2**63) <= value < 2**63)
-
-
-def _is_size(value: Any) -> bool:
-    """Whether a field holds a height and a width, of a video with the frames before them."""
-    if not isinstance(value, list) or len(value) not in (2, 3):
-        return False
-    return all(type(side) is int and side > 0 for side in value) and math.prod(value) <= MAX_PIXELS
-
-
-def _are_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(item, str) for item in value)
-
-
-def _is_set(value: Any) -> bool:
-    """Whether a region set has a proof and two scores, as `EvidenceSets.described` writes them."""
-    if not isinstance(value, dict) or value.keys() != {"proof", "alone", "without"} or value["proof"] not in PROOFS:
-        return False
-    return all(isinstance(value[name], int | float | None) for name in ("alone", "without"))
-
-
-def _or_none(rule: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: value is None or rule(value)
-
-
-_FIELDS: Mapping[str, Any] = {
-    "model": str,
-    "method": str,
-    "options": dict,
-    "score": _is_number,
-    "target": lambda value: isinstance(value, str) or (type(value) is int and _is_number(value)),
-    "layer": lambda value: value is None or isinstance(value, str) or _are_texts(value),
-    "input_size": _is_size,
-    "delta": _or_none(_is_number),
-    "rounding": _or_none(_is_number),
-    "interventions": list | None,
-    "verdict": dict | None,
-    "image": dict,
-    "image.path": str | None,
-    "explainer": dict,
-    "explainer.arguments": dict,
-    "explainer.own": _are_texts,
-    "explainer.hooks": _are_texts,
-    "values": dict,
-    "values.shape": list,
-    "values.sha256": str,
-    "values.format": str | None,
-    "values.size": _or_none(_is_size),
-    "values.style": str | None,
-    "values.neutral": _or_none(_is_number),
-    "values.sets": _or_none(lambda value: isinstance(value, list) and all(map(_is_set, value))),
-    "estimate": _or_none(lambda value: isinstance(value, dict) and type(value.get("samples")) is int),
-}
-"""What the fields of a record must be that are read: of a type, or what a test says."""

@@ -11,8 +11,6 @@ from torch import nn
 from explain._utils.errors import ExplainError, ImageError, PhotoError, PhotosError, TargetError, raised
 from explain._utils.nested import first_tensor
 from explain._utils.signals import came_by_signal
-from explain.attribution.encoding import encode_target
-from explain.attribution.records import RecordedRequest
 from explain.attribution.result import Attribution
 from explain.data.boxes import Box
 from explain.data.images import ImageLike
@@ -106,7 +104,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class PhotoRequest:
-    """A request for photos: the arguments of `attribute`, and their form in records.
+    """A request for photos: the arguments of `attribute`.
 
     ``alone`` says that each photo is explained on its own, since the target or a method may treat the images of a batch
     differently. ``of_each`` has one target for each photo, where ``target`` was a list.
@@ -114,19 +112,13 @@ class PhotoRequest:
 
     methods: list[Method] | str
     targets: list[Target]
-    question: RecordedRequest
     options: Mapping[str, Any]
     alone: bool
     of_each: list[Target] | None = None
 
     def of(self, photo: "Photo") -> "PhotoRequest":
         """Return the request for one photo."""
-        return self if self.of_each is None else self.with_targets([self.of_each[photo.place]])
-
-    def with_targets(self, targets: Sequence[Target]) -> "PhotoRequest":
-        """Return the request with the same targets for all photos."""
-        recorded = replace(self.question, targets=tuple(map(encode_target, targets)))
-        return replace(self, targets=list(targets), question=recorded, of_each=None)
+        return self if self.of_each is None else replace(self, targets=[self.of_each[photo.place]], of_each=None)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,6 +1,5 @@
 """Results of a photo that are in a folder already, and still hold: what `--skip-existing` skips."""
 
-import json
 import math
 from collections.abc import Mapping
 from contextlib import suppress
@@ -11,10 +10,12 @@ from typing import Any
 import torch
 from PIL import Image
 
+from explain._utils.errors import RecordError
 from explain.attribution.encoding import decode
 from explain.attribution.records import digest
 from explain.attribution.selection import requested
 from explain.explanation.explainer import Explainer
+from explain.explanation.loading import Saved, load
 from explain.hooks import intervene, preserve
 
 CLOSE = 5e-3
@@ -40,31 +41,34 @@ def stored_results(
         count: the number of targets.
         formats: of pictures and of values.
     """
-    image = {"sha256": digest(photo.tobytes()), "size": list(photo.size)}
-    records: dict[Path, dict[str, Any]] = {}
+    pixels = digest(photo.tobytes())
+    results: list[Saved] = []
     for path in sorted(Path(folder).glob(f"{escape(stem)}-*.json")):  # those of photos with longer names are among them
-        with suppress(OSError, ValueError, RecursionError, TypeError, KeyError, AttributeError):  # it is damaged
-            record = json.loads(path.read_bytes())
-            method = record["method"]
-            if record["request"][method] == keys.get(method) and image.items() <= record["image"].items():
-                records[path] = record
-    if len(records) < count * len(keys):
+        with suppress(RecordError):
+            saved = load(path)
+            key = (saved.content.request or {}).get(saved.method)
+            has_picture = path.with_suffix(f".{formats[0]}").is_file()
+            is_same = saved.content.image.sha256 == pixels and saved.content.values.format == formats[1]
+            if is_same and has_picture and key is not None and key == keys.get(saved.method):
+                results.append(saved)
+    if len(results) < count * len(keys) or not _still_hold(results, photo, explainer):
         return None
-    files = [path.with_suffix(f".{suffix}") for path in records for suffix in (*formats, "json")]
-    if len(records) > 1:
-        first = next(iter(records))
-        method = records[first]["method"].replace("(", "-").replace(")", "")
-        name = first.stem.removesuffix(f"-{method}") if count == 1 else stem  # with the label, where one was named
-        files.append(first.with_name(f"{name}-sheet.{formats[0]}"))
-    found = list(records.values())
-    if not all(file.is_file() for file in files) or not _still_hold(found, photo, explainer):
-        return None
-    return found, list(map(str, files))
+    files = [saved.path.with_suffix(f".{suffix}") for saved in results for suffix in (*formats, "json")]
+    if len(results) > 1:
+        first = results[0]
+        method = first.method.replace("(", "-").replace(")", "")
+        name = first.path.stem.removesuffix(f"-{method}") if count == 1 else stem  # with the label, where one was named
+        sheet = first.path.with_name(f"{name}-sheet.{formats[0]}")
+        if not sheet.is_file():
+            return None
+        files.append(sheet)
+    return [dict(saved.record) for saved in results], list(map(str, files))
 
 
-def _still_hold(records: list[dict[str, Any]], photo: Image.Image, explainer: Explainer) -> bool:
+def _still_hold(results: list[Saved], photo: Image.Image, explainer: Explainer) -> bool:
     """Whether the model gives the scores that the records have."""
-    targets = [record["target"] if record["asked"] is None else decode(record["asked"]) for record in records]
+    records = [saved.content for saved in results]
+    targets = [record.target if record.asked is None else decode(record.asked) for record in records]
     x = explainer._inputs(explainer.as_input(photo))
     how: Any = {"categories": explainer.categories, "activation": explainer.activation}
     with intervene(explainer.model, explainer.interventions):
@@ -73,4 +77,4 @@ def _still_hold(records: list[dict[str, Any]], photo: Image.Image, explainer: Ex
             output = request.inputs.call(request.model)
             scores = [float(target.settled(output, 1).pick(output, 1)[0]) for target in request.targets]
     pairs = zip(records, scores, strict=True)
-    return all(math.isclose(record["score"], score, rel_tol=CLOSE, abs_tol=CLOSE / 100) for record, score in pairs)
+    return all(math.isclose(record.score or 0, score, rel_tol=CLOSE, abs_tol=CLOSE / 100) for record, score in pairs)

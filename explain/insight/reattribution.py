@@ -125,5 +125,5 @@ def method_in(run: StoredRun, name: str) -> Method:
     Raises:
         ExplainError: it was the caller's own, and is not registered.
     """
-    kind, options = next(run.query("SELECT class, options FROM methods WHERE name = ?", (name,)))
-    return method_of({"method": name, "class": kind, "options": json.loads(options)})
+    (options,) = next(run.query("SELECT options FROM methods WHERE name = ?", (name,)))
+    return method_of(name, json.loads(options))

@@ -4,7 +4,7 @@ import math
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain, product
 from math import isqrt, prod
@@ -25,7 +25,7 @@ from explain.hooks import intervene
 from explain.hooks.preserve import untouched
 from explain.hooks.unwrap import unwrapped
 from explain.layers.costs import cost_after
-from explain.methods.base import Method, get_method, options, title_of
+from explain.methods.base import Method, options, title_of
 from explain.metrics.base import MetricInput, MetricResult, ScoreRequest
 from explain.metrics.evaluation import NotEvaluatedError, aligned, scored
 from explain.metrics.masked_scores import MaskedScores
@@ -492,8 +492,8 @@ def check_explained(
     first = found[0]
     target = request.targets[index] if isinstance(first.target, str) else ClassTarget((int(first.target[0]),))
     given = [] if isinstance(request.methods, str) else request.methods
-    maps = [(method_of(attribution, given), attribution) for attribution in found]
-    settings: Any = {"precision": explanation.question.precision, "activation": explainer.activation, **options}
+    maps = [(attribution.applied(given), attribution) for attribution in found]
+    settings: Any = {"precision": first.precision, "activation": explainer.activation, **options}
     settings |= {"interventions": first.interventions, "checks": default_checks(seed, samples), "seed": seed}
     with naming([explanation.source]):
         x = explainer.as_input(explanation.photo)
@@ -501,17 +501,3 @@ def check_explained(
     known = explanation.verdicts.get(index)
     explanation.verdicts[index] = verdict if known is None else known.updated(verdict)
     return verdict
-
-
-def method_of(attribution: Attribution, methods: Sequence[Method] = ()) -> Method:
-    """The method that made an attribution, with its options; one of these, or one that is known by its name.
-
-    >>> import torch
-    >>> one = torch.ones(1, 1, 1)
-    >>> method_of(Attribution("hirescam", one, "score", one[0, 0], None, (1, 1), options={"relu": True}))
-    HiResCAM(relu=True)
-    """
-    by_name = {method.name: method for method in methods}
-    method = by_name.get(attribution.method) or get_method(attribution.method)
-    names = {field.name for field in fields(method) if field.init}
-    return replace(method, **{name: value for name, value in attribution.options.items() if name in names})

@@ -18,7 +18,7 @@ from PIL import Image, ImageOps
 
 from explain._utils.errors import ExplainError, muted, printable
 from explain.attribution.api import plan
-from explain.attribution.encoding import decode, encode, method_of, unknown
+from explain.attribution.encoding import decode, unknown
 from explain.attribution.pictures import array, layer_of, remark, sentence
 from explain.attribution.result import Attribution
 from explain.baselines.base import scale_of
@@ -46,9 +46,7 @@ def costs(subject: Subject) -> dict[str, float]:
     x = subject.explainer.as_input(subject.photo)
     for name, attribution in subject.results[0].items():
         with suppress(ExplainError), muted():  # a method of the caller's own
-            options = {key: encode(value) for key, value in attribution.options.items()}
-            method = method_of({**subject.record(name), "options": options})
-            cost = plan(subject.explainer.model, x, method, target=0).cost()
+            cost = plan(subject.explainer.model, x, attribution.applied(), target=0).cost()
             if math.isfinite(cost):
                 passes[name] = passes_run(cost, attribution)
     return passes
@@ -167,7 +165,7 @@ def _of_target(
 def _target_and_score(subject: Subject, index: int) -> tuple[Any, Any]:
     """Return the target of some maps for `evaluate`, and which score of it; a target None cannot be computed again."""
     chosen = next(iter(subject.results[index].values())).target
-    requested = subject.question.target(index)
+    requested = subject.asked[index]
     if requested is None and isinstance(chosen, torch.Tensor):
         several = subject.probabilities is not None and len(subject.probabilities) > 1
         return int(chosen[0]), "probability" if several else "logit"
@@ -254,7 +252,7 @@ def place(subject: Subject, index: int, *, live: bool = False) -> dict[str, Any]
 
     Where the target itself does not have it and ``live`` is set, the model runs once to find it.
     """
-    encoded = subject.question.target(index)
+    encoded = subject.asked[index]
     if encoded is None or unknown(encoded) or subject.crops:
         return None
     with suppress(ExplainError):

@@ -4,9 +4,9 @@ import re
 import shlex
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,16 +15,18 @@ import torch
 from PIL import Image
 
 from explain._utils.errors import ExplainError, printable
-from explain.attribution.encoding import decode, method_of, unknown
-from explain.attribution.records import ModelOrigin, RecordedRequest
+from explain.attribution.encoding import decode, described, unknown
+from explain.attribution.records import ModelOrigin
 from explain.attribution.result import Attribution
 from explain.baselines.base import Baseline
 from explain.data.boxes import Box
-from explain.methods.base import Method, get_method, options
+from explain.methods.base import Method, get_method, method_or_unknown
 from explain.targets.outputs import Prediction
 
 if TYPE_CHECKING:
     from jinja2 import Template
+
+    from explain.metrics import Verdict
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -37,13 +39,14 @@ class Subject(ABC):
     box: Box
     results: tuple[Mapping[str, Attribution], ...]
     input_size: tuple[int, int]
-    question: RecordedRequest
+    asked: Sequence[Any]
     categories: Sequence[str] | None = None
     probabilities: torch.Tensor | None = None
     crops: tuple[Box, ...] = ()
     explainer: Any = None
     detections: tuple[Prediction, ...] = ()
     boxes: tuple[Prediction | None, ...] = ()
+    verdicts: "dict[int, Verdict]" = field(default_factory=dict)
 
     @property
     def methods(self) -> list[str]:
@@ -69,7 +72,7 @@ ARGUMENTS = (
 )
 """The arguments of an `Explainer` that are options of the command line too; `FLAGS` has those of another name there."""
 
-MAX_LABELS = 16  # of a list that Python code writes out
+LONG = 16  # labels, or numbers of a tensor, from which on Python code does not write them out
 
 
 @dataclass(frozen=True)
@@ -83,21 +86,19 @@ class Reproduction:
 
 def reproduction(subject: Subject) -> Reproduction:
     """Return how to repeat an explanation: exactly, or with comments where something was the caller's own."""
-    records = {name: subject.record(name) for name in subject.methods}
-    specs = {name: _spec(record) for name, record in records.items()}
-    arguments = {
-        name: value
-        for name, value in subject.origin.arguments.items()
-        if name in ARGUMENTS and value is not None and (name, value) != ("crop", "center")
-    }
-    options = {**_layer_and_fuse(records.values()), "precision": subject.question.precision}
-    options = {name: value for name, value in options.items() if value not in (None, "full")}
-    is_checked = any(record.get("verdict") is not None for record in records.values())
-    methods = [_method_code(name, spec, records[name]) for name, spec in specs.items()]
-    python = _python(subject, arguments, methods, options, is_checked)
-    reasons = [f"the {part} was your own" for part in subject.origin.own]
-    reasons += [f"{name} was made with options that cannot be typed" for name, spec in specs.items() if spec is None]
-    if any(subject.question.target(index) is not None for index in range(len(subject.results))):
+    origin = subject.origin
+    arguments = {name: value for name, value in origin.arguments.items() if name in ARGUMENTS and value is not None}
+    if arguments.get("crop") == "center":
+        del arguments["crop"]
+    methods = subject.results[0]
+    typed = {name: _typed_method(attribution) for name, attribution in methods.items()}
+    options = _layer_options(list(methods.values()))
+    if any(attribution.precision == "bf16" for attribution in methods.values()):
+        options["precision"] = "bf16"
+    python = _python(subject, arguments, typed, options)
+    reasons = [f"the {part} was your own" for part in origin.own]
+    reasons += [f"{name} was made with options that cannot be typed" for name, text in typed.items() if text is None]
+    if any(target is not None for target in subject.asked):
         reasons.append("a target was an object")
     if isinstance(arguments.get("categories"), list):
         reasons.append("the labels were a list")
@@ -105,33 +106,24 @@ def reproduction(subject: Subject) -> Reproduction:
         reasons.append("the photo had no file")
     if reasons:
         return Reproduction(python, None, "; ".join(dict.fromkeys(reasons)))
-    return Reproduction(python, _command(subject, arguments, specs.values(), options, is_checked))
+    return Reproduction(python, _command(subject, arguments, list(typed.values()), options))
 
 
-def _command(
-    subject: Subject,
-    arguments: Mapping[str, Any],
-    specs: Iterable[str | None],
-    options: Mapping[str, Any],
-    is_checked: bool,
-) -> str:
-    source = str(subject.source)
-    words = ["explain", f"./{source}" if source.startswith("-") else source]
-    for name, value in arguments.items():
-        text = ",".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
-        words += [f"--{FLAGS.get(name, name)}", text]
-    for spec in specs:
-        words += ["--method", str(spec)]
+def _command(subject: Subject, arguments: Mapping[str, Any], methods: Sequence[Any], options: Mapping[str, Any]) -> str:
+    flags = [(FLAGS.get(name, name), value) for name, value in arguments.items()]
+    flags += [("method", text) for text in methods]
     for result in subject.results:
         category = next(iter(result.values())).target
         if isinstance(category, torch.Tensor):
-            words += ["--target", str(int(category[0]))]
-    layer = options.get("layer", [])
-    for name in [layer] if isinstance(layer, str) else layer:
-        words += ["--layer", name]
-    if "fuse" in options:
-        words += ["--fuse", options["fuse"]]
-    if is_checked:
+            flags.append(("target", int(category[0])))
+    layer = options.get("layer", ())
+    flags += [("layer", name) for name in ([layer] if isinstance(layer, str) else layer)]
+    flags += [(name, value) for name, value in options.items() if name == "fuse"]
+    source = str(subject.source)
+    words = ["explain", f"./{source}" if source.startswith("-") else source]
+    for name, value in flags:
+        words += [f"--{name}", ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)]
+    if subject.verdicts:
         words.append("--check")
     if "precision" in options:
         words.append("--bf16")
@@ -139,19 +131,19 @@ def _command(
 
 
 def _python(
-    subject: Subject,
-    arguments: Mapping[str, Any],
-    methods: Sequence[str],
-    options: Mapping[str, Any],
-    is_checked: bool,
+    subject: Subject, arguments: Mapping[str, Any], typed: Mapping[str, str | None], options: Mapping[str, Any]
 ) -> str:
     own = {part: subject.origin.name if part == "model" else "own" for part in subject.origin.own}
     codes = {"model": repr(subject.origin.name)}
     codes |= {name: repr(value) for name, value in arguments.items()}
     labels = arguments.get("categories")
-    if isinstance(labels, list) and len(labels) > MAX_LABELS:
+    if isinstance(labels, list) and len(labels) > LONG:
         own["categories"] = f"{len(labels)} labels"
     codes |= {name: name for name in own}
+    methods = []
+    for name, attribution in subject.results[0].items():
+        text = typed[name]
+        methods.append(_method_code(attribution) if text is None else repr(text))
     targets = [_target_code(subject, index) for index in range(len(subject.results))]
     stem = Path(subject.source).stem if subject.source else "report"
     return _template().render(
@@ -162,7 +154,7 @@ def _python(
         target=f"target={targets[0]}" if len(targets) == 1 else f"targets=[{', '.join(targets)}]",
         labels=map(printable, subject.targets),
         options={name: repr(value) for name, value in options.items()},
-        is_checked=is_checked,
+        is_checked=bool(subject.verdicts),
         is_incomplete=any("your_" in code for code in (*methods, *targets)),
         html=repr(f"{stem}.html"),
     )
@@ -175,85 +167,84 @@ def _template() -> "Template":
     return Environment(loader=PackageLoader("explain.report", "static")).get_template("repeat.txt")
 
 
-def _layer_and_fuse(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+def _layer_options(attributions: Sequence[Attribution]) -> dict[str, Any]:
     """The layer argument, and how several layers were fused.
 
     The layer is left out where methods had different layers, or where it would move a method that had none.
     """
-    layers = []
-    fuses = set()
-    for record in records:
-        if record["layer"] is not None:
-            layers.append(record["layer"])
-            fuses.add(record.get("fuse"))
-        else:
-            with suppress(ExplainError):  # a method of the caller's own
-                if method_of(record).layer_optional:
-                    return {}
-    if not layers or any(layer != layers[0] for layer in layers):
+    of_layers = [each for each in attributions if each.layer is not None]
+    others = [each for each in attributions if each.layer is None]
+    would_move = any(method_or_unknown(each.method).layer_optional for each in others)
+    if len({each.layer for each in of_layers}) != 1 or would_move:
         return {}
-    fuse = fuses.pop() if len(fuses) == 1 and isinstance(layers[0], list) else None
-    return {"layer": layers[0], "fuse": fuse}
+    layer = of_layers[0].layer
+    if isinstance(layer, str):
+        return {"layer": layer}
+    fuses = {each.fuse for each in of_layers}
+    return {"layer": list(layer or ()), **({"fuse": fuses.pop()} if len(fuses) == 1 else {})}
 
 
-def _spec(record: Mapping[str, Any]) -> str | None:
+def _typed_method(attribution: Attribution) -> str | None:
     """A method as it is typed on the command line, as "rise(samples=500)"; None where it cannot be."""
-    with suppress(ExplainError, RuntimeError, ValueError):  # also of options that are tensors: none can be compared
-        method = method_of(record)
-        text = _value_spec(method)
+    with suppress(ExplainError, ValueError, RuntimeError):  # also of options that are tensors: none can be compared
+        method = attribution.applied()
+        text = written(method, as_python=False)
         return text if get_method(text) == method else None
     return None
 
 
-def _value_spec(value: Any) -> str:
-    """An option as it is typed; a ValueError where it cannot be."""
-    if isinstance(value, Method):
-        defaults = options(get_method(value.name))
-        others: list[str] = []
-        inner: list[str] = []  # a wrapper's method is written first, without the name of the option
-        for name, each in options(value).items():
-            if "(" in value.name and isinstance(each, Method):
-                inner.append(_value_spec(each))
-            elif name not in defaults or defaults[name] != each:
-                others.append(f"{name}={_value_spec(each)}")
-        return f"{value.name.split('(')[0]}({', '.join(inner + others)})" if inner or others else value.name
-    if isinstance(value, Baseline):
-        return value.name
-    if isinstance(value, (tuple, list)):
-        return f"({', '.join(map(_value_spec, value))},)"
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return repr(value)
-    raise ValueError
-
-
-def _method_code(name: str, spec: str | None, record: Mapping[str, Any]) -> str:
-    if spec is not None:
-        return repr(spec)
-    if record.get("class") is None or unknown(record["options"]):
-        return "your_" + re.sub(r"\W", "_", name)
-    return _code(method_of(record))
+def _method_code(attribution: Attribution) -> str:
+    with suppress(ExplainError, ValueError):
+        return written(attribution.applied(), as_python=True)
+    return "your_" + re.sub(r"\W", "_", attribution.method)
 
 
 def _target_code(subject: Subject, index: int) -> str:
-    encoded = subject.question.target(index)
+    encoded = subject.asked[index]
     if encoded is None:
         category = next(iter(subject.results[index].values())).target
         return str(int(category[0])) if isinstance(category, torch.Tensor) else repr(category)
-    return "your_target" if unknown(encoded) else _code(decode(encoded))
+    return "your_target" if unknown(encoded) else written(decode(encoded), as_python=True)
 
 
-def _code(value: Any) -> str:
-    """A method, a target or one of their options as Python code."""
-    if isinstance(value, torch.Tensor):
-        return repr(value.tolist()) if value.numel() <= 16 else "your_tensor"
-    if isinstance(value, list):
-        return f"[{', '.join(map(_code, value))}]"
-    if isinstance(value, tuple):
-        return f"({', '.join(map(_code, value))},)"
-    if not is_dataclass(value):
-        return repr(value)
+def written(value: Any, *, as_python: bool) -> str:
+    """A method, a target or one of their options, without what is as by default: in Python, or as it is typed.
+
+    Raises:
+        ValueError: it is the caller's own, or cannot be typed.
+
+    >>> from explain.methods import RISE
+    >>> written(RISE(samples=500), as_python=True), written(RISE(samples=500), as_python=False)
+    ('explain.methods.RISE(samples=500)', 'rise(samples=500)')
+    """
     kind = type(value)
-    room = ".".join(kind.__module__.split(".")[:2])
-    home = room if hasattr(sys.modules[room], kind.__name__) else kind.__module__
-    options = [f"{field.name}={_code(getattr(value, field.name))}" for field in fields(value) if field.init]
-    return f"{home}.{kind.__name__}({', '.join(options)})"
+    if isinstance(value, tuple | list):
+        items = "".join(f"{written(each, as_python=as_python)}, " for each in value)
+        return f"({items.rstrip(' ')})" if kind is tuple else f"[{items.rstrip(', ')}]"
+    if is_dataclass(kind):
+        options = []
+        for field in fields(value):
+            option = getattr(value, field.name)
+            if field.init and repr(option) != repr(field.default):
+                options.append(f"{field.name}={written(option, as_python=as_python)}")
+        return _call(value, as_python, ", ".join(options))
+    if as_python and isinstance(value, torch.Tensor):
+        return repr(value.tolist()) if value.numel() <= LONG else "your_tensor"
+    if value is None or isinstance(value, bool | int | float | str):
+        return repr(value)
+    raise ValueError(f"{described(value)} cannot be written")
+
+
+def _call(value: Any, as_python: bool, options: str) -> str:
+    """How a method or another part of this package is made with these options."""
+    kind = type(value)
+    if as_python:
+        room = ".".join(kind.__module__.split(".")[:2])
+        if not room.startswith("explain."):
+            raise ValueError(f"{kind.__name__} is the caller's own")
+        home = room if hasattr(sys.modules[room], kind.__name__) else kind.__module__
+        return f"{home}.{kind.__name__}({options})"
+    if not isinstance(value, Method | Baseline):
+        raise ValueError(f"{kind.__name__} cannot be typed")
+    name = value.name.partition("(")[0]
+    return f"{name}({options})" if options else name

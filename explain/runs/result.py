@@ -157,7 +157,7 @@ def _as_explanation(rows: list[Row], photo: Image.Image, origin: records.ModelOr
         record=record,
         predicted=predicted,
         amount=lambda target: "" if predicted else first.prediction or "",
-        question=records.RecordedRequest({}),
+        asked=[None] * len(targets),
         categories=None,
         probabilities=None,
         explainer=None,

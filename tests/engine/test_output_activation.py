@@ -275,7 +275,7 @@ def test_an_activation_is_saved_and_used_again(tmp_path: Path, monkeypatch: pyte
     found.save(tmp_path / "out")
     record = json.loads((tmp_path / "out" / "photo-rise.json").read_text())
     assert record["activation"] == "sigmoid"
-    assert record["explainer"]["arguments"]["mapping"][-1] == ["activation", "sigmoid"]
+    assert record["explainer"]["arguments"]["activation"] == "sigmoid"
     saved = explain.load(tmp_path / "out" / "photo-rise.json")
     again = saved.repeat(explain.Explainer("own_labels:make", activation="sigmoid"))
     assert torch.equal(again["rise"].values, found["rise"].values)
