@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from explain._utils.errors import HookError, did_you_mean, raised
-from explain.hooks.guard import call, site_of
+from explain.hooks import guard
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import GradBucket
@@ -159,13 +159,14 @@ def _ready_hook(name: str, options: dict[str, Any], group: dist.ProcessGroup, re
 
 def _own_hook(fn: "Hook", group: dist.ProcessGroup, recorder: Recorder) -> "Hook":
     """A hook of the user's, recorded, and named when it fails."""
-    site = site_of(fn, f"rank {group.rank()} of {group.size()}", "communication", ("state", "bucket"))
+    guarded = guard.Hook(fn, f"rank {group.rank()} of {group.size()}", "communication")
+    guarded.must_take("state", "bucket")
 
     def hook(state: Any, bucket: "GradBucket") -> "Future":
         done = _recording(recorder, bucket)
-        future = call(site, fn, state, bucket)
+        future = guarded(state, bucket)
         if not isinstance(future, torch._C.Future):
-            raise HookError(f"{site} must return a torch.futures.Future, got {type(future).__name__}")
+            raise HookError(f"{guarded} must return a torch.futures.Future, got {type(future).__name__}")
         return cast("Future", future.then(lambda finished: done(finished.value())))
 
     return hook

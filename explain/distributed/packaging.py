@@ -23,7 +23,7 @@ from explain._utils.errors import HookError, ModelError, quiet, raised
 from explain._utils.version import __version__
 from explain.data.files import Files
 from explain.data.opening import opened
-from explain.hooks.guard import call, site_of
+from explain.hooks.guard import Hook
 
 if TYPE_CHECKING:
     from torch.package.package_exporter import PackageExporter, PackagingError
@@ -277,11 +277,12 @@ def _noted(exporter: "PackageExporter", labels: list[str] | None) -> dict[str, A
 
 def _guarded(kind: str, callback: "Callback") -> "Callable[[PackageExporter, str], None]":
     """Return the user's own hook, named when it fails, and called for the model's modules only."""
-    site = site_of(callback, "the modules of the archive", kind, ("exporter", "name"))
+    hook = Hook(callback, "the modules of the archive", kind)
+    hook.must_take("exporter", "name")
 
     def guarded(exporter: "PackageExporter", name: str) -> None:
         if name != HOME and not name.startswith("<"):  # our own, and the pickled model
-            call(site, callback, exporter, name)
+            hook(exporter, name)
 
     return guarded
 

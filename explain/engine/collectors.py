@@ -128,8 +128,7 @@ def _layer_relevance(forward: Forward, resolved: ResolvedTarget, need: NeedAtLay
 def _layer_curvature(forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients) -> Tensor:
     """The Hessian times the activations, by a second backward through the first: its matrix is never built."""
     total = forward.total(resolved, need.kind.objective)  # type: ignore[attr-defined]
-    with forward.layers.paused():
-        return _of_layer(_hessian_product(total, forward, need.layer or ""), forward, resolved, need)
+    return _of_layer(_hessian_product(total, forward, need.layer or ""), forward, resolved, need)
 
 
 def _class_weights(forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, gradients: Gradients) -> Tensor:

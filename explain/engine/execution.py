@@ -226,7 +226,7 @@ class _Passes:
             handles = RemovableHandle.next_id
             with nullcontext() if self._prefix is None else self._prefix.tape:
                 output = arguments.call(model)
-            self._hooked = RemovableHandle.next_id - handles > layers.hooks
+            self._hooked = RemovableHandle.next_id > handles
             graph_is_on = torch.is_grad_enabled() or any(tensor.requires_grad for _, tensor in nested.paths(output))
         self.forward = Forward(
             model=model,
@@ -273,7 +273,8 @@ class _Passes:
         plan = self.plan
         with_gradients = [split_call(layer, model)[0] for layer in plan.layers]
         others = [split_call(layer, model)[0] for layer in plan.watched]
-        layers = Capture(group, dict.fromkeys(with_gradients + others), gradients=with_gradients, cut=self.cut)
+        names = dict.fromkeys(with_gradients + others)
+        layers = Capture(group, names, gradients=with_gradients, cut=self.cut, once=True)
         if plan.reruns:
             self.footprint.watch(group, model, images)
         concepts = {split_call(b.concept.layer, model)[0] for b in plan.backwards if b.concept is not None}
@@ -317,7 +318,6 @@ class _Passes:
         forward = self.forward
         with ExitStack() as stack:
             group = stack.enter_context(HookGroup())
-            stack.enter_context(forward.layers.paused())
             if backward.rule is not None:
                 resolved.coverage[backward.rule] = apply_rule(backward.rule, group, resolved.total, forward.operations)
             _record_attention(wanted, resolved, forward, group)

@@ -135,17 +135,13 @@ class Footprint:
     half: bool = False
 
     def watch(self, group: HookGroup, model: nn.Module, count: int) -> None:
-        parts = leaves(model)
-        names = dict(zip(parts.values(), parts, strict=True))
-
-        def measure(module: nn.Module, args: Any, output: Any) -> None:
+        def measure(name: str, output: Any) -> None:
             tensor = first_tensor(output)
             if tensor is not None:
-                self.outputs.append((names[module], tensor.numel() * tensor.element_size() // count))
+                self.outputs.append((name, tensor.numel() * tensor.element_size() // count))
                 self.half = self.half or tensor.dtype in _HALF
 
-        if parts:
-            group.forward(parts, measure)
+        group.note_runs(leaves(model), measure)
 
     def most(self, device: torch.device, *, graph: bool, after: str | None = None) -> int:
         """How many rows fit into memory: with a graph all outputs stay, without only the largest few."""

@@ -10,8 +10,6 @@
 
 The kinds of hooks, and what they are made of:
 
-    module_hooks, graph_hooks
-                   on modules, and on the graph; warnings about hooks that never fired
     handles        their handles, and hooks as PyTorch stores them: for one thread, absent from copies
     full_backward  full-backward hooks that survive in-place operations
     call_hooks     PyTorch's own full-backward hooks, each for one call of a module

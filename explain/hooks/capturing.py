@@ -11,7 +11,6 @@ of what leaves the layer; paths around it do not belong to the layer. The same h
 
 from collections import UserDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -22,12 +21,12 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from explain._utils import nested
 from explain._utils.errors import HookError, LayerError, NotRecordedError, note
-from explain._utils.signals import signal_safe
+from explain._utils.signals import signal_safe, unsplit
 from explain._utils.spelling import did_you_mean
-from explain.hooks import attention_parts, graph_start, preserve, unwrap
+from explain.hooks import attention_parts, graph_start, preserve
 from explain.hooks.call_hooks import INSTEAD, FullBackwardHook, hook_calls, refusing_in_place
 from explain.hooks.graph import alias, copy_with_history, differentiate, is_alias, mark
-from explain.hooks.group import HookGroup
+from explain.hooks.group import HookGroup, InputSwap, module_of
 from explain.hooks.layer_names import LayerPlace, Where, place_of, select_places
 
 T = TypeVar("T")
@@ -83,7 +82,7 @@ class Recorded(UserDict[str, torch.Tensor]):
 
 GradientSources: TypeAlias = tuple[list[Source], list[Source]]
 """The sources whose gradients add up to that in a tensor, and those that must be requested together with them."""
-Given: TypeAlias = dict[int, tuple[torch.Tensor, int]]
+Versions: TypeAlias = dict[int, tuple[torch.Tensor, int]]
 """The tensors that a module was given, by id, with their versions."""
 
 
@@ -94,6 +93,9 @@ class Capture:
     the first of these that runs while gradients are off begins the graph; others then get no gradient. With ``every``,
     all tensors of the layers' outputs are recorded, instead of the first.
 
+    By default, gradients are recorded whoever runs backward, in any number of passes. With ``once``, there is one pass,
+    in the present mode of gradients, and they are what `joined` makes of the gradients of `sources_of`.
+
     >>> model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(inplace=True))
     >>> with torch.no_grad(), HookGroup(model) as group:
     ...     capture = Capture(group, ["0"], gradients=True)
@@ -103,6 +105,7 @@ class Capture:
     torch.Size([1, 2, 2, 2])
     """
 
+    @unsplit
     def __init__(
         self,
         group: HookGroup,
@@ -111,37 +114,46 @@ class Capture:
         gradients: bool | Collection[str],
         cut: bool = True,
         every: bool = False,
+        once: bool = False,
     ) -> None:
         if group._model is None:
             raise HookError("group of a capture must have a model, got HookGroup(); pass it the model")
         self._model = group._model
-        self._places = {name: place_of(name, self._model) for name in layers}
         self.records: list[Record] = []
-        self.hooks = 0
-        """How many hooks on tensors it has registered."""
-        names = (self._places if gradients else ()) if isinstance(gradients, bool) else gradients
+        self._calls: dict[str, list[Record]] = {}
+        """The records of each layer."""
+        self._places: dict[str, tuple[str, int | None]] = {}
+        """For each name, the layer and the call that it stands for."""
         self._wanted: dict[str, set[int | None]] = {}
         """For each layer, the calls whose gradients are recorded; None is all of them."""
-        for name in names:
-            place = place_of(name, self._model)
-            self._wanted.setdefault(place.layer, set()).add(place.call)
         self._every = every
+        self._once = once
         self._cut = cut
         self._may_be_cut = cut and not torch.is_grad_enabled()
-        self._graph_start = graph_start.GraphStart(cut=self._may_be_cut)
-        self._missing: list[str] = []
+        self._start = graph_start.GraphStart(cut=self._may_be_cut)
         self._sources: dict[Record, list[Source]] = {}
         self._requested_with: dict[Record, list[Source]] = {}
         self._without_graph: set[Record] = set()
-        self._paused: list[bool] = []  # shared with hooks in the graph, which must not hold the capture itself
-        group.swap_inputs("", self._begin_pass, self._end_pass)
-        for place in {place.layer: place for place in self._places.values()}.values():
+        places: dict[str, LayerPlace] = {}
+        for name in layers:
+            place = place_of(name, self._model)
+            layer = place.layer
+            places[layer] = place
+            self._places[name] = (layer, place.call)
+            self._calls[layer] = []
+            if gradients is True or (gradients and name in gradients):
+                self._wanted.setdefault(layer, set()).add(place.call)
+        if self._wanted and (not once or not cut):
+            group.put_swap(self._model, InputSwap(self._begin_pass, self._end_pass))
+        elif self._wanted:
+            group.put(self._model.register_forward_hook, self._end_only_pass)
+        for layer, place in places.items():
             if place.of_attention:
-                self._watch_attention(group, place)
+                group.forward(layer, partial(self._leave_attention, layer))
             elif place.part:
-                self._watch_input(group, place)
+                self._watch_input(group, layer, module_of(self._model, place))
             else:
-                self._watch_output(group, place)
+                self._watch_output(group, layer, module_of(self._model, place))
 
     def sources_of(self, record: Record) -> list[Source]:
         """What to differentiate with respect to, all in one call, for the gradient that `joined` makes of the results.
@@ -150,7 +162,7 @@ class Capture:
             LayerError: parts of the gradient may be missing.
         """
         self._must_be_whole()
-        return [*self._sources[record], *self._requested_with.get(record, ()), *self._graph_start.starts]
+        return [*self._sources[record], *self._requested_with.get(record, ()), *self._start.starts]
 
     def nodes_of(self, record: Record) -> list[Node]:
         """The Nodes of the graph that the gradient in a record's first tensor comes from."""
@@ -159,21 +171,26 @@ class Capture:
 
     def joined(self, record: Record, gradients: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
         """Return the gradient in a record's first tensor, from those with respect to its `sources_of`."""
-        parts = [gradient for gradient in gradients[: len(self._sources[record])] if gradient is not None]
-        if len(parts) > 1:
-            return torch.stack(parts).sum(0)
-        return parts[0] if parts else None
+        total = None
+        for gradient in gradients[: len(self._sources[record])]:
+            if gradient is not None:
+                total = gradient if total is None else total + gradient
+        return total
 
     @property
     def misses(self) -> bool:
         """Whether parts of gradients may be missing, since something the layer made has no history in this pass."""
-        return bool(self._missing or self._graph_start.missing)
+        return bool(self._start.missing())
 
     @property
     def activations(self) -> Mapping[str, torch.Tensor]:
         """A copy of the output of each layer that ran, by name: of its last call, unless the name says which call."""
-        records = self._by_name()
-        return Recorded({name: record.activation for name, record in records.items()}, self._why_missing)
+        activations: dict[str, torch.Tensor] = {}
+        for name in self._places:
+            record = self.of(name)
+            if record is not None:
+                activations[name] = record.activation
+        return Recorded(activations, self._why_missing)
 
     @property
     def gradients(self) -> Mapping[str, torch.Tensor]:
@@ -183,18 +200,22 @@ class Capture:
             LayerError: parts of them may be missing.
         """
         self._must_be_whole()
-        gradients = {name: record.gradient for name, record in self._by_name().items()}
-        return Recorded({name: each for name, each in gradients.items() if each is not None}, self._why_missing)
+        gradients: dict[str, torch.Tensor] = {}
+        for name in self._places:
+            record = self.of(name)
+            if record is not None and record.gradient is not None:
+                gradients[name] = record.gradient
+        return Recorded(gradients, self._why_missing)
 
     def of(self, name: str) -> Record | None:
         """Return the record that a name such as ``conv``, ``conv@0`` or ``conv:input`` stands for."""
-        place = place_of(name, self._model)
-        calls = self._calls_of(place.layer)
-        number = len(calls) - 1 if place.call is None else place.call
+        if name not in self._places:
+            place = place_of(name, self._model)
+            self._places[name] = (place.layer, place.call)
+        layer, call = self._places[name]
+        calls = self._calls.get(layer, [])
+        number = len(calls) - 1 if call is None else call
         return calls[number] if 0 <= number < len(calls) else None
-
-    def _calls_of(self, layer: str) -> list[Record]:
-        return [record for record in self.records if record.layer == layer]
 
     def backward(
         self, score: torch.Tensor, also: tuple[Source, ...] = (), *, retain_graph: bool = False, roughly: bool = False
@@ -212,45 +233,35 @@ class Capture:
         for record in self.records:
             for seen in (record, *record.tensors.values()):
                 seen.gradient = None
-        graph = (*self._sources.values(), *self._requested_with.values(), self._graph_start.starts)
-        wanted = [*also, *(source for sources in graph for source in sources)]
+        wanted = list(also)
+        for sources in (*self._sources.values(), *self._requested_with.values(), self._start.starts):
+            wanted += sources
         if not wanted or not score.requires_grad:
             return (None,) * len(also)
         return differentiate(score, wanted, retain_graph=retain_graph)[: len(also)]
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Do not record gradients inside the block, where backward runs for another purpose."""
-        self._paused.append(True)
-        try:
-            yield
-        finally:
-            self._paused.pop()
-
-    def _by_name(self) -> dict[str, Record]:
-        records = {name: self.of(name) for name in self._places}
-        return {name: record for name, record in records.items() if record is not None}
 
     def _why_missing(self, name: str) -> str:
         if name not in self._places:
             return f"layer {name!r} was not captured; {did_you_mean(name, self._places)}"
         if self.of(name) is None:
-            return why_not_called(self._model, name, len(self._calls_of(self._places[name].layer)))
+            return why_not_called(self._model, name, len(self._calls[self._places[name][0]]))
         return f"layer {name!r} has no gradient: none came back to it; run backward from a score that depends on it"
 
     def _must_be_whole(self) -> None:
-        if self.misses:
-            names = ", ".join(map(repr, dict.fromkeys(self._missing + self._graph_start.missing)))
+        missing = self._start.missing()
+        if missing:
+            names = ", ".join(map(repr, dict.fromkeys(missing)))
             raise LayerError(f"layer {names} must give tensors with a graph, but some have none; run with gradients on")
 
     def _begin_pass(self, module: nn.Module, args: Any, kwargs: Any) -> nested.SwappedInputs | None:
         """See whether gradients are off: if they are off only later, the network itself has turned them off."""
-        self._graph_start.cut = self._may_be_cut = self._cut and not torch.is_grad_enabled()
-        if self._cut or not self._wanted or not torch.is_grad_enabled():
+        self._start.cut = self._may_be_cut = self._cut and not torch.is_grad_enabled()
+        if self._cut or not torch.is_grad_enabled():
             return None
-        given = (tensor for _, tensor in nested.paths((args, kwargs)))
+        if any(tensor.requires_grad for _, tensor in nested.paths((args, kwargs))):
+            return None
         # Weights that require no gradient would leave what is below the layer without a history.
-        return None if any(tensor.requires_grad for tensor in given) else graph_start.aliased_inputs((args, kwargs))
+        return graph_start.aliased_inputs((args, kwargs))
 
     def _end_pass(self, swapped: nested.SwappedInputs | None, output: Any) -> None:
         """See whether a graph that began while gradients were off goes on to the end of the pass.
@@ -258,38 +269,40 @@ class Capture:
         A model that switches gradients itself gives back the mode that it found, which was off.
         """
         if self._may_be_cut and self._sources and not torch.is_grad_enabled():
-            self._missing += [record.layer for record in self._sources]
+            self._start.lost += [record.layer for record in self._sources]
+
+    def _end_only_pass(self, module: nn.Module, args: Any, output: Any) -> None:
+        self._end_pass(None, output)
 
     def _is_wanted(self, layer: str) -> bool:
-        calls: Collection[int | None] = self._wanted.get(layer, ())
-        return None in calls or len(self._calls_of(layer)) in calls
+        calls = self._wanted.get(layer)
+        return calls is not None and (None in calls or len(self._calls[layer]) in calls)
 
-    def _watch_output(self, group: HookGroup, place: LayerPlace) -> None:
-        running: list[Given] = []
+    def _watch_output(self, group: HookGroup, layer: str, module: nn.Module) -> None:
+        running: list[Versions] = []
 
         def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
-            running.append(_as_given((args, kwargs)))
+            running.append(_versions_of((args, kwargs)))
 
         def leave(module: nn.Module, args: Any, output: Any) -> Any:
-            return self._leave(place.layer, running.pop() if running else {}, output)
+            return self._leave(layer, running.pop() if running else {}, output)
 
-        group.forward_pre(place.module, enter, with_kwargs=True)
-        if place.layer in self._wanted:
-            module = unwrap.submodule(self._model, place.module)
-            self._graph_start.watch(group, place.layer, module, lambda: bool(running) and self._is_wanted(place.layer))
-        group.forward(place.module, leave)
+        if layer in self._wanted:
+            group.put(partial(module.register_forward_pre_hook, with_kwargs=True), enter)
+            self._start.watch(group, layer, module, lambda: bool(running) and self._is_wanted(layer))
+        group.put(module.register_forward_hook, leave)
 
-    def _watch_input(self, group: HookGroup, place: LayerPlace) -> None:
+    def _watch_input(self, group: HookGroup, layer: str, module: nn.Module) -> None:
         def enter(module: nn.Module, args: Any, kwargs: Any) -> nested.SwappedInputs | None:
             first = nested.first_tensor((args, kwargs))
             if first is None:
-                raise LayerError(f"layer {place.layer!r} must be given a tensor, got none; choose another layer")
-            wanted = self._is_wanted(place.layer)
-            record = self._recorded(place.layer, first)
+                raise LayerError(f"layer {layer!r} must be given a tensor, got none; choose another layer")
+            wanted = self._is_wanted(layer)
+            record = self._recorded(layer, first)
             if record is None or not wanted:
                 return None
             self._must_be_floating(record, first)
-            self._graph_start.begin(module, args, kwargs)
+            self._start.begin(module, args, kwargs)
             if not torch.is_grad_enabled():
                 self._mark_without_graph(record)
                 return None
@@ -297,15 +310,12 @@ class Capture:
             self._sources[record], self._requested_with[record] = self._follow(record, swapped.pairs[0][1])
             return swapped
 
-        group.swap_inputs(place.module, enter, partial(self._graph_start.follow_overwritten, place.layer))
+        group.put_swap(module, InputSwap(enter, partial(self._start.follow_overwritten, layer)))
 
-    def _watch_attention(self, group: HookGroup, place: LayerPlace) -> None:
-        def leave(module: nn.Module, args: Any, output: torch.Tensor) -> Any:
-            return self._leave(place.layer, _as_given(output), output)
+    def _leave_attention(self, layer: str, module: nn.Module, args: Any, output: torch.Tensor) -> Any:
+        return self._leave(layer, _versions_of(output), output)
 
-        group.forward(place.layer, leave)
-
-    def _leave(self, layer: str, given: Given, output: Any) -> Any:
+    def _leave(self, layer: str, inputs: Versions, output: Any) -> Any:
         first = _first_output(layer, output)
         wanted = self._is_wanted(layer)
         record = self._recorded(layer, first)
@@ -320,56 +330,66 @@ class Capture:
             return None
         self._must_be_floating(record, first)
         if not torch.is_grad_enabled():
-            if not self._graph_start.begin(nn.Identity()):
-                return self._mark_without_graph(record)
-            self._missing.append(layer)  # it has not begun before: what the layer made of its output has no history
-        return self._attach_all(record, list(seen.values()), given, output)
+            if not self._start.turn_on():
+                self._mark_without_graph(record)
+                return None
+            self._start.lost.append(layer)  # it has not begun before: what the layer made of its output has no history
+        return self._attach_all(record, seen.values(), inputs, output)
 
     def _recorded(self, layer: str, tensor: torch.Tensor) -> Record | None:
         """Make a record of a call; None if backward repeats it (a checkpoint) and its gradient is recorded already."""
-        calls = self._calls_of(layer)
+        calls = self._calls[layer]
         if torch._C._current_graph_task_id() != -1:
             alike = [record for record in calls if torch.equal(record.activation, tensor.detach())]
             if alike:
                 return next((record for record in alike if record in self._without_graph), None)
         record = Record(preserve.detached(tensor).clone(), layer=layer, call=len(calls))
         self.records.append(record)
+        calls.append(record)
         return record
 
     def _attach_all(
-        self, record: Record, seen: list[tuple[TensorRecord, torch.Tensor]], given: Given, output: Any
+        self, record: Record, seen: Iterable[tuple[TensorRecord, torch.Tensor]], inputs: Versions, output: Any
     ) -> Any:
-        first = seen[0][1]
-        if not first.requires_grad:
-            others = (t for _, t in nested.paths(output) if t is not first and not _is_passed_through(t, given))
-            if self._graph_start.was_cut or any(t.is_floating_point() and not t.requires_grad for t in others):
-                self._missing.append(record.layer)
-        new: dict[int, torch.Tensor] = {}
+        """Let the gradients of an output arrive; return what replaces it, if anything does."""
+        requested_with: list[Source] = []
+        replaced: dict[int, torch.Tensor] = {}
         for each, tensor in seen:
             if not tensor.is_floating_point():
                 continue
-            (sources, requested_with), used = self._attach(record.layer, each, tensor, given)
+            if each is record and not tensor.requires_grad:
+                self._must_have_histories(record.layer, tensor, inputs, output)
+            (sources, others), used = self._attach(record.layer, each, tensor, inputs)
             if used is not tensor:
-                new[id(tensor)] = used
+                replaced[id(tensor)] = used
+            requested_with += others
             if each is record:
                 self._sources[record] = sources
-                self._requested_with[record] = requested_with
             else:
-                self._requested_with[record] += sources + requested_with
+                requested_with += sources
+        self._requested_with[record] = requested_with
         self._without_graph.discard(record)
-        return nested.edit(output, lambda path, t: new.get(id(t), t)) if new else None
+        return nested.edit(output, lambda path, t: replaced.get(id(t), t)) if replaced else None
+
+    def _must_have_histories(self, layer: str, first: torch.Tensor, inputs: Versions, output: Any) -> None:
+        """Note that gradients are missing where the layer made other tensors from the same values out of sight."""
+        others = [t for _, t in nested.paths(output) if t is not first and not _is_passed_through(t, inputs)]
+        if self._start.was_cut or any(t.is_floating_point() and not t.requires_grad for t in others):
+            self._start.lost.append(layer)
 
     def _attach(
-        self, layer: str, seen: TensorRecord, tensor: torch.Tensor, given: Given
+        self, layer: str, seen: TensorRecord, tensor: torch.Tensor, inputs: Versions
     ) -> tuple[GradientSources, torch.Tensor]:
         """Let the gradient of a tensor arrive; return its sources, and the tensor or what replaces it."""
-        passed = _is_passed_through(tensor, given)
-        if not passed and not tensor.requires_grad:
-            leaf = mark(tensor)
-            if leaf is not None:
-                return ([self._collect(seen, leaf)], []), tensor
-            self._missing.append(layer)  # only its replacement has a history
-        used = tensor if tensor.requires_grad and not passed else copy_with_history(tensor)
+        passed = _is_passed_through(tensor, inputs)
+        if tensor.requires_grad and not passed:
+            return self._follow(seen, tensor), tensor
+        leaf = None if passed else mark(tensor)
+        if leaf is not None:
+            return ([self._collect(seen, leaf)], []), tensor
+        if not passed:
+            self._start.lost.append(layer)  # only its replacement has a history
+        used = copy_with_history(tensor)
         return self._follow(seen, used), used
 
     def _follow(self, seen: TensorRecord, tensor: torch.Tensor) -> GradientSources:
@@ -388,10 +408,8 @@ class Capture:
         return ([source], []) if leaf is None else ([self._collect(seen, leaf), source], [behind])
 
     def _collect(self, seen: TensorRecord, tensor: torch.Tensor) -> Source:
-        paused = self._paused
-
         def collect(gradient: torch.Tensor | None) -> None:
-            if gradient is None or paused:  # the former where there is no derivative
+            if gradient is None:  # there is no derivative
                 return
             # A copy: the tensor that autograd passes may be shared with another branch, and may be reused by it.
             copy = gradient.detach().clone()
@@ -400,9 +418,8 @@ class Capture:
             seen.gradient = copy if seen.gradient is None or task != seen.task else seen.gradient + copy
             seen.task = task
 
-        if not seen.activation.requires_grad:  # a record with a graph would be kept alive by it
+        if not self._once:
             tensor.register_hook(collect)  # type: ignore[no-untyped-call]
-            self.hooks += 1
         return _source(tensor)
 
     def _mark_without_graph(self, record: Record) -> None:
@@ -422,17 +439,16 @@ class Capture:
 class FullBackwardCapture(Capture):
     """A capture whose gradients PyTorch's own full-backward hooks bring: see `explain.hooks.call_hooks`."""
 
-    def __init__(self, group: HookGroup, layers: Iterable[str]) -> None:
+    def __init__(self, group: HookGroup, layers: Sequence[str]) -> None:
+        for name in layers:
+            if place_of(name, group._model).part:
+                raise LayerError(
+                    f"layer {name!r} must be a module for full-backward hooks, got a part; name the module"
+                )
         super().__init__(group, layers, gradients=False, cut=False)
 
-    def _watch_output(self, group: HookGroup, place: LayerPlace) -> None:
-        hook_calls(group, place.module, partial(self._hook_of_call, place.layer))
-
-    def _watch_input(self, group: HookGroup, place: LayerPlace) -> None:
-        name = place.layer
-        raise LayerError(f"layer {name!r} must be a module for full-backward hooks, got a part; name the module")
-
-    _watch_attention = _watch_input
+    def _watch_output(self, group: HookGroup, layer: str, module: nn.Module) -> None:
+        hook_calls(group, module, partial(self._hook_of_call, layer))
 
     def _hook_of_call(
         self, layer: str, module: nn.Module, output: Any, below: Sequence[torch.Tensor]
@@ -453,12 +469,10 @@ class FullBackwardCapture(Capture):
             return None
         self._without_graph.discard(record)
         self._sources[record] = [_source(tensor) for tensor in below]
-        paused = self._paused
 
         def take(module: nn.Module, grad_input: Any, grad_output: tuple[torch.Tensor | None, ...]) -> None:
             gradient = grad_output[number]
-            if not paused:
-                record.gradient = None if gradient is None else gradient.detach().clone()
+            record.gradient = None if gradient is None else gradient.detach().clone()
 
         return take
 
@@ -479,16 +493,19 @@ def _source(tensor: torch.Tensor) -> Source:
     return tensor if tensor.is_leaf else get_gradient_edge(tensor)
 
 
-def _as_given(values: Any) -> Given:
-    given = (tensor for _, tensor in nested.paths(values) if not tensor.is_inference())  # which count no versions
-    return {id(tensor): (tensor, tensor._version) for tensor in given}
+def _versions_of(values: Any) -> Versions:
+    versions: Versions = {}
+    for _, tensor in nested.paths(values):
+        if not tensor.is_inference():  # which counts no versions
+            versions[id(tensor)] = (tensor, tensor._version)
+    return versions
 
 
-def _is_passed_through(tensor: torch.Tensor, given: Given) -> bool:
+def _is_passed_through(tensor: torch.Tensor, inputs: Versions) -> bool:
     """Whether a module has returned its input, unaltered, or a tensor that is no module's output."""
-    known = given.get(id(tensor))
-    if known is not None:
-        return known[1] == tensor._version
+    entry = inputs.get(id(tensor))
+    if entry is not None:
+        return entry[1] == tensor._version
     return is_alias(tensor) or (tensor.is_leaf and tensor.requires_grad)
 
 
@@ -532,15 +549,17 @@ def capture(model: nn.Module, layers: Where, *, gradients: bool | Literal["full_
 
 def read_outputs(group: HookGroup, layers: Iterable[str], read: Callable[[torch.Tensor], T]) -> dict[str, list[T]]:
     """What ``read`` gives of the first tensor that each call of these layers returns while the group is alive."""
-    found: dict[str, list[T]] = {layer: [] for layer in layers}
+    values: dict[str, list[T]] = {}
 
     def note(layer: str, module: nn.Module, args: Any, output: Any) -> None:
         tensor = nested.first_tensor(output)
-        found[layer] += [] if tensor is None else [read(tensor)]
+        if tensor is not None:
+            values[layer].append(read(tensor))
 
-    for layer in found:
+    for layer in layers:
+        values[layer] = []
         group.forward(layer, partial(note, layer))
-    return found
+    return values
 
 
 def why_not_called(model: nn.Module, name: str, calls: int) -> str:

@@ -3,6 +3,7 @@
 import math
 import operator
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -13,8 +14,8 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from explain._utils import nested
 from explain._utils.errors import HookError
 from explain.hooks.graph import continue_from
-from explain.hooks.guard import GradientHook
-from explain.hooks.handles import Registered, Site
+from explain.hooks.guard import Hook
+from explain.hooks.handles import Registered
 
 Gradients = tuple[torch.Tensor | None, ...]
 
@@ -40,70 +41,76 @@ class Gates:
     """The full-backward hooks and pre-hooks of one module.
 
     Each call has a record of its own: a module that runs three times in one forward pass meets its hook three times in
-    backward, each time with the gradients of that call. ``calls`` counts them. Gates hold nothing of their group: the
-    graph holds them, and the two would keep each other alive forever.
+    backward, each time with the gradients of that call. Gates hold nothing of their group: the graph holds them, and
+    the two would keep each other alive forever.
     """
 
     def __init__(self, thread: int | None, module: nn.Module) -> None:
-        self.hooks: list[GradientHook] = []
-        self.pre_hooks: list[GradientHook] = []
-        self.calls = 0
-        self._sites: list[Site] = []
+        self.hooks: dict[str, list[GateHook]] = {"backward-pre": [], "backward": []}
+        self._callers: list[Hook] = []
         self._running: list[_Call] = []
         self._thread = thread
         self._module = module
-        self._remove: list[Callable[[], None]] = []
+        self._handles: list[Any] = []
 
-    def add(self, hook: GradientHook, direction: str, *, first: bool) -> Callable[[], None]:
+    def add(self, hook: "GateHook", direction: str, *, first: bool) -> Callable[[], None]:
         """Add a hook, ``first`` or last, to those of its direction; return what removes it."""
-        if not self._remove:
+        if not self._handles:
             before = partial(self._module.register_forward_pre_hook, with_kwargs=True)
-            self._remove.append(Registered(self.enter, self._sites, self._thread).placed(before))
             after = self._module.register_forward_hook
-            self._remove.append(Registered(self.leave, self._sites, self._thread).placed(after))
-        hooks = self.hooks if direction == "backward" else self.pre_hooks
+            self._handles.append(Registered(self._enter, before, self._thread, self._callers).handle)
+            self._handles.append(Registered(self._leave, after, self._thread, self._callers).handle)
+        hooks = self.hooks[direction]
         hooks.insert(0 if first else len(hooks), hook)
-        self._sites.append(hook.site)
+        callers = [hook.fn] if isinstance(hook.fn, Hook) else []
+        self._callers += callers
 
         def remove() -> None:
-            if hook in hooks:
-                hooks.remove(hook)
-                self._sites.remove(hook.site)
-            if self.hooks or self.pre_hooks:
-                return
-            while self._remove:  # from now on gradients pass unchanged, also those of forward passes that are done
-                self._remove[-1]()
-                self._remove.pop()
-            self._running.clear()
+            hooks.remove(hook)
+            for caller in callers:
+                self._callers.remove(caller)
+            if not any(self.hooks.values()):
+                while self._handles:  # from now on gradients pass unchanged, also those of passes that are done
+                    self._handles.pop().remove()
+                self._running.clear()
 
         return remove
 
-    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self.calls += 1
+    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         call = _Call(self, module)
         self._running.append(call)
         return call.enter(args, kwargs)
 
-    def leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+    def _leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         return self._running.pop().leave(output) if self._running else None
+
+
+@dataclass(frozen=True, eq=False)
+class GateHook:
+    """A hook of a module on gradients, for all calls or for those that ``is_meant`` says while they begin."""
+
+    fn: Callable[..., Any]
+    is_meant: Callable[[], bool] | None = None
 
 
 class _Call:
     """One call of one module: it holds the gradients of the outputs until those of the inputs have arrived."""
 
     def __init__(self, owner: Gates, module: nn.Module) -> None:
-        self.owner = owner
-        self.module = module
-        hooks = [*owner.pre_hooks, *owner.hooks]
-        self._left_out = [hook for hook in hooks if hook.counter is not None and not hook.counter.is_meant()]
-        """Hooks for another call of the module than this one."""
-        self.grad_output: Gradients | None = None
+        self._owner = owner
+        self._module = module
+        hooks = [hook for hooks in owner.hooks.values() for hook in hooks]
+        self._meant = {hook for hook in hooks if hook.is_meant is None or hook.is_meant()}
+        for hook in self._meant:
+            if isinstance(hook.fn, Hook):
+                hook.fn.unfired = Hook.unfired
+        self._grad_output: Gradients | None = None
         self._began = torch._C._autograd._get_sequence_nr()
 
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         names = [name for name, value in kwargs.items() if isinstance(value, torch.Tensor)]
         values = [*args, *(kwargs[name] for name in names)]
-        self.inputs = len(values)
+        self._inputs = len(values)
         passed, self._where = _through(self._at_inputs, values)
         self._lent = [(values[i], passed[i], passed[i].grad_fn) for i in self._where if not values[i].is_leaf]
         if not self._where:
@@ -116,7 +123,7 @@ class _Call:
         self._lent = []
         overwritten = [(tensor, alias) for tensor, alias, node in lent if alias.grad_fn is not node]
         passed, self._out = _through(self._at_outputs, values, self._began)
-        self.outputs = len(values)
+        self._outputs = len(values)
         for tensor, alias in overwritten:  # the history of an input goes on from what the module made of it
             place = next((i for i, value in enumerate(values) if value is alias), None)
             continue_from(tensor, alias if place is None else passed[place])
@@ -124,31 +131,31 @@ class _Call:
                 passed[place] = tensor
         if all(map(operator.is_, passed, values)):
             return None
-        made = dict(zip(paths, passed, strict=True))
-        return nested.edit(output, lambda path, tensor: made[path])
+        by_path = dict(zip(paths, passed, strict=True))
+        return nested.edit(output, lambda path, tensor: by_path[path])
 
-    def _changed(self, hooks: list[GradientHook], given: Gradients, *more: Gradients) -> Gradients:
-        """Call those hooks that are for this call; what one returns replaces what the next one is given."""
-        for hook in hooks:
-            changed = None if hook in self._left_out else hook(self.module, given, *more)
-            given = given if changed is None else changed
-        return given
+    def _changed(self, direction: str, gradients: Gradients, *more: Gradients) -> Gradients:
+        """Call the hooks that are for this call; what one returns replaces what the next one is given."""
+        for hook in self._owner.hooks[direction]:
+            changed = hook.fn(self._module, gradients, *more) if hook in self._meant else None
+            gradients = gradients if changed is None else changed
+        return gradients
 
     def _at_outputs(self, gradients: Gradients) -> Gradients:
-        given = self._changed(self.owner.pre_hooks, _spread(gradients, self._out, self.outputs))
+        changed = self._changed("backward-pre", _spread(gradients, self._out, self._outputs))
         if self._where:
-            self.grad_output = given
+            self._grad_output = changed
         else:  # no input requires a gradient: nothing more will come
-            self._changed(self.owner.hooks, (None,) * self.inputs, given)
-        return tuple(given[i] for i in self._out)
+            self._changed("backward", (None,) * self._inputs, changed)
+        return tuple(changed[i] for i in self._out)
 
     def _at_inputs(self, gradients: Gradients) -> Gradients:
-        grad_output = self.grad_output
-        self.grad_output = None
+        grad_output = self._grad_output
+        self._grad_output = None
         if grad_output is None:  # nothing came through the outputs
             return gradients
-        given = self._changed(self.owner.hooks, _spread(gradients, self._where, self.inputs), grad_output)
-        return tuple(given[i] for i in self._where)
+        changed = self._changed("backward", _spread(gradients, self._where, self._inputs), grad_output)
+        return tuple(changed[i] for i in self._where)
 
 
 def _through(
@@ -180,13 +187,13 @@ def _laid_out(output: Any) -> tuple[list[nested.Path], list[Any]]:
     """Return the contents of a container and the ways to them: its own items, then the tensors in containers inside."""
     if isinstance(output, torch.Tensor):
         return [()], [output]
-    found = [((key,), value) for key, value in nested.items(output)]
-    if any(not isinstance(value, torch.Tensor) for _, value in found):
-        found += [(path, tensor) for path, tensor in nested.paths(output) if len(path) > 1]
-    return [path for path, _ in found], [value for _, value in found]
+    contents = [((key,), value) for key, value in nested.items(output)]
+    if any(not isinstance(value, torch.Tensor) for _, value in contents):
+        contents += [(path, tensor) for path, tensor in nested.paths(output) if len(path) > 1]
+    return [path for path, _ in contents], [value for _, value in contents]
 
 
 def _spread(gradients: Gradients, where: list[int], count: int) -> Gradients:
     """Put gradients at the places of their tensors, and None at the others."""
-    found = dict(zip(where, gradients, strict=True))
-    return tuple(found.get(i) for i in range(count))
+    by_place = dict(zip(where, gradients, strict=True))
+    return tuple(by_place.get(i) for i in range(count))

@@ -18,8 +18,8 @@ from torch.autograd.graph import Node, get_gradient_edge
 from explain._utils.errors import HookError
 
 
-def graph(start: torch.Tensor | Node | None, *, until: Callable[[Node], bool] = lambda node: False) -> Iterator[Node]:
-    """Yield every autograd Node of the graph of a tensor, or of a Node, once, nearest first.
+def graph(start: torch.Tensor | Node | None, *, until: Callable[[Node], bool] | None = None) -> Iterator[Node]:
+    """Return every autograd Node of the graph of a tensor, or of a Node, once, nearest first.
 
     What lies behind a Node for which ``until`` is true is left out.
 
@@ -30,13 +30,17 @@ def graph(start: torch.Tensor | Node | None, *, until: Callable[[Node], bool] = 
     first = start.grad_fn if isinstance(start, torch.Tensor) else start
     seen = {first}
     waiting = [] if first is None else [first]
+    nodes = []
     while waiting:
         node = waiting.pop()
-        yield node
-        for parent, _ in () if until(node) else node.next_functions:
+        nodes.append(node)
+        if until is not None and until(node):
+            continue
+        for parent, _ in node.next_functions:
             if parent is not None and parent not in seen:
                 seen.add(parent)
                 waiting.append(parent)
+    return iter(nodes)
 
 
 class ValueDroppedError(RuntimeError):
@@ -110,8 +114,11 @@ def differentiate(
     >>> found.nonzero().tolist()
     [[0, 1, 1, 1]]
     """
-    norms = [node for node in graph(score) if "BatchNorm" in node.name() and hasattr(node, "_raw_saved_input")]
-    handles = [norm.register_prehook(partial(_laid_out_as_input, norm._raw_saved_input)) for norm in norms]
+    handles = [
+        node.register_prehook(partial(_laid_out_as_input, node._raw_saved_input))
+        for node in graph(score)
+        if "BatchNorm" in node.name() and hasattr(node, "_raw_saved_input")
+    ]
     try:
         return torch.autograd.grad(
             score, sources, gradient, retain_graph=retain_graph, create_graph=create_graph, allow_unused=True

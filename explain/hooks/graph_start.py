@@ -17,7 +17,7 @@ from torch.nn.modules import module as global_hooks
 
 from explain._utils.nested import SwappedInputs, edit, paths
 from explain.hooks.graph import alias, is_alias, try_continue_from
-from explain.hooks.group import HookGroup
+from explain.hooks.group import HookGroup, InputSwap
 from explain.hooks.unwrap import modules_of
 
 _PASSING_ON = (nn.Identity, nn.modules.dropout._DropoutNd)
@@ -32,16 +32,20 @@ class GraphStart:
     def __init__(self, *, cut: bool) -> None:
         self.cut = cut
         self.was_cut = False
-        self._missing: list[str] = []
+        self.lost: list[str] = []
+        """Layers of which parts of the gradient may be missing."""
         self._older: list[tuple[str, torch.Tensor, int]] = []
         self.starts: list[GradientEdge] = []
         """Where backward continues beyond the layers, so that the user's backward hooks on these fire."""
 
-    @property
     def missing(self) -> list[str]:
-        """The layers with a tensor that was overwritten, and that has an older name than the one with a history."""
-        overwritten = [layer for layer, tensor, version in self._older if tensor._version != version]
-        return self._missing + overwritten
+        """The layers of which parts of the gradient may be missing.
+
+        Among them are those with a tensor that was overwritten, and that has an older name than the one with a history.
+        """
+        if not self._older:
+            return self.lost
+        return self.lost + [layer for layer, tensor, version in self._older if tensor._version != version]
 
     def watch(self, group: HookGroup, layer: str, module: nn.Module, is_wanted: Callable[[], bool]) -> None:
         """Let the graph begin at a call of a layer, which is a module, when ``is_wanted`` says so."""
@@ -55,24 +59,31 @@ class GraphStart:
                 self.starts += [get_gradient_edge(other) for _, other in swapped.pairs]
             return swapped
 
-        group.swap_inputs(_last_in(module), begin, partial(self.follow_overwritten, layer))
+        group.put_swap(_last_in(module), InputSwap(begin, partial(self.follow_overwritten, layer)))
 
     def begin(self, module: nn.Module, *inputs: Any) -> bool:
         """Turn gradients on where they are off and this is allowed; say whether a graph begins here."""
-        if torch.is_grad_enabled():
-            given = (tensor for _, tensor in paths(inputs))
-            return not any(tensor.requires_grad for tensor in (*given, *module.parameters()))
+        if not torch.is_grad_enabled():
+            return self.turn_on()
+        if any(tensor.requires_grad for _, tensor in paths(inputs)):
+            return False
+        return not any(parameter.requires_grad for parameter in module.parameters())
+
+    def turn_on(self) -> bool:
+        """Turn gradients on, once; say whether this is allowed."""
         if not self.cut:
             return False  # the network itself has turned gradients off here
-        self.cut = False  # a graph begins only once
+        self.cut = False
         self.was_cut = True
         torch.set_grad_enabled(True)  # the caller's mode comes back when `untouched` ends
         return True
 
     def follow_overwritten(self, layer: str, swapped: SwappedInputs | None, output: Any) -> Any:
         """Where a module overwrote an alias, let the tensor's history continue from the alias; return the output."""
+        if swapped is None:
+            return None
         names = {}
-        for tensor, other in () if swapped is None else swapped.pairs:
+        for tensor, other in swapped.pairs:
             if any(view._base is other for _, view in paths(output)):  # it may be overwritten through these yet
                 self._older.append((layer, tensor, tensor._version))
             if is_alias(other):
@@ -80,7 +91,7 @@ class GraphStart:
             if try_continue_from(tensor, other):
                 names[id(other)] = tensor
             else:
-                self._missing.append(layer)
+                self.lost.append(layer)
         return edit(output, lambda path, t: names.get(id(t), t)) if names else None
 
 

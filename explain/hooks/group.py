@@ -1,19 +1,36 @@
 """`HookGroup`: hooks on modules, tensors and Nodes, for as long as a ``with`` block lasts."""
 
-from explain._utils.errors import warn
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.autograd.graph import Node, register_multi_grad_hook
+from torch.jit import RecursiveScriptModule  # type: ignore[attr-defined]
+
+from explain._utils.errors import HookError, LayerError, warn
+from explain._utils.nested import SwappedInputs, first_tensor
 from explain._utils.signals import SignalSafe, at_fork, unsplit
-from explain.hooks.graph_hooks import GraphHooks
-from explain.hooks.module_hooks import ModuleHooks
+from explain.hooks.attention_parts import NO_ATTENTION, AttentionTracer
+from explain.hooks.full_backward import GateHook, Gates
+from explain.hooks.guard import ForwardHook, GradientHook, Hook, ModuleGradientHook, is_ours
+from explain.hooks.handles import Handle, Registered
+from explain.hooks.layer_names import LayerPlace, Where, find_places
 from explain.hooks.preserve import is_under_way
+from explain.hooks.unwrap import submodule
 
 
-class HookGroup(SignalSafe["HookGroup"], ModuleHooks, GraphHooks):
+class HookGroup(SignalSafe["HookGroup"]):
     """Registers hooks, and removes all of them when the block ends, whatever ended it.
 
     Every method that registers a hook returns its `Handle`, to remove that hook alone. Hooks of one kind fire in the
     order in which they were registered. Hooks on modules are also reached by calls that other threads make of the same
     model; they ignore those calls. Hooks on tensors and Nodes belong to one graph and need no such guard; a group
-    without a model takes these alone.
+    without a model takes these alone. Names of layers may say which call is meant, counted in each call of the model:
+    ``"conv@1"`` is the second.
 
     A hook may return None, or a replacement for what it was given. One that takes the wrong arguments,
     returns the wrong number or shape of gradients, edits a gradient in place, or raises, is named in a `HookError`
@@ -46,13 +63,24 @@ class HookGroup(SignalSafe["HookGroup"], ModuleHooks, GraphHooks):
     ([torch.Size([1, 2]), torch.Size([1, 2])], 0)
     """
 
+    def __init__(self, model: nn.Module | None = None) -> None:
+        self._model = model
+        self._thread = threading.get_ident()
+        self._handles: dict[Handle, None] = {}
+        self._undo: list[Callable[[], None]] = []
+        """What removes the hooks that `put` has registered."""
+        self._gates: dict[nn.Module, Gates] = {}
+        self._closed = False
+        self._signs_at_first_hook: Any = None
+        """See `_signs_of_work`; None as long as no hook has been registered that should fire."""
+
     def begin(self) -> "HookGroup":
         if is_under_way():
             _of_explanations.add(self)
         return self
 
     def end(self, error: BaseException | None) -> None:
-        message = self.unfired_hooks_message() if error is None else None
+        message = self._unfired_hooks() if self._handles and error is None else None
         self.remove()
         if message is not None:
             warn(message)
@@ -65,8 +93,419 @@ class HookGroup(SignalSafe["HookGroup"], ModuleHooks, GraphHooks):
         """
         self._closed = True
         while self._handles:
-            next(reversed(self._handles)).take_away()
+            next(reversed(self._handles)).remove()
+        while self._undo:
+            self._undo.pop()()
         _of_explanations.discard(self)
+
+    def __len__(self) -> int:
+        """The number of places that hooks of the group are on."""
+        return sum(len(handle.hooks) for handle in self._handles)
+
+    def __repr__(self) -> str:
+        name = f"HookGroup({'' if self._model is None else type(self._model).__name__})"
+        if self._closed:
+            return f"{name}, closed"
+        return "\n  ".join([f"{name}, {len(self)} hooks", *map(repr, self._handles)])
+
+    # Hooks on modules
+
+    def forward_pre(
+        self, where: Where, fn: Callable[..., Any], *, with_kwargs: bool = False, prepend: bool = False
+    ) -> Handle:
+        """Call ``fn(module, args)`` before each selected module; what it returns replaces its inputs.
+
+        ``with_kwargs`` makes it ``fn(module, args, kwargs)``, which returns a pair of both; ``prepend`` puts it before
+        all other hooks of this kind on the module.
+        """
+        takes = ["module", "args", "kwargs"] if with_kwargs else ["module", "args"]
+        options = {"with_kwargs": with_kwargs, "prepend": prepend}
+        return self._on_calls(where, fn, "forward_pre", takes, options)
+
+    def forward(
+        self,
+        where: Where,
+        fn: Callable[..., Any],
+        *,
+        with_kwargs: bool = False,
+        always: bool = False,
+        prepend: bool = False,
+    ) -> Handle:
+        """Call ``fn(module, args, output)`` after each selected module; what it returns replaces ``output``.
+
+        ``with_kwargs`` makes it ``fn(module, args, kwargs, output)``; with ``always`` it is called even if the module
+        raised, with ``output=None``; ``prepend`` puts it before all other hooks of this kind on the module.
+
+        Of a name such as ``"conv:input"``, the output is the first tensor that the layer is given: the hook is called
+        before the layer, and may return another tensor in its place. ``"attn:q"``, ``:k``, ``:v``, ``:pattern`` and
+        ``:heads`` are the parts of the attention that is computed inside the layer, by a module, a function or a fused
+        kernel: queries, keys, values, attention weights, and the result of each head.
+        """
+        takes = ["module", "args", "kwargs", "output"] if with_kwargs else ["module", "args", "output"]
+        options = {"with_kwargs": with_kwargs, "always_call": always, "prepend": prepend}
+        return self._on_calls(where, fn, "forward", takes, options)
+
+    def backward_pre(self, where: Where, fn: Callable[..., Any], *, prepend: bool = False) -> Handle:
+        """Call ``fn(module, grad_output)`` before the backward of each selected module; it may return a new one.
+
+        ``prepend`` puts it before the group's other hooks of this kind on the module.
+        """
+        return self._on_gradients(where, fn, "backward-pre", ["module", "grad_output"], prepend)
+
+    def backward(self, where: Where, fn: Callable[..., Any], *, prepend: bool = False) -> Handle:
+        """Call ``fn(module, grad_input, grad_output)`` when a selected module's gradients are known.
+
+        Both are tuples with a gradient or None for each argument and each output; what is returned replaces
+        ``grad_input``. Behind the positional arguments come those keyword arguments that are tensors, in the order of
+        the call; behind the outputs, the tensors in containers inside the output. Inputs that require no gradient are
+        None. In-place operations inside the module or behind it do no harm. ``prepend`` puts the hook before the
+        group's other hooks of this kind on the module.
+
+        An output that the module also passes on in another way, in a list or an attribute, has all its gradients in
+        ``grad_output``. Where the output is a view of another tensor, only those come that arrive by what was returned.
+        """
+        return self._on_gradients(where, fn, "backward", ["module", "grad_input", "grad_output"], prepend)
+
+    # Hooks on tensors and Nodes, which act in any thread that runs backward
+
+    def tensor(self, tensor: torch.Tensor, fn: Callable[..., Any]) -> Handle:
+        """Call ``fn(gradient)`` when the gradient of ``tensor`` has been computed; what it returns replaces it."""
+        return self._in_graph(tensor.register_hook, GradientHook, fn, _hookable(tensor), "gradient", "gradient")
+
+    def leaf(self, leaf: torch.Tensor, fn: Callable[..., Any], *, after: bool = False) -> Handle:
+        """Call ``fn(gradient)`` before a leaf accumulates it; with ``after``, ``fn(leaf)`` when it has."""
+        if not leaf.is_leaf:
+            raise HookError("leaf must be a leaf of the graph, such as a parameter, got a computed tensor; use tensor")
+        if not after:
+            return self.tensor(leaf, fn)
+        where = _hookable(leaf)
+        return self._in_graph(leaf.register_post_accumulate_grad_hook, Hook, fn, where, "after accumulation", "leaf")
+
+    def tensors(
+        self, tensors: Sequence[torch.Tensor], fn: Callable[..., Any], *, mode: Literal["all", "any"] = "all"
+    ) -> Handle:
+        """Call ``fn(gradients)`` once all gradients are ready, or ``fn(gradient)`` once the first of them is."""
+        for tensor in tensors:
+            _hookable(tensor)
+        register = partial(register_multi_grad_hook, tuple(tensors), mode=mode)
+        where = f"{len(tensors)} tensors"
+        return self._in_graph(register, GradientHook, fn, where, f"{mode} gradients", "gradients")
+
+    def node(self, node: Node, fn: Callable[..., Any]) -> Handle:
+        """Call ``fn(grad_inputs, grad_outputs)`` after a Node has run; what it returns replaces ``grad_inputs``.
+
+        The Node that accumulates a leaf's gradient, which PyTorch drops together with its hooks when nothing holds it,
+        is kept as long as the hook.
+        """
+        return self._on_node(node, node.register_hook, fn, "after", "grad_inputs", "grad_outputs")
+
+    def node_pre(self, node: Node, fn: Callable[..., Any]) -> Handle:
+        """Call ``fn(grad_outputs)`` before a Node runs; what it returns replaces ``grad_outputs``."""
+        return self._on_node(node, node.register_prehook, fn, "before", "grad_outputs")
+
+    def after_backward(self, fn: Callable[..., Any]) -> Handle:
+        """Call ``fn()`` once, when the backward pass that is running now is done; to be used from another hook."""
+        handle = self._open(Hook, fn, ["the running backward pass"], "at its end", [])
+
+        def call() -> None:
+            if not handle.removed:  # such a hook cannot be removed, but passed over
+                handle.remove()
+                for hook in handle.hooks or [fn]:
+                    hook()
+
+        try:
+            torch.autograd.Variable._execution_engine.queue_callback(call)
+        except RuntimeError:
+            handle.remove()
+            raise HookError("after_backward() must be called while a backward pass runs; call it from a hook") from None
+        return handle
+
+    # For this package
+
+    def put(self, register: Callable[[Any], Any], fn: Callable[..., Any]) -> None:
+        """Register a hook of this package by a function of PyTorch; it acts for calls of this thread, unchecked."""
+        self._undo.append(Registered(fn, register, self._thread).handle.remove)
+
+    def put_swap(self, module: nn.Module, swap: "InputSwap") -> None:
+        """Replace tensors in a module's inputs until its call ends."""
+        self.put(partial(module.register_forward_pre_hook, with_kwargs=True), swap.enter)
+        self.put(module.register_forward_hook, swap.leave)
+        self._undo.append(swap.restore_all)
+
+    @unsplit
+    def note_runs(
+        self, modules: Mapping[str, nn.Module], measure: Callable[[str, Any], None] | None = None
+    ) -> list[str]:
+        """Return a list to which the names of the modules are added when they have run.
+
+        ``measure`` is called with the name and the output.
+        """
+        names = list[str]()
+        for name, module in modules.items():
+            hook = _RunNote(measure, module.register_forward_hook, self._thread)
+            hook.name = name
+            hook.names = names
+            self._undo.append(hook.handle.remove)
+        return names
+
+    # How they are registered
+
+    def _open(
+        self, kind: type[Hook], fn: Callable[..., Any], places: Sequence[str], direction: str, takes: Sequence[str]
+    ) -> Handle:
+        """A handle that is on no place yet; it has a hook for each, unless the function is of this package.
+
+        Raises:
+            HookError: the group is closed, or the function does not take these arguments.
+        """
+        if self._closed:
+            raise HookError("group must be open to take hooks, but it is closed; make a new HookGroup")
+        if is_ours(fn):
+            return Handle((), self._handles)
+        hooks = [kind(fn, place, direction) for place in places]
+        hooks[0].must_take(*takes)
+        if self._signs_at_first_hook is None:
+            self._signs_at_first_hook = self._signs_of_work()
+        return Handle(hooks, self._handles)
+
+    @unsplit
+    def _in_graph(
+        self,
+        register: Callable[[Any], Any],
+        kind: type[Hook],
+        fn: Callable[..., Any],
+        where: str,
+        direction: str,
+        *takes: str,
+    ) -> Handle:
+        handle = self._open(kind, fn, [where], direction, takes)
+        hook = handle.hooks[0] if handle.hooks else fn
+        handle.place(register, hook, hooks=handle.hooks)
+        return handle
+
+    def _on_node(
+        self, node: Node, register: Callable[[Any], Any], fn: Callable[..., Any], direction: str, *takes: str
+    ) -> Handle:
+        handle = self._in_graph(register, GradientHook, fn, f"Node {node.name()}", direction, *takes)
+        if node.name().endswith("AccumulateGrad"):
+            handle.undo.insert(0, [node].clear)
+        return handle
+
+    def _places(self, where: Where) -> list[tuple[str, LayerPlace, nn.Module]]:
+        """The names of what is selected, what they mean, and the modules."""
+        if self._model is None:
+            raise HookError("HookGroup() without a model cannot hook layers; pass the model to hook layers")
+        places = find_places(self._model, where)
+        return [(f"layer {name!r}", place, module_of(self._model, place)) for name, place in places.items()]
+
+    @unsplit
+    def _on_calls(
+        self, where: Where, fn: Callable[..., Any], kind: str, takes: Sequence[str], options: dict[str, bool]
+    ) -> Handle:
+        """Register a hook on modules, on the first tensor that they are given, or on the attention inside them."""
+        places = self._places(where)
+        handle = self._open(ForwardHook, fn, [name for name, _, _ in places], kind.replace("_", "-"), takes)
+        for number, (name, place, module) in enumerate(places):
+            hooks = handle.hooks[number : number + 1]
+            hook = hooks[0] if hooks else fn
+            counter = None if place.call is None else CallCounter(place.call, name)
+            act = hook if counter is None else counter.only(hook)
+            if place.part == "input":
+                swap = InputSwap(partial(_replace_first, name, act, options["with_kwargs"]))
+                before = partial(module.register_forward_pre_hook, with_kwargs=True, prepend=options["prepend"])
+                handle.place(before, swap.enter, self._thread, hooks)
+                handle.place(module.register_forward_hook, swap.leave, self._thread)
+                handle.undo.append(swap.restore_all)
+            elif place.part:
+                for each in hooks:
+                    each.unfired = f"the layer did not run, or {NO_ATTENTION}"
+                self._on_attention(handle, module, place.part, act, hooks)
+            else:
+                handle.place(partial(getattr(module, f"register_{kind}_hook"), **options), act, self._thread, hooks)
+            self._count(handle, module, counter)
+        return handle
+
+    def _on_attention(
+        self, handle: Handle, module: nn.Module, part: str, fn: Callable[..., Any], hooks: Sequence[Hook]
+    ) -> None:
+        """Register a hook on a part of the attention inside a module."""
+        running = ExitStack()
+
+        def begin(module: nn.Module, args: Any) -> None:
+            running.close()  # of a call that was broken off
+            running.enter_context(AttentionTracer(module, {part: partial(fn, module, args)}))
+
+        def end(module: nn.Module, args: Any, output: Any) -> None:
+            running.close()
+
+        handle.place(module.register_forward_pre_hook, begin, self._thread, hooks)
+        handle.place(partial(module.register_forward_hook, always_call=True), end, self._thread)
+        handle.undo.append(running.close)
+
+    @unsplit
+    def _on_gradients(
+        self, where: Where, fn: Callable[..., Any], direction: str, takes: Sequence[str], prepend: bool
+    ) -> Handle:
+        """Register a hook on gradients, at the gates of modules; each has one pair, so that hooks fire in order."""
+        places = self._places(where)
+        for name, place, _ in places:
+            if place.part:
+                raise HookError(
+                    f"hook on {name} must be on its output, got another part; hook the layer, and grad_input"
+                )
+        handle = self._open(ModuleGradientHook, fn, [name for name, _, _ in places], direction, takes)
+        for number, (name, place, module) in enumerate(places):
+            counter = None if place.call is None else CallCounter(place.call, name)
+            hook = GateHook(handle.hooks[number] if handle.hooks else fn, counter.is_meant if counter else None)
+            gates = self._gates.setdefault(module, Gates(self._thread, module))
+            handle.undo.append(gates.add(hook, direction, first=prepend))
+            self._count(handle, module, counter)
+        return handle
+
+    def _count(self, handle: Handle, module: nn.Module, counter: "CallCounter | None") -> None:
+        """Count the calls of a module, before all other hooks on it; a call of the model begins again."""
+        if counter is None or self._model is None:
+            return
+        handle.place(partial(module.register_forward_pre_hook, prepend=True), counter.begin, self._thread)
+        if module is not self._model:
+            handle.place(partial(self._model.register_forward_pre_hook, prepend=True), counter.restart, self._thread)
+
+    # Hooks that never fired
+
+    def _signs_of_work(self) -> Any:
+        """What changes when this thread records operations, or when a gradient of the model is accumulated."""
+        parameters = () if self._model is None else self._model.parameters()
+        leaf = next((parameter for parameter in parameters if parameter.requires_grad), None)
+        gradient = None if leaf is None else leaf.grad
+        version = None if gradient is None else (id(gradient), gradient._version)
+        return torch._C._autograd._get_sequence_nr(), version
+
+    def _unfired_hooks(self) -> str | None:
+        """Name the hooks that should have fired by now, on one line; None if there are none, or nothing has run.
+
+        Of several with the same function, or on the same place, it is enough that one has fired: layers that were not
+        used are then no surprise.
+        """
+        fired = {kind for handle in self._handles if handle.fired for kind in _kinds(handle)}
+        unfired = [handle for handle in self._handles if handle.hooks and not _kinds(handle) & fired]
+        if not unfired or not (fired or self._signs_of_work() != self._signs_at_first_hook):
+            return None
+        more = f"; nor did {len(unfired) - 1} more" if len(unfired) > 1 else ""
+        return f"{unfired[0]} never fired: {unfired[0].hooks[0].unfired}{more}"
+
+
+def module_of(model: nn.Module, place: LayerPlace) -> nn.Module:
+    """The module that a hook is put on.
+
+    Raises:
+        LayerError: it takes no hooks.
+    """
+    module = submodule(model, place.module)
+    if isinstance(module, RecursiveScriptModule):
+        must = "must be a module that takes hooks, got a scripted one"
+        raise LayerError(f"layer {place.module!r} {must}; name another")
+    return module
+
+
+def _kinds(handle: Handle) -> set[tuple[str, Any]]:
+    """A hook's places and function: hooks that share one of these count as one for the warning."""
+    hooks = handle.hooks
+    functions = {(hook.direction, getattr(hook.fn, "__code__", id(hook.fn))) for hook in hooks[:1]}
+    return functions | {(hook.direction, hook.where) for hook in hooks}
+
+
+class _RunNote(Registered):
+    """Notes that a module has run; such hooks are on every module, and do little."""
+
+    name = ""
+    names: list[str]
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self.thread == threading.get_ident():
+            self.names.append(self.name)
+            if self.fn is not None:
+                super().__call__(self.name, output)
+
+
+class CallCounter:
+    """Counts the calls of a module from 0 in each call of its model, and says whether the one that is meant runs."""
+
+    def __init__(self, number: int, where: str) -> None:
+        self._number = number
+        self._where = where
+        self._running = -1
+
+    def begin(self, *arguments: Any) -> None:
+        self._running += 1
+
+    def restart(self, *arguments: Any) -> None:
+        self._running = -1
+
+    def is_meant(self) -> bool:
+        if torch._C._current_graph_task_id() != -1:
+            raise HookError(f"hook on {self._where} must be outside checkpoints, which run it again; hook all calls")
+        return self._running == self._number
+
+    def only(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """A function that is called for the one call alone."""
+        return lambda *arguments: fn(*arguments) if self.is_meant() else None
+
+
+class InputSwap:
+    """Replaces tensors in a module's inputs until its call ends, as ``change(module, args, kwargs)`` says.
+
+    What ``end(swapped, output)`` returns replaces ``output``.
+    """
+
+    def __init__(
+        self,
+        change: Callable[..., SwappedInputs | None],
+        end: Callable[[SwappedInputs | None, Any], Any] = lambda swapped, output: None,
+    ) -> None:
+        self._change = change
+        self._end = end
+        self._running: list[SwappedInputs | None] = []
+
+    def enter(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        swapped = self._change(module, args, kwargs)
+        self._running.append(swapped)
+        return None if swapped is None else swapped.inputs
+
+    def leave(self, module: nn.Module, args: Any, output: Any) -> Any:
+        return self._end(self._restored(), output)
+
+    def restore_all(self) -> None:
+        """Give back what calls that raised were given."""
+        while self._running:
+            self._restored()
+
+    def _restored(self) -> SwappedInputs | None:
+        swapped = self._running.pop() if self._running else None
+        if swapped is not None:
+            swapped.restore()
+        return swapped
+
+
+def _replace_first(
+    where: str, fn: Callable[..., Any], with_kwargs: bool, module: nn.Module, args: Any, kwargs: Any
+) -> SwappedInputs | None:
+    """Call a hook on the first tensor that a module is given; give the module what it returns."""
+    first = first_tensor((args, kwargs))
+    if first is None:
+        raise LayerError(f"{where} must be given a tensor, got none; choose another layer")
+    new = fn(module, args, kwargs, first) if with_kwargs else fn(module, args, first)
+    if new is None:
+        return None
+    if not isinstance(new, torch.Tensor):
+        raise HookError(f"hook on {where} must return a tensor or None, got {type(new).__name__}")
+    return SwappedInputs((args, kwargs), lambda tensor: new if tensor is first else tensor)
+
+
+def _hookable(tensor: torch.Tensor) -> str:
+    """Return what messages call a tensor; refuse one that takes no hooks."""
+    if not tensor.requires_grad:
+        raise HookError("tensor must require a gradient to be hooked, got one that does not; enable gradients first")
+    return f"a tensor of shape {tuple(tensor.shape)}"
 
 
 _of_explanations: set[HookGroup] = set()

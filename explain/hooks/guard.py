@@ -2,9 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +11,7 @@ from torch import nn
 from explain._utils import nested
 from explain._utils.errors import ExplainError, HookError, raised
 from explain._utils.signals import came_by_signal
-from explain.hooks.handles import CallCounter, Handle, Hook, Site
+from explain.hooks.handles import Handle
 from explain.hooks.tracer import Tracer
 
 # What gives access to a tensor's memory without autograd's counter.
@@ -67,28 +65,6 @@ def _same(now: torch.Tensor, copy: torch.Tensor) -> bool:
     return alike and torch.allclose(now, copy, rtol=0, atol=0, equal_nan=True)
 
 
-def site_of(fn: Hook, where: str, direction: str, takes: Sequence[str]) -> Site:
-    """Check that ``fn`` can be called with the arguments named, and return its site.
-
-    Raises:
-        HookError: it is not callable, or takes another number of arguments.
-    """
-    site = Site(name_of_function(fn), where, direction, trusted=is_ours(fn), code=getattr(fn, "__code__", id(fn)))
-    if not callable(fn):
-        raise HookError(f"{site} must be callable, got {fn!r}; pass the function itself")
-    if site.trusted:
-        return site
-    signature = None
-    with suppress(TypeError, ValueError):  # some built-ins have no signature
-        signature = inspect.signature(fn)
-    try:
-        if signature is not None:
-            signature.bind(*takes)
-    except TypeError:
-        raise HookError(f"{site} must take ({', '.join(takes)}), but its signature is {signature}; change it") from None
-    return site
-
-
 def name_of_function(fn: Any) -> str:
     """The name of a hook as people know it: of the function that they wrote.
 
@@ -100,7 +76,7 @@ def name_of_function(fn: Any) -> str:
 
 
 def is_ours(fn: Any) -> bool:
-    """Whether a hook is part of this package."""
+    """Whether a hook is part of this package: then it is not checked, and need not fire."""
     return str(getattr(_without_partial(fn), "__module__", "")).startswith("explain.")
 
 
@@ -110,49 +86,87 @@ def _without_partial(fn: Any) -> Any:
     return fn
 
 
-def call(site: Site, fn: Hook, *arguments: Any, gradients: Sequence[Any] = ()) -> Any:
-    """Call a hook; name it when it raises, and refuse what it did if it edited one of ``gradients`` in place.
+class Hook:
+    """A caller's function on one place: it is named when it raises, and knows whether it has fired.
 
-    A hook that registers another one may return its handle, which counts as None.
+    ``where`` is the layer, tensor or Node that it is on, and ``direction`` says when it is called. A hook that
+    registers another one may return its handle, which counts as None.
+    """
+
+    unfired = "no gradient came to it; keep the group open until the backward pass is done"
+    """Why it may not have fired."""
+
+    def __init__(self, fn: Callable[..., Any], where: str, direction: str) -> None:
+        self.fn = fn
+        self.where = where
+        self.direction = direction
+        self.name = name_of_function(fn)
+        self.fired = False
+
+    def __str__(self) -> str:
+        return f"hook {self.name!r} on {self.where} ({self.direction})"
+
+    def must_take(self, *arguments: str) -> None:
+        """Refuse a function that cannot be called with these arguments.
+
+        Raises:
+            HookError: it is not callable, or takes another number of arguments.
+        """
+        if not callable(self.fn):
+            raise HookError(f"{self} must be callable, got {self.fn!r}; pass the function itself")
+        try:
+            signature = inspect.signature(self.fn)
+        except ValueError:  # some built-ins have none
+            return
+        try:
+            signature.bind(*arguments)
+        except TypeError:
+            takes = ", ".join(arguments)
+            raise HookError(f"{self} must take ({takes}), but its signature is {signature}; change it") from None
+
+    def __call__(self, *arguments: Any) -> Any:
+        self.fired = True
+        try:
+            result = self.fn(*arguments)
+        except ExplainError:
+            raise
+        except Exception as error:
+            if came_by_signal(error):
+                raise
+            raise HookError(f"{self} {raised(error)}") from error
+        return None if isinstance(result, Handle) else result
+
+
+class ForwardHook(Hook):
+    """One in a forward pass: those of its own tensors that it returns are copied, since the pass may overwrite them."""
+
+    unfired = (
+        "the layer did not run after the hook was registered, or did so in another thread, "
+        "or the module that it is in left it out (as nn.MultiheadAttention)"
+    )
+
+    def __call__(self, *arguments: Any) -> Any:
+        result = super().__call__(*arguments)
+        if result is None:
+            return None
+        of_the_pass = {id(tensor) for _, tensor in nested.paths(arguments)}
+        change = nested.edit if any(result is argument for argument in arguments) else nested.replace
+        return change(result, lambda path, tensor: tensor if id(tensor) in of_the_pass else tensor.clone())
+
+
+class GradientHook(Hook):
+    """One on gradients, of a tensor, a Node or a module: what it returns replaces the first gradients it is given.
 
     Raises:
-        HookError: see above. Errors of this package come through as they are.
+        HookError: it edited a gradient in place, or returned something that cannot take the place of the gradients.
     """
-    site.fired = True
-    try:
-        if site.trusted or not gradients:
-            result = fn(*arguments)
-            edited = False
-        else:
-            with EditDetector(gradients) as edits:
-                result = fn(*arguments)
-            edited = edits.any()
-    except ExplainError:
-        raise
-    except Exception as error:
-        if came_by_signal(error):
-            raise
-        raise HookError(f"{site} {raised(error)}") from error
-    if edited:
-        raise HookError(f"{site} edited its gradient in place, which other branches may share; return a new tensor")
-    return None if isinstance(result, Handle) else result
-
-
-@dataclass(eq=False)
-class GradientHook:
-    """A hook on gradients, of a tensor, a Node or a module: what it returns replaces the first that it is called with.
-
-    On a module, ``counter`` says which of its calls it is for, if not for all.
-    """
-
-    site: Site
-    fn: Hook
-    counter: CallCounter | None = None
 
     def __call__(self, *arguments: Any) -> Any:
         gradients = [value for value in arguments if not isinstance(value, nn.Module)]
-        flat = [gradient for value in gradients for gradient in _several(value)]
-        result = call(self.site, self.fn, *arguments, gradients=flat)
+        with EditDetector([gradient for value in gradients for gradient in _several(value)]) as edits:
+            result = super().__call__(*arguments)
+        if edits.any():
+            raise HookError(f"{self} edited its gradient in place, which other branches may share; return a new tensor")
         if result is None:
             return None
         first = gradients[0]
@@ -160,8 +174,14 @@ class GradientHook:
             result = (result,)  # a single one may come without its tuple
         if not _fits(result, first):
             must = f"return None or gradients of the shape that it was given, {_layout(first)}"
-            raise HookError(f"{self.site} must {must}, got {_layout(result)}")
+            raise HookError(f"{self} must {must}, got {_layout(result)}")
         return tuple(result) if isinstance(result, list) else result
+
+
+class ModuleGradientHook(GradientHook):
+    """One on the gradients of a module."""
+
+    unfired = "its layer did not run after it was registered; register it before the forward pass"
 
 
 def _several(value: Any) -> Sequence[Any]:
@@ -184,13 +204,3 @@ def _layout(gradients: Any) -> Any:
     if isinstance(gradients, (tuple, list)):
         return [_layout(gradient) for gradient in gradients]
     return None if gradients is None else type(gradients).__name__
-
-
-def call_forward(site: Site, fn: Hook, *arguments: Any) -> Any:
-    """Call a hook in a forward pass; copy those of its own tensors that it returns, which the pass may overwrite."""
-    result = call(site, fn, *arguments)
-    if result is None or site.trusted:
-        return result
-    of_the_pass = {id(tensor) for _, tensor in nested.paths(arguments)}
-    change = nested.edit if any(result is argument for argument in arguments) else nested.replace
-    return change(result, lambda path, tensor: tensor if id(tensor) in of_the_pass else tensor.clone())

@@ -16,6 +16,7 @@ from explain._utils.signals import came_by_signal, signal_safe
 from explain.data.inputs import Inputs
 from explain.hooks.attention_parts import NO_ATTENTION
 from explain.hooks.group import HookGroup
+from explain.hooks.guard import Hook
 from explain.hooks.interventions import Intervention, Replace, row_counts
 from explain.hooks.layer_names import find_places, name_of, place_of
 from explain.hooks.preserve import copied
@@ -168,7 +169,7 @@ def _apply(group: HookGroup, intervention: Intervention, passes: _Passes, model:
         return nested.replace(output, lambda path, tensor: new if tensor is values else tensor)
 
     act.__name__ = str(intervention)
-    group.forward(intervention.layer, act)
+    group.forward(intervention.layer, Hook(act, f"layer {intervention.layer!r}", "forward"))
 
 
 _photo_grids: WeakKeyDictionary[nn.Module, dict[Any, Any]] = WeakKeyDictionary()

@@ -10,16 +10,14 @@ from explain._utils.errors import LayerError, either
 from explain._utils.spelling import close_to, did_you_mean
 from explain.hooks.unwrap import modules_of, submodule
 
-Where: TypeAlias = (
-    str | nn.Module | type[nn.Module] | Iterable[str | nn.Module | type[nn.Module]] | dict[str, nn.Module]
-)
+Where: TypeAlias = str | nn.Module | type[nn.Module] | Iterable[str | nn.Module | type[nn.Module]]
 
 
 def select(model: nn.Module, where: Where) -> dict[str, nn.Module]:
     """Return the modules of ``model`` that ``where`` selects, by dotted name, in the order given.
 
-    ``where`` is a dotted name, a glob pattern (``"layer*.conv1"``), a module, a module class, or several of these; or
-    what this function returned for the model before. The model itself is named ``""``.
+    ``where`` is a dotted name, a glob pattern (``"layer*.conv1"``), a module, a module class, or several of these. The
+    model itself is named ``""``.
 
     Raises:
         LayerError: a name or pattern matches nothing, a module is not part of the model, or the type is wrong.
@@ -27,8 +25,6 @@ def select(model: nn.Module, where: Where) -> dict[str, nn.Module]:
     >>> list(select(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()), nn.ReLU))
     ['1']
     """
-    if isinstance(where, dict) and where:
-        return where
     return {name: module for item in _items(where) for name, module in _select_one(model, item).items()}
 
 
@@ -121,8 +117,6 @@ def find_places(model: nn.Module, where: Where) -> dict[str, LayerPlace]:
     >>> list(find_places(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()), ["*:input", nn.ReLU]))
     ['0:input', '1:input', '1']
     """
-    if isinstance(where, dict) and where and all(isinstance(module, nn.Module) for module in where.values()):
-        return {name: LayerPlace(name) for name in where}
     found: dict[str, LayerPlace] = {}
     for item in _items(where):
         place = place_of(item, model) if isinstance(item, str) else LayerPlace("")

@@ -184,6 +184,6 @@ def callers_hooks(model: nn.Module) -> list[str]:
 def _of_caller(hook: Any, kind: str) -> list[tuple[str, str]]:
     """The names and directions of the caller's hooks in what PyTorch calls as a hook."""
     if isinstance(hook, Registered):  # gates for gradients are hooks of another kind
-        return [(site.hook, site.direction) for site in hook.sites if not site.trusted]
+        return [(each.name, each.direction) for each in hook.hooks]
     of_torch = str(getattr(hook, "__module__", "")).startswith("torch.export.")  # checks of inputs
     return [] if of_torch or is_ours(hook) else [(name_of_function(hook), kind.replace("_", "-"))]

@@ -98,12 +98,7 @@ def executed_modules(group: HookGroup, model: nn.Module) -> list[str]:
     >>> ran
     ['0', '1']
     """
-    ran = list[str]()
-    parts = leaves(model)
-    names = dict(zip(parts.values(), parts, strict=True))
-    if parts:  # one hook on all of them, which is the cheapest
-        group.forward(parts, lambda module, args, output: ran.append(names[module]))
-    return ran
+    return group.note_runs(leaves(model))
 
 
 @dataclass(frozen=True)
