@@ -55,10 +55,6 @@ class HookGroup(SignalSafe["HookGroup"]):
     ...     _ = group.forward(nn.ReLU, lambda module, args, output: shapes.append(output.shape))
     ...     _ = group.backward("0", lambda module, grad_input, grad_output: shapes.append(grad_output[0].shape))
     ...     model(torch.ones(1, 2)).sum().backward()
-    ...     print(group)
-    HookGroup(Sequential), 2 hooks
-      hook '<lambda>' on layer '1' (forward), fired
-      hook '<lambda>' on layer '0' (backward), fired
     >>> shapes, len(model[1]._forward_hooks)
     ([torch.Size([1, 2]), torch.Size([1, 2])], 0)
     """

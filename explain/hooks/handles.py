@@ -84,12 +84,13 @@ class Handle:
     >>> from torch import nn
     >>> from explain.hooks import HookGroup
     >>> with HookGroup(nn.Sequential(nn.ReLU(), nn.ReLU())) as group:
-    ...     handle = group.forward(nn.ReLU, lambda module, args, output: None)
-    ...     print(handle)
+    ...     handle = group.forward(nn.ReLU, print)
+    ...     print(group)
     ...     handle.remove()
     ...     print(handle)
-    hook '<lambda>' on layer '0' and 1 more (forward)
-    hook '<lambda>' on layer '0' and 1 more (forward), removed
+    HookGroup(Sequential), 2 hooks
+      hook 'print' on layer '0' and 1 more (forward)
+    hook 'print' on layer '0' and 1 more (forward), removed
     """
 
     def __init__(self, hooks: Sequence[Any], owner: "dict[Handle, None]") -> None:
