@@ -251,18 +251,29 @@ class Explainer:
 
     def _all(self, images: Iterable[ImageLike], request: PhotoRequest) -> Iterator[Explanation | PhotoError]:
         """Explain photos in batches, if it is the same as explaining each alone."""
-        limit = request.options.get("batch_size")
-        at_once = 1 if request.alone else min(AT_ONCE, limit) if isinstance(limit, int) and limit > 0 else AT_ONCE
-        apart: list[bool] = []
+        most = request.options.get("batch_size")
+        most = min(AT_ONCE, most) if isinstance(most, int) and most > 0 else AT_ONCE
 
-        def explain_batch(photos: list[Photo]) -> list[Explanation]:
-            if len(photos) > 1 and not apart:
-                apart.append(several.rows_are_apart(self.model, photos[0].x))
-            together = apart[:1] == [True] and photos[0].x.ndim == 4
-            batches = [photos] if together else [[photo] for photo in photos]
-            return [explanation for batch in batches for explanation in self._explained(batch, request)]
+        def read(image: ImageLike, place: int) -> Photo | tuple[int, Exception]:
+            try:
+                return self._photo(image, place)
+            except Exception as error:
+                return place, error
 
-        return several.in_batches(several.matched(images, request), self._photo, explain_batch, at_once)
+        def at_once(photo: Any) -> int:
+            if request.alone or photo.x.ndim != 4:
+                return 1
+            return min(most, max(1, several.AREA // (photo.image.width * photo.image.height)))
+
+        batches = several.explained(
+            (read(image, place) for place, image in enumerate(several.matched(images, request))),
+            lambda photos: self._explained(photos, request),
+            alike=lambda photo: (photo.x.shape, photo.x.dtype) if isinstance(photo, Photo) else None,
+            at_once=at_once,
+            apart=lambda photo: several.rows_are_apart(self.model, photo.x),
+        )
+        by_place = ([(p.place, result) if isinstance(p, Photo) else p for p, result in batch] for batch in batches)
+        return several.reported(by_place)
 
     def _photo(self, image: ImageLike, place: int = 0) -> Photo:
         photo = load_image(image)

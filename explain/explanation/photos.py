@@ -96,6 +96,7 @@ def _canvas(side: tuple[int, ...], boxes: Sequence[Box], size: tuple[int, int]) 
 
 AT_ONCE = 8  # photos in a batch: on a CPU, larger ones are no faster, and their activations have to fit
 AREA = 64_000_000  # pixels of photos that are in memory at once, if they are more than one
+WAITING = 2  # batches of photos that may wait for others of their shape
 NAMED = 3  # failures in one message
 
 T = TypeVar("T")
@@ -154,71 +155,83 @@ def matched(images: Iterable[ImageLike], request: PhotoRequest) -> Iterator[Imag
         raise TargetError(f"target must hold one target for each photo, got {got}; targets= takes several for all")
 
 
-def in_batches(
-    images: Iterable[ImageLike], prepare: Callable[[ImageLike, int], Photo],
-    explain: Callable[[list[Photo]], list[Any]], at_once: int = AT_ONCE,
-) -> Iterator[Any]:  # fmt: skip
-    """Explain photos in batches of one shape; yield a result or a `PhotoError` for each, in order.
+def explained(
+    photos: Iterable[T],
+    explain: Callable[[list[T]], Iterable[R]],
+    *,
+    alike: Callable[[T], object],
+    at_once: Callable[[T], int],
+    apart: Callable[[T], bool],
+) -> Iterator[list[tuple[T, R | Exception | None]]]:
+    """Explain photos in batches, as they come: each photo of a batch with its result, or with its own error.
 
     Args:
-        images: read as they are needed.
-        prepare: makes a `Photo` of an image and its place.
+        photos: read as they are needed; those that could not be read may be among them.
         explain: returns a result for each photo of a batch.
-        at_once: the largest batch.
+        alike: what the photos of a batch have in common, such as the shape of their inputs; None of a photo that failed
+            already, which is passed on with None.
+        at_once: how many photos like this one make a batch.
+        apart: whether a photo like this one gives the same beside others as alone; asked once.
+
+    >>> list(explained([1, 0], lambda few: [1 / x for x in few], alike=type, at_once=lambda x: 8, apart=bool))
+    [[(1, 1.0), (0, ZeroDivisionError('division by zero'))]]
+    """
+    is_apart: bool | None = None
+    for batch in _batches(photos, alike, at_once):
+        if alike(batch[0]) is None:
+            yield [(batch[0], None)]
+            continue
+        if len(batch) > 1 and is_apart is None:
+            is_apart = apart(batch[0])
+        parts = [batch] if is_apart else [[photo] for photo in batch]
+        results = [result for part in parts for result in each_tried(part, explain)]
+        yield list(zip(batch, results, strict=True))
+
+
+def _batches(photos: Iterable[T], alike: Callable[[T], object], at_once: Callable[[T], int]) -> Iterator[list[T]]:
+    """Group photos as they come; those that failed already are passed on at once."""
+    waiting: dict[object, list[T]] = {}
+    for photo in photos:
+        key = alike(photo)
+        if key is None:
+            yield [photo]
+            continue
+        batch = waiting.setdefault(key, [])
+        batch.append(photo)
+        full = at_once(photo)
+        if len(batch) >= full:
+            yield waiting.pop(key)
+        elif sum(map(len, waiting.values())) >= WAITING * full:
+            yield waiting.pop(next(iter(waiting)))
+    yield from waiting.values()
+
+
+def reported(batches: Iterable[Iterable[tuple[int, Any]]]) -> Iterator[Any]:
+    """Yield results in the order of their places, and a `PhotoError` for each error.
 
     Raises:
-        Exception: all of the first photos failed with it, and it is no error of reading them.
+        Exception: no photo could be explained before this error, and it is none of reading a photo.
     """
     succeeded = False
-    for window in _windows(images, prepare, at_once):
-        _explain_window(window, explain)
-        failed = [result for result in window.values() if isinstance(result, Exception)]
-        succeeded |= len(failed) < len(window)
-        general = [error for error in failed if not isinstance(error, (ImageError, MemoryError))]
+    waiting: dict[int, Any] = {}
+    next_place = 0
+    for batch in batches:
+        results = dict(batch)
+        errors = [result for result in results.values() if isinstance(result, Exception)]
+        general = [error for error in errors if not isinstance(error, (ImageError, MemoryError))]
+        succeeded |= len(errors) < len(results)
         if general and not succeeded:
             raise general[0]
-        for place in list(window):
-            result = window.pop(place)
+        waiting |= results
+        while next_place in waiting:
+            result = waiting.pop(next_place)
             if isinstance(result, Exception):
                 why = result if isinstance(result, ExplainError) else raised(result)
-                named = PhotoError(f"photo {place}: {why}")
+                named = PhotoError(f"photo {next_place}: {why}")
                 named.__cause__ = result
                 result = named
             yield result
-
-
-def _windows(
-    images: Iterable[ImageLike], prepare: Callable[[ImageLike, int], Photo], at_once: int
-) -> Iterator[dict[int, Any]]:
-    """Yield the photos that are in memory at once, by their places; an error in place of one that cannot be read."""
-    window: dict[int, Any] = {}
-    area = 0
-    for place, image in enumerate(images):
-        photo: Photo | Exception
-        try:
-            photo = prepare(image, place)
-            size = photo.image.width * photo.image.height
-        except Exception as error:
-            photo = error
-            size = 0
-        if window and (len(window) >= at_once or area + size > AREA):
-            yield window
-            window = {}
-            area = 0
-        window[place] = photo
-        area += size
-    if window:
-        yield window
-
-
-def _explain_window(window: dict[int, Any], explain: Callable[[list[Photo]], list[Any]]) -> None:
-    """Put the result or error of each photo in its place; those with inputs of one shape are explained together."""
-    groups: dict[object, list[Photo]] = {}
-    for photo in window.values():
-        if isinstance(photo, Photo):
-            groups.setdefault((photo.x.shape, photo.x.dtype), []).append(photo)
-    for photos in groups.values():
-        window |= zip((photo.place for photo in photos), each_tried(photos, explain), strict=True)
+            next_place += 1
 
 
 def each_tried(photos: list[T], work: Callable[[list[T]], Iterable[R]]) -> list[R | Exception]:
