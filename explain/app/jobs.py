@@ -1,24 +1,30 @@
 """Jobs: requests that are answered step by step, quick methods first, then slow ones; curves and checks of a map."""
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 
-from explain._utils.errors import ExplainError, overheard
-from explain.app.requests import CheckRequest, ExplainRequest
+from explain._utils.errors import ExplainError, TargetError, muted, overheard, printable, raised
+from explain.app.requests import CheckRequest, ExplainRequest, Limits
 from explain.attribution.pictures import array
+from explain.attribution.selection import select
+from explain.data.boxes import locate
 from explain.explanation.explainer import Explainer
 from explain.explanation.explanation import Explanation
-from explain.methods.base import Method, options, uses_layer
-from explain.report.item import STEPS, as_drawn, curve, map_info, method_info, plane
+from explain.layers import default_layer, list_layers
+from explain.methods.base import Method, get_method, options, uses_layer
+from explain.report.item import STEPS, Detail, as_drawn, curve, item, map_info, method_info, passes_run, plane
+from explain.targets import Detections, Segmentation, Target, detector_outputs
 from explain.targets.text import Text, is_image_text
 
 PATIENCE = 2.0
@@ -97,7 +103,8 @@ class WorkerThread:
     @property
     def waiting(self) -> int:
         """How many tasks wait or run."""
-        return sum(not each.done() for each in self._tasks)
+        self._tasks = [task for task in self._tasks if not task.done()]
+        return len(self._tasks)
 
     def submit(self, task: Callable[[], None]) -> None:
         """Run a task when all before it are done.
@@ -106,9 +113,9 @@ class WorkerThread:
             BusyError: too many wait already.
         """
         with self._lock:
-            self._tasks = [each for each in self._tasks if not each.done()]
-            if len(self._tasks) > self._most:
-                raise BusyError(f"{len(self._tasks)} requests wait already; try again in a moment")
+            waiting = self.waiting
+            if waiting > self._most:
+                raise BusyError(f"{waiting} requests wait already; try again in a moment")
             self._tasks.append(self._thread.submit(task))
 
     def close(self) -> None:
@@ -116,15 +123,76 @@ class WorkerThread:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
+QUICK = 12.0
+"""Passes up to which a method is quick: its map comes with the predictions."""
+
+
+class ServedModel:
+    """A model that answers all requests, one after the other."""
+
+    def __init__(self, explainer: Explainer, limits: Limits) -> None:
+        self.explainer = explainer
+        self.scheduler = Scheduler()
+        self.quick = WorkerThread("quick", limits.waiting)
+        self.slow = WorkerThread("slow", limits.waiting)
+
+    @cached_property
+    def costs(self) -> dict[str, float]:
+        """How many passes each method takes that fits the model."""
+        with muted(), self.scheduler.quick():
+            model = self.explainer.model
+            x = self.explainer.as_input(Image.new("RGB", (256, 256), "gray"))
+            try:
+                return dict(select(model, x, "everything").costs)
+            except TargetError:  # nothing is found in grey: take the best box, however unlikely, or the whole map
+                with torch.no_grad():
+                    boxes = detector_outputs.find_layout(model(x), 1, tuple(x.shape[2:]))
+                nothing: Target = Segmentation(0, torch.ones(x.shape[2:])) if boxes is None else Detections(threshold=0)
+                return dict(select(model, x, "everything", target=nothing).costs)
+
+    def warm_up(self) -> None:
+        """Find out which methods fit, and explain an empty photo; errors come up again with the first request."""
+        with suppress(Exception), muted():
+            method = self.preview_method()
+            with self.scheduler.quick():
+                self.explainer(Image.new("RGB", (64, 64), "gray"), [method])
+
+    def is_quick(self, name: str) -> bool:
+        return self.costs.get(name, math.inf) <= QUICK
+
+    def preview_method(self) -> Method:
+        """The quick method whose map comes first where all methods of a request are slow."""
+        quick = list(filter(self.is_quick, self.costs))
+        if not quick:
+            raise ExplainError("model must be explained by a quick method first, but none fits; use explain.attribute")
+        return get_method("gradcam" if "gradcam" in quick else quick[0])
+
+    def methods(self) -> list[dict[str, Any]]:
+        """The methods that fit the model, with their costs."""
+        costs = self.costs.items()
+        return [{**method_info(name, passes=_finite(cost)), "quick": self.is_quick(name)} for name, cost in costs]
+
+    def layers(self, photo: Image.Image) -> dict[str, Any]:
+        """The layers whose output is a feature map of one photo, with its size."""
+        with muted(), self.scheduler.quick():
+            x = self.explainer.as_input(photo)
+            calls = list_layers(self.explainer.model, x)
+            default = None
+            with suppress(ExplainError):
+                default = default_layer(self.explainer.model, x)
+        layers = [[call.label, call.kind, str(call.grid)] for call in calls if call.grid is not None]
+        return {"default": default, "layers": layers}
+
+
+def _finite(cost: float) -> float | None:
+    return cost if math.isfinite(cost) else None
+
+
 INTERVAL = 0.2
 """Seconds between two intermediate maps of a slow method."""
 
 SendStep = Callable[[Mapping[str, Any]], None]
 """Sends a step of an answer to the page, in plain values."""
-
-
-MakeStep = Callable[[int, int, Mapping[str, torch.Tensor]], dict[str, Any]]
-"""Makes a step of the passes done, their total, and the maps so far."""
 
 
 class AbandonedError(Exception):
@@ -137,39 +205,59 @@ class Job:
     ``stopped`` ends slow methods with what they have, and ``dropped`` everything, since nobody waits for the answer.
     """
 
-    def __init__(self, send: SendStep) -> None:
+    title = ""
+    """What is running, for the page."""
+
+    def __init__(self, served: ServedModel, send: SendStep) -> None:
+        self.served = served
         self.send = send
-        self.stopped = self.dropped = False
+        self.stopped = False
+        self.dropped = False
+        self.notes: list[str] = []
+        self._sent = -math.inf
+
+    def attempt(self, step: Callable[[], None]) -> None:
+        """Run a step of the job; an error is sent in one line, and the app continues."""
+        try:
+            step()
+        except AbandonedError:
+            self.send({"end": True})
+        except KeyboardInterrupt:  # stopped before there was anything to show
+            self.send({"stopped": self.title, "end": True})
+        except ExplainError as error:
+            self.send({"error": str(error), "end": True})
+        except MemoryError:
+            self.send({"error": "out of memory; give a smaller photo or fewer methods", "end": True})
+        except BaseException as error:  # of the model's own code, or a mistake of this package
+            self.send({"error": printable(f"the model {raised(error)}"), "end": True})
 
     def check_wanted(self) -> None:
         """Raise `AbandonedError` where the job was dropped."""
         if self.dropped:
             raise AbandonedError
 
-    def progress(self, scheduler: Scheduler, step: MakeStep = lambda done, total, maps: {}) -> Any:
-        """Return a progress callback: it sends progress at intervals, lets quick tasks run, and ends the work."""
-        sent = float("-inf")
+    def progress(self, done: int, total: int, maps: Mapping[str, torch.Tensor] | None = None) -> None:
+        """Send progress at intervals, let quick tasks run, and end the work where it is not wanted any more."""
+        self.check_wanted()
+        if self.stopped:
+            raise KeyboardInterrupt
+        now = time.monotonic()
+        if now - self._sent >= INTERVAL or done >= total:
+            self._sent = now
+            self.send({"progress": [done, total], **self.partial_maps(done, total, maps or {})})
+        self.served.scheduler.pause()
 
-        def report(done: int, total: int, maps: Mapping[str, torch.Tensor] | None = None) -> None:
-            nonlocal sent
-            self.check_wanted()
-            if self.stopped:
-                raise KeyboardInterrupt
-            now = time.monotonic()
-            if now - sent >= INTERVAL or done >= total:
-                sent = now
-                self.send({"progress": [done, total], **step(done, total, maps or {})})
-            scheduler.pause()
-
-        return report
+    def partial_maps(self, done: int, total: int, maps: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+        """What is sent with the progress: the maps so far."""
+        return {}
 
 
 def unfinished(method: Method, values: torch.Tensor, done: int, total: int) -> dict[str, Any]:
     """Return the intermediate map ``(h, w)`` or ``(C, H, W)`` of a slow method, as the page takes it.
 
     >>> from explain.methods.base import get_method
-    >>> found = unfinished(get_method("rise"), torch.rand(4, 5), 30, 1000)
-    >>> found["plane"]["height"], found["remark"]
+    >>> partial_map = unfinished(get_method("rise"), torch.rand(4, 5), 30, 1000)
+    >>> partial_map["plane"]["height"], partial_map["remark"]
     (4, 'not finished: 30 of 1000 perturbed photos')
     """
     values, kind = as_drawn(values.detach().float(), method.style, uses_layer(method))
@@ -190,88 +278,142 @@ class Answer:
     @property
     def size(self) -> int:
         """How many values its maps have."""
-        every = [each for result in self.explanation.results for each in result.values()]
-        return sum(each.values.numel() + sum(one.numel() for one in each.maps.values()) for each in every)
+        attributions = [attribution for result in self.explanation.results for attribution in result.values()]
+        return sum(each.values.numel() + sum(one.numel() for one in each.maps.values()) for each in attributions)
 
     def fits(self, request: ExplainRequest) -> bool:
         """Whether its maps can be reused for another request, where both have the same methods."""
-        mine = self.request
-        same = replace(request, methods=mine.methods, targets=mine.targets) == mine
-        return same and (request.targets == mine.targets or list(request.targets) == classes_of(self.explanation))
+        targets = request.targets
+        return request == self.request and (
+            targets == self.request.targets or list(targets) == classes_of(self.explanation)
+        )
+
+    def page_item(self, detail: Detail, address: str | None = None) -> dict[str, Any]:
+        """The values of its page, with the known curves."""
+        values = item(self.explanation, detail, address=address)
+        for (target, method), known_curve in self.curves.items():
+            if method in self.explanation:
+                values["maps"][target][self.explanation.methods.index(method)]["curve"] = dict(known_curve)
+        return values
+
+
+DETAIL = Detail(cells=None, live=False)
+
+
+def photo_name(photo: Image.Image) -> str:
+    """The name of a photo on the page: that of its file, if it has one."""
+    return printable(getattr(photo, "filename", "") or "photo")
 
 
 class ExplainJob(Job):
-    """Answers one request; maps of an earlier answer ``before`` are reused where they fit."""
+    """Answers one request for a photo; the maps of a ``known`` answer are reused.
+
+    ``keep`` stores each answer, and returns its name.
+    """
 
     def __init__(
         self,
         request: ExplainRequest,
-        explainer: Explainer,
-        photo: Image.Image,
+        served: ServedModel,
         send: SendStep,
-        before: Answer | None = None,
+        photo: Image.Image,
+        keep: Callable[[Answer], str],
+        known: Answer | None,
     ) -> None:
-        super().__init__(send)
+        super().__init__(served, send)
         self.request = request
         self.photo = photo
-        self._explainer = explainer
-        reused = before if before is not None and before.fits(request) else None
-        self._known = None if reused is None else reused.explanation
-        self.curves = {} if reused is None else reused.curves
-        self.notes: list[str] = list(getattr(photo, "notes", ()))
-        self.explanation: Explanation | None = None
+        if request.cover is not None:
+            self.photo = request.cover.apply(photo, locate(served.explainer.preprocess, photo.size))
+        self.photo_name = photo_name(photo)
+        self.keep = keep
+        self.curves = {} if known is None else known.curves
+        self.explanation = None if known is None else known.explanation
+        self.notes += getattr(photo, "notes", ())
 
-    def is_known(self, method: Method) -> bool:
-        """Whether the map of a method is reused."""
-        return self._known is not None and method.name in self._known
+    def begin(self) -> None:
+        """Explain with the methods that take a few passes, and queue the others."""
+        served = self.served
+        chosen = self.request.chosen
+        known = self.explanation or {}
+        start = time.perf_counter()
+        quick = [method for name, method in chosen.items() if served.is_quick(name)] or [served.preview_method()]
+        slow = [method for name, method in chosen.items() if not (served.is_quick(name) or name in known)]
+        new = [method for method in quick if method.name not in known]
+        if new:
+            with served.scheduler.quick():
+                self._explain(new, self.request.targets)
+        explanation = self.explanation
+        assert explanation is not None
+        names = dict.fromkeys([*(method.name for method in quick), *chosen])
+        results = tuple({name: result[name] for name in names if name in result} for result in explanation.results)
+        self.explanation = replace(explanation, results=results)
+        self._send_answer(start, last=not slow)
+        if slow:
+            self.send({"waiting": served.slow.waiting, "methods": [method.name for method in slow]})
+            served.slow.submit(partial(self.attempt, partial(self._refine, slow)))
 
-    def run_quick(self, methods: list[Method], scheduler: Scheduler) -> Explanation:
-        """Explain with methods that take a few passes, and add the maps that are known already."""
-        new = [method for method in methods if not self.is_known(method)]
-        found = self._known
-        if new or found is None:
-            with scheduler.quick(), overheard(self.notes):
-                self.check_wanted()
-                targets = self._as_targets(self.request.targets) or None
-                own = self._explainer(self.photo, new, targets=targets, layer=self.request.layer)
-            found = own if found is None else merged(found, own)
-        names = [method.name for method in (*methods, *self.request.methods)]
-        results = tuple({name: result[name] for name in names if name in result} for result in found.results)
-        self.explanation = replace(found, results=results)
-        return self.explanation
+    def _refine(self, methods: Sequence[Method]) -> None:
+        """Add the maps of methods that take many passes, and send intermediate maps."""
+        assert self.explanation is not None
+        targets = classes_of(self.explanation)
+        for method in methods:
+            self.title = method.name
+            start = time.perf_counter()
+            seconds = self.request.seconds if "max_seconds" in options(method) else None
+            with self.served.scheduler.slow():
+                self._explain([method], targets, max_seconds=seconds, keep_partial=True, progress=self.progress)
+            last = method is methods[-1] or self.stopped
+            self._send_answer(start, last=last)
+            if last:
+                return
 
-    def run_slow(self, method: Method, scheduler: Scheduler) -> Explanation:
-        """Add the map of a method that takes many passes, and send intermediate maps."""
-        before = self.explanation
-        assert before is not None
-
-        def step(done: int, total: int, maps: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-            values = maps.get(method.name)
-            if values is None or values.ndim not in (3, 4):
-                return {"method": method.name}
-            empty = map_info("heat", plane(np.zeros((1, 1), np.float32)), remark="not computed yet", samples=0)
-            rest = [empty] * (len(before.results) - 1)  # the engine reports intermediate maps of the first target
-            maps_now = [unfinished(method, values[0], done, total), *rest]
-            return {"method": method.name, "about": method_info(method.name), "maps": maps_now}
-
-        with scheduler.slow(), overheard(self.notes):
+    def _explain(self, methods: list[Method], targets: Sequence[Any], **how: Any) -> None:
+        """Add the maps of some methods; a text to an image-text model is a target of its own."""
+        explainer = self.served.explainer
+        if is_image_text(explainer.model):
+            targets = [Text(target) if isinstance(target, str) else target for target in targets]
+        with overheard(self.notes):
             self.check_wanted()
-            found = self._explainer(
-                self.photo,
-                [method],
-                targets=self._as_targets(classes_of(before)),
-                layer=self.request.layer,
-                max_seconds=self.request.seconds if "max_seconds" in options(method) else None,
-                keep_partial=True,
-                progress=self.progress(scheduler, step),
-            )
-        self.explanation = merged(before, found)
-        return self.explanation
+            new = explainer(self.photo, methods, targets=list(targets) or None, layer=self.request.layer, **how)
+        self.explanation = new if self.explanation is None else merged(self.explanation, new)
 
-    def _as_targets(self, chosen: Sequence[Any]) -> list[Any]:
-        """Classes and names of boxes as they are; a text to an image-text model is a target of its own."""
-        texts = is_image_text(self._explainer.model)
-        return [Text(each) if texts and isinstance(each, str) else each for each in chosen]
+    def partial_maps(self, done: int, total: int, maps: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+        values = maps.get(self.title)
+        if values is None or values.ndim not in (3, 4):
+            return {"method": self.title}
+        assert self.explanation is not None
+        empty = map_info("heat", plane(np.zeros((1, 1), np.float32)), remark="not computed yet", samples=0)
+        rest = [empty] * (len(self.explanation.results) - 1)  # the engine reports those of the first target alone
+        maps_now = [unfinished(self.request.chosen[self.title], values[0], done, total), *rest]
+        return {"method": self.title, "about": method_info(self.title), "maps": maps_now}
+
+    def _send_answer(self, start: float, *, last: bool) -> None:
+        explanation = self.explanation
+        assert explanation is not None
+        answer = Answer(self.request, explanation, self.curves)
+        covered = self.request.cover is not None
+        values = answer.page_item(DETAIL, address=None if covered else f"photo/{self.request.photo}")
+        for method, attribution in zip(values["methods"], explanation.attributions.values(), strict=True):
+            cost = self.served.costs.get(method["name"], math.inf)
+            method["passes"] = _finite(passes_run(cost, attribution))
+        if is_image_text(self.served.explainer.model):
+            for target in values["targets"]:
+                target["class"] = target["label"] if target["class"] is None else target["class"]
+        if covered:
+            values["name"] = f"{self.photo_name}, covered"
+        values["classes"] = [one.label if one.box else one.category for one in explanation.predicted]
+        notes = [printable(note) for note in dict.fromkeys(self.notes)]
+        self.notes.clear()
+        self.send(
+            {
+                "item": values,
+                "answer": self.keep(answer),
+                "seconds": round(time.perf_counter() - start, 4),
+                "notes": notes,
+                "end": last,
+            }
+        )
 
 
 def merged(one: Explanation, other: Explanation) -> Explanation:
@@ -286,36 +428,41 @@ def classes_of(explanation: Explanation) -> list[Any]:
     has_texts = request is not None and any(isinstance(target, Text) for target in request.targets)
     named = has_texts or any(explanation.boxes)
     chosen = [next(iter(result.values())).target for result in explanation.results]
-    if any(isinstance(each, str) for each in chosen) and not named:
+    if any(isinstance(target, str) for target in chosen) and not named:
         raise ExplainError("model must give class scores or boxes for slow methods in the app; use explain.attribute")
-    return [each if isinstance(each, str) else int(each[0]) for each in chosen]
+    return [target if isinstance(target, str) else int(target[0]) for target in chosen]
 
 
 class CheckJob(Job):
     """Computes the curve or the checks of a map, and adds them to the answer that has the map."""
 
-    def __init__(self, request: CheckRequest, answer: Answer, send: SendStep) -> None:
-        super().__init__(send)
+    def __init__(self, request: CheckRequest, served: ServedModel, send: SendStep, answer: Answer) -> None:
+        super().__init__(served, send)
         self.request = request
+        self.title = f"The {request.what} of {request.method}"
         self._answer = answer
         results = answer.explanation.results
         if request.target >= len(results) or request.method not in results[request.target]:
             raise ExplainError("map must be one of the answer's, got another; choose one that is shown")
 
-    def run(self, scheduler: Scheduler) -> dict[str, Any]:
-        """Run the model, and return the last step of the answer."""
-        notes: list[str] = []
-        with scheduler.slow(), overheard(notes):
+    def begin(self) -> None:
+        """Run the model, and send the only step of the answer."""
+        with self.served.scheduler.slow(), overheard(self.notes):
             self.check_wanted()
-            progress = self.progress(scheduler)
-            method = self.request.method
-            target = self.request.target
-            if self.request.what == "check":
-                verdict = self._answer.explanation.check(method, target, progress=progress)
-                return {"verdict": verdict[method].to_dict()}
-            found = self._answer.curves.get((target, method))
-            found = found or curve(self._answer.explanation, target, method, STEPS, progress)
-            if found is None:
+            values = self._verdict() if self.request.what == "check" else self._curve()
+        self.send({**values, "end": True})
+
+    def _verdict(self) -> dict[str, Any]:
+        method = self.request.method
+        verdict = self._answer.explanation.check(method, self.request.target, progress=self.progress)
+        return {"verdict": verdict[method].to_dict()}
+
+    def _curve(self) -> dict[str, Any]:
+        key = (self.request.target, self.request.method)
+        curves = self._answer.curves
+        if key not in curves:
+            computed = curve(self._answer.explanation, *key, STEPS, self.progress)
+            if computed is None:
                 raise ExplainError("map must be of a class and one crop to have curves, got another; choose a class")
-            self._answer.curves[target, method] = found
-            return {"curve": found}
+            curves[key] = computed
+        return {"curve": curves[key]}

@@ -1,19 +1,19 @@
 """What comes to the app from anybody: its limits, uploaded photos, requests in JSON, and regions to cover."""
 
 import io
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
-from math import ceil
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import ceil, inf
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, ClassVar, Literal, TypeVar
 
-import torch
 from PIL import Image, ImageOps
 from torchvision.transforms.functional import pil_to_tensor, to_pil_image
 
 from explain._utils.errors import ExplainError, ImageError, overheard, printable, quiet, shown
+from explain._utils.options import Options, register_reader
 from explain.baselines.replacements import get_baseline
 from explain.data.boxes import Box
 from explain.data.images import load_image
@@ -105,7 +105,7 @@ FILLS = {"mean": "Mean colour", "zero": "Black", "blur": "Blur", "noise": "Noise
 
 
 @dataclass(frozen=True)
-class CoveredRegion:
+class CoveredRegion(Options):
     """A rectangle ``region`` (x0, y0, x1, y1), as shares of the model's view, and the baseline ``fill`` that covers it.
 
     The baseline works on the photo's own colours, from 0 (black) to 1: "zero" is black for every model.
@@ -117,167 +117,128 @@ class CoveredRegion:
     """
 
     region: tuple[float, float, float, float]
-    fill: str = "mean"
+    fill: Literal["mean", "zero", "blur", "noise", "neighbours"] = "mean"
+
+    name: ClassVar[str] = "cover"
+    error: ClassVar[type[ExplainError]] = ExplainError
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         left, top, right, bottom = self.region
         if not (0 <= left < right <= 1 and 0 <= top < bottom <= 1):
             what = "region must be x0, y0, x1, y1 from 0 to 1 with x0 < x1 and y0 < y1"
             raise ExplainError(f"{what}, got {shown(self.region)}; draw it on the part that the model sees")
-        if self.fill not in FILLS:
-            raise ExplainError(f"fill must be one of {', '.join(FILLS)}, got {shown(self.fill)}; choose one of them")
 
     def apply(self, photo: Image.Image, box: Box) -> Image.Image:
         """Return a copy of a photo with the region covered; ``box`` is the part of the photo that the model sees."""
         covered = photo.copy()  # without the name of a file: no record must claim that it is the photo
         x0, y0, x1, y1 = self.region
-        left = min(max(round(box.left + x0 * box.width), 0), photo.width)
-        top = min(max(round(box.top + y0 * box.height), 0), photo.height)
-        right = min(max(round(box.left + x1 * box.width), 0), photo.width)
-        bottom = min(max(round(box.top + y1 * box.height), 0), photo.height)
-        if left < right and top < bottom:
-            edges = (left, top, right, bottom)
-            covered.paste(self._filled(photo, edges).crop(edges), edges)
-        return covered
-
-    def _filled(self, photo: Image.Image, edges: tuple[int, int, int, int]) -> Image.Image:
-        """Compute the baseline on a smaller copy, and return it at the photo's size."""
+        left = round(box.left + x0 * box.width)
+        top = round(box.top + y0 * box.height)
+        right = round(box.left + x1 * box.width)
+        bottom = round(box.top + y1 * box.height)
+        hidden = Image.new("L", photo.size)
+        hidden.paste(255, (left, top, right, bottom))
         small = ImageOps.contain(photo, (SIDE, SIDE), Image.Resampling.BOX) if max(photo.size) > SIDE else photo
         share = small.width / photo.width
-        left, top, right, bottom = (edge * share for edge in edges)
+        kept = Image.new("1", small.size, 1)
+        kept.paste(0, (int(left * share), int(top * share), ceil(right * share), ceil(bottom * share)))
         x = pil_to_tensor(small)[None] / 255
-        keep = torch.ones(1, 1, small.height, small.width)
-        rows = slice(int(top), max(int(top) + 1, ceil(bottom)))
-        columns = slice(int(left), max(int(left) + 1, ceil(right)))
-        keep[:, :, rows, columns] = 0
+        keep = pil_to_tensor(kept)[None].ne(0).to(x.dtype)
         levels = (get_baseline(self.fill)(x, keep)[0].clamp(0, 1) * 255).round().byte()
-        picture: Image.Image = to_pil_image(levels)
-        return picture.resize(photo.size, Image.Resampling.BICUBIC)
+        filled = to_pil_image(levels).resize(photo.size, Image.Resampling.BICUBIC)
+        covered.paste(filled, mask=hidden)
+        return covered
 
 
-CHECKS = ("curve", "check")
+def _region(values: Any) -> Any:
+    return CoveredRegion(**values) if isinstance(values, Mapping) else values
+
+
+register_reader(CoveredRegion, "a region and its fill", _region)
 
 
 @dataclass(frozen=True)
-class ExplainRequest:
+class ExplainRequest(Options):
     """A request to explain a photo with one of the models.
 
     ``targets`` are classes, names of detections, or texts. Without them, the best class is explained; without
     ``layer``, each method takes its own. A slow method may take ``seconds``. ``cover`` is a region to cover first.
-    ``before`` names an earlier answer: its maps are reused where they fit.
+    ``before`` names an earlier answer: its maps are reused where they fit. Two requests are equal if their methods and
+    targets can share an answer.
     """
 
-    photo: str
+    photo: str = ""
     model: int = 0
-    methods: tuple[Method, ...] = ()
-    targets: tuple[int | str, ...] = ()
+    methods: tuple[str, ...] = field(default=(), compare=False)
+    targets: tuple[int | str, ...] = field(default=(), compare=False)
     layer: str | None = None
     seconds: float = 20.0
     cover: CoveredRegion | None = None
-    before: str | None = field(default=None, compare=False)
+    before: str = field(default="", compare=False)
+
+    name: ClassVar[str] = "request"
+    error: ClassVar[type[ExplainError]] = ExplainError
+    minimums: ClassVar[Mapping[str, float]] = {"model": 0, "targets": 0}
+    below: ClassVar[Mapping[str, float]] = {"seconds": inf}
 
     @classmethod
     def of(cls, values: Any, models: int, limits: Limits) -> "ExplainRequest":
         """Read a request.
 
         Raises:
-            ExplainError: a field is unknown, missing, or not valid.
+            ExplainError: a field is unknown or not valid, or asks for too much.
 
         >>> ExplainRequest.of({"photo": "abc", "methods": ["gradcam"], "targets": [3]}, 1, Limits()).targets
         (3,)
         """
-        _check_fields(values, cls)
-        names = _list("methods", values.get("methods"), limits.methods) or ["gradcam"]
-        methods = {method.name: method for method in map(_method, names)}
-        targets = [
-            _text("target", each) if isinstance(each, str) else whole("target", each, 10**6)
-            for each in _list("targets", values.get("targets"), limits.targets)
-        ]
-        seconds = values.get("seconds", 20.0)
-        if not _is_number(seconds) or not 0 < seconds <= limits.seconds:
-            raise ExplainError(f"seconds must be above 0 and up to {limits.seconds:g}, got {shown(seconds)}; change it")
-        optional = {name: _text(name, values[name]) for name in ("layer", "before") if values.get(name) is not None}
-        return cls(
-            _text("photo", values.get("photo")),
-            whole("model", values.get("model", 0), models),
-            tuple(methods.values()),
-            tuple(targets),
-            seconds=float(seconds),
-            cover=None if values.get("cover") is None else _cover(values["cover"]),
-            **optional,
-        )
+        request = read_request(cls, values)
+        amounts = {
+            "model": (request.model, models - 1),
+            "methods": (len(request.chosen), limits.methods),
+            "targets": (len(request.targets), limits.targets),
+            "seconds": (request.seconds, limits.seconds),
+        }
+        for name, (amount, most) in amounts.items():
+            if amount > most:
+                raise ExplainError(f"{name} of request must be at most {most:g}, got {amount:g}; use the page")
+        return request
+
+    @cached_property
+    def chosen(self) -> dict[str, Method]:
+        """The methods by their names, without options, which could ask for any amount of work."""
+        for name in self.methods:
+            if not name.replace("+", "").isalnum():
+                raise ExplainError(f"method must be a name without options, got {shown(name)}; choose from the list")
+        return {method.name: method for method in map(get_method, self.methods or ("gradcam",))}
 
 
 @dataclass(frozen=True)
-class CheckRequest:
-    """A request for the ``curve`` or a ``check`` of a map of an answer. ``target`` is its index among the answer's.
+class CheckRequest(Options):
+    """A request for the ``curve`` or a ``check`` of a map of an answer. ``target`` is its index among the answer's."""
 
-    >>> CheckRequest.of({"answer": "abc", "what": "check", "method": "gradcam"}, Limits()).target
-    0
-    """
-
-    answer: str
-    what: str
-    method: str
+    answer: str = ""
+    what: Literal["curve", "check"] = "curve"
+    method: str = "gradcam"
     target: int = 0
 
-    @classmethod
-    def of(cls, values: Any, limits: Limits) -> "CheckRequest":
-        """Read a request; errors as of `ExplainRequest.of`."""
-        _check_fields(values, cls)
-        what = _text("what", values.get("what"))
-        if what not in CHECKS:
-            raise ExplainError(f"what must be one of {', '.join(CHECKS)}, got {shown(what)}; choose one of them")
-        target = whole("target", values.get("target", 0), limits.targets)
-        return cls(_text("answer", values.get("answer")), what, _text("method", values.get("method")), target)
+    name: ClassVar[str] = "request"
+    error: ClassVar[type[ExplainError]] = ExplainError
+    minimums: ClassVar[Mapping[str, float]] = {"target": 0}
 
 
-def _check_fields(values: Any, kind: type[Any]) -> None:
-    """Refuse what is no object of JSON, or has fields that a request of this kind does not have."""
-    names = [field.name for field in fields(kind)]
-    unknown = sorted(set(map(str, values)) - set(names)) if isinstance(values, Mapping) else [values]
-    if unknown:
-        raise ExplainError(f"request must be an object with {', '.join(names)}, got {shown(unknown[0])}; send these")
+R = TypeVar("R", bound=Options)
 
 
-def _method(name: Any) -> Method:
-    """Return a method by its plain name: options could ask for any amount of work."""
-    if not isinstance(name, str) or not name.replace("+", "").isalnum():
-        raise ExplainError(f"method must be a name without options, got {shown(name)}; choose from the list")
-    return get_method(_text("method", name))
+def read_request(kind: type[R], values: Any) -> R:
+    """Make a request of the values of an object of JSON; null stands for what is left out.
 
-
-def _cover(values: Any) -> CoveredRegion:
-    _check_fields(values, CoveredRegion)
-    region = _list("region", values.get("region"), 4)
-    if len(region) != 4 or not all(map(_is_number, region)):
-        raise ExplainError(f"region must be four numbers from 0 to 1, got {shown(region)}; draw it on the photo")
-    left, top, right, bottom = map(float, region)
-    return CoveredRegion((left, top, right, bottom), _text("fill", values.get("fill", "mean")))
-
-
-def _text(name: str, value: Any, longest: int = 200) -> str:
-    if not isinstance(value, str) or not 0 < len(value) <= longest:
-        raise ExplainError(f"{name} must be a text of 1 to {longest} characters, got {shown(value)}; choose it")
-    return value
-
-
-def _list(name: str, value: Any, most: int) -> list[Any]:
-    """Return a list; an empty one where there is none."""
-    if value is None:
-        return []
-    if not isinstance(value, list) or len(value) > most:
-        raise ExplainError(f"{name} must be a list of at most {most}, got {shown(value)}; send fewer at a time")
-    return value
-
-
-def whole(name: str, value: Any, count: int) -> int:
-    """Return a whole number from 0 to below ``count``, or refuse it."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < count:
-        raise ExplainError(f"{name} must be a whole number from 0 to {count - 1}, got {shown(value)}; choose another")
-    return value
-
-
-def _is_number(value: Any) -> bool:
-    """Whether a value is a number that fits into a float."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and not abs(value) > sys.float_info.max
+    >>> read_request(CheckRequest, {"answer": "abc", "what": "check", "target": None}).target
+    0
+    """
+    if not isinstance(values, Mapping):
+        raise ExplainError(f"request must be an object of JSON, got {shown(values)}; use the page")
+    try:
+        return kind(**{name: value for name, value in values.items() if value is not None})
+    except ExplainError as error:
+        raise ExplainError(f"{error}; use the page") from error

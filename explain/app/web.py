@@ -18,7 +18,8 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from explain._utils.errors import AppError, ExplainError, optional
-from explain.app import jobs, requests
+from explain.app import requests
+from explain.app.jobs import BusyError, SendStep
 from explain.app.service import ExpiredError, Service
 from explain.data.files import slug
 from explain.explanation.explanation import Explanation
@@ -109,26 +110,6 @@ def app_page(service: Service) -> str:
     return page(index, [], title="explain", front=PageTemplate("report app", style, script, POLICY))
 
 
-class Stream:
-    """Takes steps of an answer from any thread, and gives them as lines of JSON to one reader."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._steps: asyncio.Queue[Mapping[str, Any]] = asyncio.Queue()
-
-    def send(self, step: Mapping[str, Any]) -> None:
-        """Take a step; from any thread."""
-        with suppress(RuntimeError):  # the app has ended meanwhile
-            self._loop.call_soon_threadsafe(self._steps.put_nowait, step)
-
-    async def lines(self) -> AsyncIterator[bytes]:
-        """Yield the steps as they come, until the one that ends the answer."""
-        step: Mapping[str, Any] = {}
-        while not step.get("end"):
-            step = await self._steps.get()
-            yield (json.dumps(step, separators=(",", ":"), allow_nan=False) + "\n").encode("ascii")
-
-
 HEADERS = {
     "cache-control": "no-store",
     "cross-origin-opener-policy": "same-origin",
@@ -138,7 +119,7 @@ HEADERS = {
     "x-frame-options": "DENY",
 }
 NEEDED: Any = ("for the app", "app", AppError)
-STATUS = {ExpiredError: 404, requests.TooLargeError: 413, jobs.BusyError: 503}
+STATUS = {ExpiredError: 404, requests.TooLargeError: 413, BusyError: 503}
 
 
 def _reply(content: str | bytes, kind: str, status: int = 200, headers: Mapping[str, str] | None = None) -> Any:
@@ -151,37 +132,45 @@ def _json(values: Any) -> Any:
     return _reply(json.dumps({} if values is None else values, allow_nan=False), "application/json")
 
 
+Handler = Callable[[Any], Awaitable[Any]]
+
+
 def application(service: Service, access: Access | None = None) -> Any:
     """Return the app as an ASGI application.
 
     Raises:
         AppError: Starlette is not installed.
     """
-    starlette, routing = (optional(f"starlette.{part}", *NEEDED) for part in ("applications", "routing"))
+    starlette = optional("starlette.applications", *NEEDED)
+    routing = optional("starlette.routing", *NEEDED)
     handlers = Handlers(service, access or Access())
-    routes = [
-        routing.Route(path, handlers.guarded(handler), methods=[method])
-        for method, path, handler in (
-            ("GET", "/", handlers.index),
-            ("GET", "/photo/{name}", handlers.picture(service.picture)),
-            ("GET", "/example/{name}", handlers.picture(service.example_picture)),
-            ("POST", "/api/photos", handlers.upload),
-            ("POST", "/api/examples", handlers.call(lambda values: service.example(str(values.get("name"))))),
-            ("POST", "/api/methods", handlers.call(lambda values: service.model(values).methods())),
-            ("POST", "/api/layers", handlers.call(service.layers)),
-            ("POST", "/api/stop", handlers.call(lambda values: service.stop(str(values.get("work"))))),
-            ("POST", "/api/explain", handlers.steps(service.explain)),
-            ("POST", "/api/check", handlers.steps(service.check)),
-            ("POST", "/api/save", handlers.call(handlers.archive, lambda reply: reply)),
-            ("POST", "/api/report", handlers.call(handlers.report, lambda reply: reply)),
-        )
-    ]
-    app = starlette.Starlette(routes=routes)
+    gets = {
+        "/": handlers.index,
+        "/photo/{name}": handlers.picture(service.picture),
+        "/example/{name}": handlers.picture(service.example_picture),
+    }
+    posts = {
+        "photos": handlers.upload,
+        "examples": handlers.call(lambda values: service.example(str(values.get("name")))),
+        "methods": handlers.call(lambda values: service.model(values).methods()),
+        "layers": handlers.call(service.layers),
+        "stop": handlers.call(lambda values: service.stop(str(values.get("work")))),
+        "explain": handlers.steps(service.explain),
+        "check": handlers.steps(service.check),
+        "save": handlers.call(handlers.archive),
+        "report": handlers.call(handlers.report),
+    }
+    routes = [routing.Route(path, handlers.guarded(handler), methods=["GET"]) for path, handler in gets.items()]
+    for name, handler in posts.items():
+        routes.append(routing.Route(f"/api/{name}", handlers.guarded(handler), methods=["POST"]))
+    app = starlette.Starlette(routes=routes, exception_handlers={ExplainError: _refused})
     app.router.redirect_slashes = False  # a path that begins with two slashes would name another host
     return app
 
 
-Handler = Callable[[Any], Awaitable[Any]]
+def _refused(request: Any, error: ExplainError) -> Any:
+    status = next((code for kind, code in STATUS.items() if isinstance(error, kind)), 400)
+    return _reply(str(error), "text/plain", status)
 
 
 class Handlers:
@@ -197,20 +186,14 @@ class Handlers:
         return app_page(self._service)
 
     def guarded(self, handler: Handler) -> Handler:
-        """Refuse requests that are not allowed, and reply to an error with one line."""
+        """Refuse requests that are not allowed."""
 
         async def handle(request: Any) -> Any:
             token = request.cookies.get(COOKIE)
             if request.url.path == "/":
                 token = request.query_params.get("token", token)
-            refused = self._access.refusal(request.method, dict(request.headers), token)
-            if refused:
-                return _reply(refused[1], "text/plain", refused[0])
-            try:
-                return await handler(request)
-            except ExplainError as error:
-                status = next((code for kind, code in STATUS.items() if isinstance(error, kind)), 400)
-                return _reply(str(error), "text/plain", status)
+            refusal = self._access.refusal(request.method, dict(request.headers), token)
+            return await handler(request) if refusal is None else _reply(refusal[1], "text/plain", refusal[0])
 
         return handle
 
@@ -246,28 +229,36 @@ class Handlers:
                 return values
         raise ExplainError("request must be an object of JSON, got something else; use the page")
 
-    def call(self, function: Callable[[Any], Any], reply: Callable[[Any], Any] = _json) -> Handler:
-        """Reply with what a function makes of the request's values."""
+    def call(self, function: Callable[[Any], Any]) -> Handler:
+        """Reply with what a function makes of the request's values: a reply, or plain values."""
 
         async def handle(request: Any) -> Any:
-            return reply(await asyncio.to_thread(function, await self._values(request)))
+            result = await asyncio.to_thread(function, await self._values(request))
+            return result if callable(result) else _json(result)
 
         return handle
 
-    def steps(self, begin: Callable[[Any, jobs.SendStep], str]) -> Handler:
-        """Reply step by step, each in one line."""
+    def steps(self, begin: Callable[[Any, SendStep], str]) -> Handler:
+        """Reply step by step, each in a line of JSON, until the one that ends the answer."""
 
         async def handle(request: Any) -> Any:
             from starlette.responses import StreamingResponse
 
-            values = await self._values(request)
-            stream = Stream()
-            name = await asyncio.to_thread(begin, values, stream.send)
+            loop = asyncio.get_running_loop()
+            steps: asyncio.Queue[Mapping[str, Any]] = asyncio.Queue()
 
-            async def lines() -> AsyncIterator[bytes]:
+            def send(step: Mapping[str, Any]) -> None:  # from any thread
+                with suppress(RuntimeError):  # the app has ended meanwhile
+                    loop.call_soon_threadsafe(steps.put_nowait, step)
+
+            name = await asyncio.to_thread(begin, await self._values(request), send)
+
+            async def lines() -> AsyncIterator[str]:
+                step: Mapping[str, Any] = {}
                 try:
-                    async for line in stream.lines():
-                        yield line
+                    while not step.get("end"):
+                        step = await steps.get()
+                        yield json.dumps(step, separators=(",", ":"), allow_nan=False) + "\n"
                 finally:
                     self._service.drop(name)  # the reader may have gone
 
