@@ -29,17 +29,26 @@ def items(value: Any) -> list[tuple[Any, Any]]:
     return []
 
 
-def paths(value: Any) -> Iterator[tuple[Path, torch.Tensor]]:
-    """Yield every tensor with the way to it; ``()`` is the way to a value that is a tensor itself.
+def paths(value: Any) -> list[tuple[Path, torch.Tensor]]:
+    """Return every tensor with the way to it; ``()`` is the way to a value that is a tensor itself.
 
     >>> [path for path, tensor in paths({"a": torch.ones(1), "b": (0, torch.ones(1))})]
     [('a',), ('b', 1)]
     """
     if isinstance(value, torch.Tensor):
-        yield (), value
-        return
+        return [((), value)]
+    tensors: list[tuple[Path, torch.Tensor]] = []
+    _collect(value, (), tensors)
+    return tensors
+
+
+def _collect(value: Any, path: Path, tensors: list[tuple[Path, torch.Tensor]]) -> None:
+    """Add the tensors in a container, which is at the end of a path."""
     for key, inner in items(value):
-        yield from (((key, *path), tensor) for path, tensor in paths(inner))
+        if isinstance(inner, torch.Tensor):
+            tensors.append(((*path, key), inner))
+        else:
+            _collect(inner, (*path, key), tensors)
 
 
 def constants(value: Any) -> Iterator[Any]:
@@ -57,7 +66,9 @@ def find(value: Any) -> tuple[Path, torch.Tensor] | None:
     >>> find([(torch.ones(2),), "text", torch.ones(3)])
     ((2,), tensor([1., 1., 1.]))
     """
-    return min(paths(value), key=lambda found: len(found[0]), default=None)
+    if isinstance(value, torch.Tensor):
+        return (), value
+    return min(paths(value), key=lambda tensor: len(tensor[0]), default=None)
 
 
 def replace(value: Any, change: Change) -> Any:
@@ -97,6 +108,8 @@ def with_items(like: Any, values: Iterable[Any]) -> Any:
     >>> with_items({"a": 1, "b": 2}, [3, 4])
     {'a': 3, 'b': 4}
     """
+    if type(like) is tuple:
+        return tuple(values)
     try:
         return _made(like, list(values))
     except Exception as error:
@@ -111,15 +124,24 @@ def _changed(value: Any, path: Path, change: Change, in_place: bool, done: dict[
     writable = isinstance(value, (list, MutableMapping))
     if not inside and not writable:
         return value
-    if id(value) not in done:  # a container that is there twice stays one
-        made = [_changed(inner, (*path, key), change, in_place, done) for key, inner in inside]
-        if all(new is old for new, (_, old) in zip(made, inside, strict=True)):
-            # Of what holds no tensor, lists and mappings are copied too: the receiver may write into these.
-            result = copy.copy(value) if writable and not in_place else value
-        else:
-            result = _written(value, made) if in_place else with_items(value, made)
-        done[id(value)] = value, result
-    return done[id(value)][1]
+    if id(value) in done:  # a container that is there twice stays one
+        return done[id(value)][1]
+    values = []
+    is_same = True
+    for key, inner in inside:
+        is_tensor = isinstance(inner, torch.Tensor)
+        new = change((*path, key), inner) if is_tensor else _changed(inner, (*path, key), change, in_place, done)
+        is_same = is_same and new is inner
+        values.append(new)
+    if is_same:
+        # Of what holds no tensor, lists and mappings are copied too: the receiver may write into these.
+        result = copy.copy(value) if writable and not in_place else value
+    elif in_place and not isinstance(value, tuple):
+        result = _written(value, values)
+    else:
+        result = with_items(value, values)
+    done[id(value)] = value, result
+    return result
 
 
 def _written(into: Any, values: list[Any]) -> Any:

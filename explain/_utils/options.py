@@ -148,8 +148,9 @@ def _find_checked_fields(of: Any) -> _CheckedFields:
     kinds = _kinds(of)
     checked = []
     for option in fields(of):
-        default = option.default if isinstance(option.default, (bool, int, float, NoneType)) else _REFUSED
         if option.name in kinds:
+            is_plain = isinstance(option.default, (bool, int, float, NoneType, tuple)) or _is_choice(kinds[option.name])
+            default = option.default if is_plain else _REFUSED
             checked.append(_CheckedField(option.name, kinds[option.name], default))
     return _CheckedFields(frozenset(option.name for option in fields(of) if option.init), tuple(checked))
 
@@ -187,6 +188,10 @@ def enter(known: dict[str, Any], it: Any, what: str, **options: Any) -> Any:
         other = type(known[made.name]).__qualname__
         raise made.error(f"{what} {made.name!r} is already registered by {other}; choose another name")
     return it
+
+
+def _is_choice(kind: Any) -> bool:
+    return typing.get_origin(kind) is typing.Literal
 
 
 def _kinds(of: type) -> dict[str, Any]:

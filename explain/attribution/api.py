@@ -5,6 +5,7 @@ A call becomes a `Request`. Its methods (`explain.methods`, found by name in the
 """
 
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from typing import Any, Literal, TypeAlias, Unpack, overload
 
 from torch import nn
@@ -124,7 +125,8 @@ def attribute(
     >>> [found.target.tolist() for found in attribute(model, torch.rand(2, 3, 16, 16), targets=[4, 0])]
     [[4, 4], [0, 0]]
     """
-    with intervene(model, options.get("interventions", ())):
+    interventions = options.get("interventions", ())
+    with intervene(model, interventions) if interventions else nullcontext():
         found = requested(model, x, method, target, targets, top_k, **options).attributions()
     several = isinstance(method, Iterable) and not (isinstance(method, str) and method not in GROUPS)
     results = found if several else [next(iter(each.values())) for each in found]

@@ -18,7 +18,7 @@ InputLayout: TypeAlias = Literal["NTCHW", "NCTHW"]
 """Where inputs of five dimensions have their channels: behind the frames, or before them."""
 
 
-_OF_TENSORS = ("x", "others", "constants", "sizes", "_has_containers")
+_OF_TENSORS = ("x", "others", "sizes")
 """What is computed of the arguments once, and again where their tensors are others."""
 
 
@@ -225,8 +225,8 @@ class Inputs:
     def _with(self, tensors: dict[Path, torch.Tensor]) -> "Inputs":
         """Return the same arguments with other tensors in the same places."""
         if len(tensors) == len(self.args) + len(self.kwargs) and not self._has_containers:
-            args = tuple(tensors[i,] for i in range(len(self.args)))
-            kwargs = {name: tensors[name,] for name in self.kwargs}
+            args = tuple([tensors[i,] for i in range(len(self.args))])
+            kwargs = {name: tensors[name,] for name in self.kwargs} if self.kwargs else {}
         else:
             arguments = nested.replace(self._arguments, lambda path, _: tensors[path])
             args = tuple(arguments.pop(i) for i in range(len(self.args)))
