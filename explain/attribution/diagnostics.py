@@ -112,6 +112,8 @@ def warn_of_half_precision(methods: Mapping[str, Method], x: torch.Tensor) -> No
 def warn_of_coverage(method: Method, evidence: Evidence) -> Coverage | None:
     """Warn where rules found nothing to act on, or operations that they do not cover; return what they did."""
     needs = [need for need in method.needs if isinstance(need, (RelevanceCoverage, RuleCoverage, Uninspected))]
+    if not needs:
+        return None
     found: dict[type, Coverage] = {type(need): evidence[need] for need in needs}
     gradients, relevance, others = (found.get(kind) for kind in (RuleCoverage, RelevanceCoverage, Uninspected))
     if gradients is not None and not gradients.covered:

@@ -197,7 +197,9 @@ class Request:
                 attribution = self._attribution(name, evidence, plan)
                 if attribution is None:  # interrupted
                     continue
-                attributions[name] = replace(attribution, interventions=interventions)
+                if interventions:
+                    attribution = replace(attribution, interventions=interventions)
+                attributions[name] = attribution
                 if not self.settings.create_graph:  # early in training, maps of zeros are nothing unusual
                     of_first = list(chain(*evidence[0].values()))
                     follows = partial(self._follows_gradient, target)
@@ -250,9 +252,11 @@ class Request:
             if keep_partial:
                 return None
             raise
-        rounding = plan.rounding(name, every[0].rounding)
+        rounding = plan.rounding(name, every[0].rounding) if every[0].rounding else None
+        if rounding is None:
+            return attribution
         runs_again = any(isinstance(need, PerturbationRuns) for need in method.needs)
-        if rounding is not None and not runs_again and all(item.inexact for item in every):
+        if not runs_again and all(item.inexact for item in every):
             rounding = max(rounding, self._off_by_rounding(method, evidence, attribution))
         return replace(attribution, rounding=rounding)
 

@@ -66,6 +66,7 @@ class Inputs:
         object.__setattr__(self, "paths", tuple(dict.fromkeys(map(self._find, wanted))))
         if not self.paths:
             raise ImageError("explained must name at least one input tensor, got []; leave it out for the image")
+        object.__setattr__(self, "path", self.paths[0])
         if self.layout is None:
             return
         shapes = [tuple(self._tensors[path].shape) for path in self.paths]
@@ -77,10 +78,8 @@ class Inputs:
     paths: tuple[Path, ...] = field(init=False, repr=False)
     """Where the explained tensors are: the position or keyword of an argument, and the way from there."""
 
-    @property
-    def path(self) -> Path:
-        """Where the first explained tensor is."""
-        return self.paths[0]
+    path: Path = field(init=False, repr=False)
+    """Where the first explained tensor is."""
 
     def __len__(self) -> int:
         return len(self.x)
@@ -96,7 +95,7 @@ class Inputs:
 
     def tensor(self, path: Path) -> torch.Tensor:
         """The tensor at a place in the arguments; of what is explained, with its channels before its frames."""
-        return self._turned(path, self._tensors[path])
+        return self._tensors[path] if self.layout is None else self._turned(path, self._tensors[path])
 
     def _turned(self, path: Path, tensor: torch.Tensor) -> torch.Tensor:
         """Exchange frames and channels where the model takes the frames first: from its layout to ours, or back."""

@@ -11,23 +11,25 @@ from explain.hooks.graph import Reach, graph, is_of_hooks
 
 _STEP = 3e-4
 """By what share of the scores a step along the gradient changes them."""
+_PYTHON_NODE: Any = torch.autograd.function.BackwardCFunction
 _OFF = 0.05
 """By how much of what the gradient says the change may be off: kinks and rounding make 0.01 in float32."""
 
 
 def custom_functions(score: Tensor, sources: list[Any]) -> list[str]:
     """The functions with a backward of their own, of the model's, on the way from a score to sources of gradients."""
-    found = [node for node in graph(score) if _is_custom(node)]
-    if not found:
+    nodes = [node for node in graph(score) if isinstance(node, _PYTHON_NODE)]
+    custom = [node for node in nodes if _is_of_model(node)]
+    if not custom:
         return []
     tensors = [source for source in sources if isinstance(source, Tensor)]
     reach = Reach(tensors, [source.node for source in sources if not isinstance(source, Tensor)])
-    return list(dict.fromkeys(node.name().removesuffix("Backward") for node in found if reach.of(node)))
+    return list(dict.fromkeys(node.name().removesuffix("Backward") for node in custom if reach.of(node)))
 
 
-def _is_custom(node: Any) -> bool:
-    custom: Any = torch.autograd.function.BackwardCFunction
-    if not isinstance(node, custom) or is_of_hooks(node):
+def _is_of_model(node: Any) -> bool:
+    """Whether a Node of a function that is written in Python is neither of the hooks here nor of torch."""
+    if is_of_hooks(node):
         return False
     if node.name().startswith("GeneratedBackwardFor_"):  # an operator of a library's
         return not node.name().startswith("GeneratedBackwardFor_torchvision_")

@@ -54,6 +54,7 @@ from explain.relevance.propagation import RelevanceFlow, consumers, pass_channel
 from explain.relevance.steps import Step, StepRecorder
 from explain.targets import Target, detector_outputs
 
+_PLAIN = Backward()
 Wanted: TypeAlias = Mapping[NeedAtLayer, Sequence[Source]]
 """Needs that one backward pass answers, and what it differentiates with respect to for each."""
 
@@ -290,9 +291,11 @@ class _Passes:
 
     def answer(self, resolved: ResolvedTarget, *, last: bool) -> None:
         """Run the backward passes for one target, and answer all needs about it."""
-        with HookGroup() as group:  # first what needs no backward pass, while the graph is there to be read
-            wanted: Wanted = {need: () for need in self.plan.answered_at_once if need.kind.backward is None}
-            _record_attention(wanted, resolved, self.forward, group)
+        # First what needs no backward pass, while the graph is there to be read.
+        wanted: Wanted = {need: () for need in self.plan.answered_at_once if need.kind.backward is None}
+        with HookGroup() if self.plan.reads_attention else nullcontext() as group:
+            if group is not None:
+                _record_attention(wanted, resolved, self.forward, group)
             _answer(wanted, self.forward, resolved, ())
         for backward in self.plan.backwards:
             self._back(backward, resolved, keep=self._create_graph or not last or backward != self.plan.backwards[-1])
@@ -317,23 +320,29 @@ class _Passes:
         """Run one backward pass, and answer all needs that it is for."""
         forward = self.forward
         with ExitStack() as stack:
-            group = stack.enter_context(HookGroup())
-            if backward.rule is not None:
-                resolved.coverage[backward.rule] = apply_rule(backward.rule, group, resolved.total, forward.operations)
-            _record_attention(wanted, resolved, forward, group)
-            if backward.composite is not None:
-                self._propagate(backward, resolved, group, wanted)
-                stack.callback(resolved.propagated[backward].flow.close)
-            if backward.reference is not None:
-                stack.callback(self._compare(backward.reference, resolved, group).close)
             total = forward.total(resolved, backward.objective)
+            if backward.changes_gradients or self.plan.reads_attention:
+                self._hook_backward(backward, wanted, resolved, stack)
             flat = [source for sources in wanted.values() for source in sources]
-            if backward.propagates:  # rules run maps again, each in the widest type of what it is given
-                stack.enter_context(torch.autocast(total.device.type, enabled=False))
             gradients = _gradients(total, flat, keep, self._create_graph)
             _answer(wanted, forward, resolved, gradients)
-        if backward == Backward() and not self._create_graph and self.plan.names_of(wanted):
+        if backward == _PLAIN and not self._create_graph and self.plan.names_of(wanted):
             self._check_derivative(wanted, resolved, gradients)
+
+    def _hook_backward(self, backward: Backward, wanted: Wanted, resolved: ResolvedTarget, stack: ExitStack) -> None:
+        """Put on the graph what changes the gradients of a backward pass, or records those of attention."""
+        forward = self.forward
+        group = stack.enter_context(HookGroup())
+        if backward.rule is not None:
+            resolved.coverage[backward.rule] = apply_rule(backward.rule, group, resolved.total, forward.operations)
+        _record_attention(wanted, resolved, forward, group)
+        if backward.composite is not None:
+            self._propagate(backward, resolved, group, wanted)
+            stack.callback(resolved.propagated[backward].flow.close)
+        if backward.reference is not None:
+            stack.callback(self._compare(backward.reference, resolved, group).close)
+        if backward.propagates:  # rules run maps again, each in the widest type of what it is given
+            stack.enter_context(torch.autocast(resolved.total.device.type, enabled=False))
 
     def _check_derivative(self, wanted: Wanted, resolved: ResolvedTarget, gradients: Sequence[Tensor | None]) -> None:
         """Warn of plain gradients that custom functions on their way make something else than the derivative."""

@@ -81,6 +81,7 @@ class Forward:
     """What was watched for needs of some kinds, by the kind."""
 
     def __post_init__(self) -> None:
+        self.count = len(self.inputs)
         self.end: int = torch._C._autograd._get_sequence_nr()
         """The sequence number that Nodes behind the model begin with, as those of a target."""
         self.logits = self._logits()
@@ -89,10 +90,6 @@ class Forward:
     def outputs(self) -> Outputs:
         """What the class scores are, and how they become probabilities."""
         return Outputs() if self.logits is None else outputs_of(self.model, self.inputs, self.logits, self.activation)
-
-    @property
-    def count(self) -> int:
-        return len(self.inputs)
 
     def source(self, path: Path | None) -> Tensor:
         """The tensor of an explained input that gradients are taken in."""

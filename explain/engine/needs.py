@@ -53,6 +53,11 @@ class Backward:
         """Whether it propagates relevance, or differences from a reference."""
         return self.composite is not None or self.reference is not None
 
+    @property
+    def changes_gradients(self) -> bool:
+        """Whether hooks change gradients on the way."""
+        return self.rule is not None or self.propagates
+
 
 _OF_BACKWARD = {field.name for field in fields(Backward)}
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from explain._utils.html import lines_html
 from explain._utils.progress import duration
-from explain.engine.needs import Backward, BlockAttention, Need, NeedAtLayer, needs_at
+from explain.engine.needs import Attention, AttentionRelevance, Backward, BlockAttention, Need, NeedAtLayer, needs_at
 from explain.engine.perturbations import Attributions, Perturbation, PerturbationRuns, Unperturbed
 from explain.engine.settings import Precision
 
@@ -135,6 +135,11 @@ class Plan:
             if any(need.kind.looks_inside for need in needs):
                 return name
         return None
+
+    @cached_property
+    def reads_attention(self) -> bool:
+        """Whether attention weights are read."""
+        return any(isinstance(need.kind, (Attention, AttentionRelevance)) for need in self.answered_at_once)
 
     @cached_property
     def whole(self) -> bool:
