@@ -220,19 +220,35 @@ class SwappedInputs:
     """
 
     def __init__(self, inputs: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._is_tensor = inputs.__class__ is tuple and len(inputs) == 2 and is_one_tensor(*inputs)
+        if self._is_tensor:  # as of most modules
+            old = inputs[0][0]
+            new = change(old)
+            if new is not old:
+                self.pairs.append((old, new))
+            self.inputs: Any = (new,), {}
+            return
+        replacements: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
         def replaced(path: Path, tensor: torch.Tensor) -> torch.Tensor:
-            if id(tensor) not in made:
-                made[id(tensor)] = tensor, change(tensor)
-            return made[id(tensor)][1]
+            if id(tensor) not in replacements:
+                replacements[id(tensor)] = tensor, change(tensor)
+            return replacements[id(tensor)][1]
 
         self.inputs = edit(inputs, replaced)
-        self.pairs = [(old, new) for old, new in made.values() if new is not old]
+        self.pairs = [(old, new) for old, new in replacements.values() if new is not old]
 
     def restore(self) -> None:
+        if self._is_tensor:
+            return  # there is no container of the caller's
         old = {id(new): old for old, new in self.pairs}
         edit(self.inputs, lambda path, tensor: old.get(id(tensor), tensor))
+
+
+def is_one_tensor(args: Any, kwargs: Any) -> bool:
+    """Whether a module is given one tensor, and nothing else."""
+    return not kwargs and len(args) == 1 and isinstance(args[0], torch.Tensor)
 
 
 def as_sources(inputs: Iterable[Any]) -> list[Any]:

@@ -3,8 +3,7 @@
     group          `HookGroup`: hooks on modules, tensors and Nodes, for as long as a block lasts
     interventions  `Patch`, `Ablate`, `Steer`, `Project`, `Replace`: what a layer gives instead
     intervening    `intervene`, which applies them
-    capturing, graph_start
-                   `capture`: activations and gradients of layers, call by call, and where the graph begins for them
+    capturing      `capture`: activations and gradients of layers, call by call, and where the graph begins for them
     extraction     `FeatureExtractor`: a model cut off after the last layer of interest
     inspection     `inspect` and `timeline`: a model as a table, and the order in which its hooks fire
 

@@ -5,6 +5,12 @@ before a following in-place operation can overwrite it. The gradient counts ever
 returned, no matter how it left the layer (a second output, a list, an attribute, an older name), and what overwrites it
 later. And where autograd records nothing, the graph begins at the layer: the pass below it runs like plain inference.
 
+That is at the input of what computes the layer's output. A graph that starts at the output would be too late: what the
+layer itself computes from its output (a pooled second output, a tensor stored as an attribute) would have no history.
+So the last module that runs in a layer gets aliases of its inputs that start a graph. In a container other than
+`nn.Sequential`, that module is unknown, and the container itself gets them. Backward stops at the layer's output and
+never reaches the aliases.
+
 One case is special: a layer that returns its input unaltered, as dropout does in evaluation mode. The gradient is that
 of what leaves the layer; paths around it do not belong to the layer. The same holds for a layer's input.
 """
@@ -18,16 +24,18 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import torch
 from torch import nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+from torch.nn.modules import module as global_hooks
 
 from explain._utils import nested
 from explain._utils.errors import HookError, LayerError, NotRecordedError, note
 from explain._utils.signals import signal_safe, unsplit
 from explain._utils.spelling import did_you_mean
-from explain.hooks import attention_parts, graph_start, preserve
+from explain.hooks import attention_parts, preserve
 from explain.hooks.call_hooks import INSTEAD, FullBackwardHook, hook_calls, refusing_in_place
-from explain.hooks.graph import alias, copy_with_history, differentiate, is_alias, mark
+from explain.hooks.graph import alias, copy_with_history, differentiate, is_alias, mark, try_continue_from
 from explain.hooks.group import HookGroup, InputSwap, module_of
 from explain.hooks.layer_names import LayerPlace, Where, place_of, select_places
+from explain.hooks.unwrap import modules_of
 
 T = TypeVar("T")
 Source: TypeAlias = Any
@@ -130,7 +138,15 @@ class Capture:
         self._once = once
         self._cut = cut
         self._may_be_cut = cut and not torch.is_grad_enabled()
-        self._start = graph_start.GraphStart(cut=self._may_be_cut)
+        self._may_begin = self._may_be_cut
+        """Whether the graph may begin while gradients are off, which are on from then; it happens once."""
+        self._was_cut = False
+        self._lost: list[str] = []
+        """Layers of which parts of the gradient are missing."""
+        self._older: list[tuple[str, torch.Tensor, int]] = []
+        """Tensors of which an alias may yet be overwritten, by the names that have no history."""
+        self._starts: list[GradientEdge] = []
+        """Where backward continues beyond the layers, so that the user's backward hooks on these fire."""
         self._sources: dict[Record, list[Source]] = {}
         self._requested_with: dict[Record, list[Source]] = {}
         self._without_graph: set[Record] = set()
@@ -162,7 +178,7 @@ class Capture:
             LayerError: parts of the gradient may be missing.
         """
         self._must_be_whole()
-        return [*self._sources[record], *self._requested_with.get(record, ()), *self._start.starts]
+        return [*self._sources[record], *self._requested_with.get(record, ()), *self._starts]
 
     def nodes_of(self, record: Record) -> list[Node]:
         """The Nodes of the graph that the gradient in a record's first tensor comes from."""
@@ -180,7 +196,7 @@ class Capture:
     @property
     def misses(self) -> bool:
         """Whether parts of gradients may be missing, since something the layer made has no history in this pass."""
-        return bool(self._start.missing())
+        return bool(self._missing())
 
     @property
     def activations(self) -> Mapping[str, torch.Tensor]:
@@ -234,7 +250,7 @@ class Capture:
             for seen in (record, *record.tensors.values()):
                 seen.gradient = None
         wanted = list(also)
-        for sources in (*self._sources.values(), *self._requested_with.values(), self._start.starts):
+        for sources in (*self._sources.values(), *self._requested_with.values(), self._starts):
             wanted += sources
         if not wanted or not score.requires_grad:
             return (None,) * len(also)
@@ -248,20 +264,20 @@ class Capture:
         return f"layer {name!r} has no gradient: none came back to it; run backward from a score that depends on it"
 
     def _must_be_whole(self) -> None:
-        missing = self._start.missing()
+        missing = self._missing()
         if missing:
             names = ", ".join(map(repr, dict.fromkeys(missing)))
             raise LayerError(f"layer {names} must give tensors with a graph, but some have none; run with gradients on")
 
     def _begin_pass(self, module: nn.Module, args: Any, kwargs: Any) -> nested.SwappedInputs | None:
         """See whether gradients are off: if they are off only later, the network itself has turned them off."""
-        self._start.cut = self._may_be_cut = self._cut and not torch.is_grad_enabled()
+        self._may_begin = self._may_be_cut = self._cut and not torch.is_grad_enabled()
         if self._cut or not torch.is_grad_enabled():
             return None
         if any(tensor.requires_grad for _, tensor in nested.paths((args, kwargs))):
             return None
         # Weights that require no gradient would leave what is below the layer without a history.
-        return graph_start.aliased_inputs((args, kwargs))
+        return _aliased_inputs((args, kwargs))
 
     def _end_pass(self, swapped: nested.SwappedInputs | None, output: Any) -> None:
         """See whether a graph that began while gradients were off goes on to the end of the pass.
@@ -269,7 +285,7 @@ class Capture:
         A model that switches gradients itself gives back the mode that it found, which was off.
         """
         if self._may_be_cut and self._sources and not torch.is_grad_enabled():
-            self._start.lost += [record.layer for record in self._sources]
+            self._lost += [record.layer for record in self._sources]
 
     def _end_only_pass(self, module: nn.Module, args: Any, output: Any) -> None:
         self._end_pass(None, output)
@@ -278,19 +294,79 @@ class Capture:
         calls = self._wanted.get(layer)
         return calls is not None and (None in calls or len(self._calls[layer]) in calls)
 
+    def _missing(self) -> list[str]:
+        """The layers of which parts of the gradient may be missing.
+
+        Among them are those with a tensor that was overwritten, and that has an older name than the one with a history.
+        """
+        overwritten = [layer for layer, tensor, version in self._older if tensor._version != version]
+        return self._lost + overwritten if overwritten else self._lost
+
     def _watch_output(self, group: HookGroup, layer: str, module: nn.Module) -> None:
         running: list[Versions] = []
+        last = _last_in(module)
 
-        def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
+        def begin(module: nn.Module, args: Any, kwargs: Any) -> nested.SwappedInputs | None:
+            if not running or not self._is_wanted(layer) or not self._begin_graph(module, args, kwargs):
+                return None
+            swapped = _aliased_inputs((args, kwargs))
+            if _has_backward_hooks(module):
+                self._starts += [get_gradient_edge(other) for _, other in swapped.pairs]
+            return swapped
+
+        swap = InputSwap(begin, partial(self._follow_overwritten, layer))
+
+        def enter(module: nn.Module, args: Any, kwargs: Any) -> Any:
             running.append(_versions_of((args, kwargs)))
+            return swap.enter(module, args, kwargs) if last is module else None
 
         def leave(module: nn.Module, args: Any, output: Any) -> Any:
-            return self._leave(layer, running.pop() if running else {}, output)
+            followed = swap.leave(module, args, output) if last is module else None
+            inputs = running.pop() if running else {}
+            replaced = self._leave(layer, inputs, output if followed is None else followed)
+            return followed if replaced is None else replaced
 
-        if layer in self._wanted:
-            group.put(partial(module.register_forward_pre_hook, with_kwargs=True), enter)
-            self._start.watch(group, layer, module, lambda: bool(running) and self._is_wanted(layer))
-        group.put(module.register_forward_hook, leave)
+        if layer not in self._wanted:
+            group.put(module.register_forward_hook, lambda module, args, output: self._leave(layer, {}, output))
+            return
+        group.put(partial(module.register_forward_pre_hook, with_kwargs=True), enter)
+        if last is not module:
+            group.put_swap(last, swap)
+        group.put(module.register_forward_hook, leave, swap.restore_all)
+
+    def _begin_graph(self, module: nn.Module, args: Any, kwargs: Any) -> bool:
+        """Turn gradients on where they are off and this is allowed; say whether a graph begins here."""
+        if not torch.is_grad_enabled():
+            return self._turn_on()
+        if any(tensor.requires_grad for _, tensor in nested.paths((args, kwargs))):
+            return False
+        return not any(parameter.requires_grad for parameter in module.parameters())
+
+    def _turn_on(self) -> bool:
+        """Turn gradients on, once; say whether this is allowed."""
+        if not self._may_begin:
+            return False  # the network itself has turned gradients off here
+        self._may_begin = False
+        self._was_cut = True
+        torch.set_grad_enabled(True)  # the caller's mode comes back when `untouched` ends
+        return True
+
+    def _follow_overwritten(self, layer: str, swapped: nested.SwappedInputs | None, output: Any) -> Any:
+        """Where a module overwrote an alias, let the tensor's history continue from the alias; return the output."""
+        if swapped is None:
+            return None
+        names = {}
+        for tensor, other in swapped.pairs:
+            for _, view in nested.paths(output):
+                if view._base is other:  # it may be overwritten through these yet
+                    self._older.append((layer, tensor, tensor._version))
+            if is_alias(other):
+                continue  # nothing has overwritten it
+            if try_continue_from(tensor, other):
+                names[id(other)] = tensor
+            else:
+                self._lost.append(layer)
+        return nested.edit(output, lambda path, t: names.get(id(t), t)) if names else None
 
     def _watch_input(self, group: HookGroup, layer: str, module: nn.Module) -> None:
         def enter(module: nn.Module, args: Any, kwargs: Any) -> nested.SwappedInputs | None:
@@ -302,7 +378,7 @@ class Capture:
             if record is None or not wanted:
                 return None
             self._must_be_floating(record, first)
-            self._start.begin(module, args, kwargs)
+            self._begin_graph(module, args, kwargs)
             if not torch.is_grad_enabled():
                 self._mark_without_graph(record)
                 return None
@@ -310,7 +386,7 @@ class Capture:
             self._sources[record], self._requested_with[record] = self._follow(record, swapped.pairs[0][1])
             return swapped
 
-        group.put_swap(module, InputSwap(enter, partial(self._start.follow_overwritten, layer)))
+        group.put_swap(module, InputSwap(enter, partial(self._follow_overwritten, layer)))
 
     def _leave_attention(self, layer: str, module: nn.Module, args: Any, output: torch.Tensor) -> Any:
         return self._leave(layer, _versions_of(output), output)
@@ -330,10 +406,10 @@ class Capture:
             return None
         self._must_be_floating(record, first)
         if not torch.is_grad_enabled():
-            if not self._start.turn_on():
+            if not self._turn_on():
                 self._mark_without_graph(record)
                 return None
-            self._start.lost.append(layer)  # it has not begun before: what the layer made of its output has no history
+            self._lost.append(layer)  # it has not begun before: what the layer made of its output has no history
         return self._attach_all(record, seen.values(), inputs, output)
 
     def _recorded(self, layer: str, tensor: torch.Tensor) -> Record | None:
@@ -374,8 +450,8 @@ class Capture:
     def _must_have_histories(self, layer: str, first: torch.Tensor, inputs: Versions, output: Any) -> None:
         """Note that gradients are missing where the layer made other tensors from the same values out of sight."""
         others = [t for _, t in nested.paths(output) if t is not first and not _is_passed_through(t, inputs)]
-        if self._start.was_cut or any(t.is_floating_point() and not t.requires_grad for t in others):
-            self._start.lost.append(layer)
+        if self._was_cut or any(t.is_floating_point() and not t.requires_grad for t in others):
+            self._lost.append(layer)
 
     def _attach(
         self, layer: str, seen: TensorRecord, tensor: torch.Tensor, inputs: Versions
@@ -388,7 +464,7 @@ class Capture:
         if leaf is not None:
             return ([self._collect(seen, leaf)], []), tensor
         if not passed:
-            self._start.lost.append(layer)  # only its replacement has a history
+            self._lost.append(layer)  # only its replacement has a history
         used = copy_with_history(tensor)
         return self._follow(seen, used), used
 
@@ -475,6 +551,35 @@ class FullBackwardCapture(Capture):
             record.gradient = None if gradient is None else gradient.detach().clone()
 
         return take
+
+
+_PASSING_ON = (nn.Identity, nn.modules.dropout._DropoutNd)
+
+
+def _last_in(module: nn.Module) -> nn.Module:
+    """The module that computes the output of this one, as far as that is certain."""
+    while getattr(type(module), "forward", None) is nn.Sequential.forward and "forward" not in vars(module):
+        children = [child for child in module._modules.values() if child is not None]
+        last = next((c for c in reversed(children) if c.training or not isinstance(c, _PASSING_ON)), None)
+        if last is None:
+            return module
+        module = last
+    return module
+
+
+def _has_backward_hooks(module: nn.Module) -> bool:
+    if global_hooks._global_backward_hooks or global_hooks._global_backward_pre_hooks:
+        return True
+    return any(each._backward_hooks or each._backward_pre_hooks for each in modules_of(module))
+
+
+def _aliased_inputs(inputs: Any) -> nested.SwappedInputs:
+    """Replace floating-point tensors by aliases of them."""
+    return nested.SwappedInputs(inputs, _aliased)
+
+
+def _aliased(tensor: torch.Tensor) -> torch.Tensor:
+    return alias(tensor) if tensor.is_floating_point() and not tensor.is_inference() else tensor
 
 
 def _first_output(layer: str, output: Any) -> torch.Tensor:

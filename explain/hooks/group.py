@@ -76,6 +76,9 @@ class HookGroup(SignalSafe["HookGroup"]):
         return self
 
     def end(self, error: BaseException | None) -> None:
+        if not self._handles and not self._undo:
+            self._closed = True
+            return
         message = self._unfired_hooks() if self._handles and error is None else None
         self.remove()
         if message is not None:
@@ -218,15 +221,17 @@ class HookGroup(SignalSafe["HookGroup"]):
 
     # For this package
 
-    def put(self, register: Callable[[Any], Any], fn: Callable[..., Any]) -> None:
-        """Register a hook of this package by a function of PyTorch; it acts for calls of this thread, unchecked."""
-        self._undo.append(Registered(fn, register, self._thread).handle.remove)
+    def put(self, register: Callable[[Any], Any], fn: Callable[..., Any], *undo: Callable[[], None]) -> None:
+        """Register a hook of this package by a function of PyTorch; it acts for calls of this thread, unchecked.
+
+        ``undo`` is what else to do when it is removed.
+        """
+        self._undo += (*undo, Registered(fn, register, self._thread).handle.remove)
 
     def put_swap(self, module: nn.Module, swap: "InputSwap") -> None:
         """Replace tensors in a module's inputs until its call ends."""
         self.put(partial(module.register_forward_pre_hook, with_kwargs=True), swap.enter)
-        self.put(module.register_forward_hook, swap.leave)
-        self._undo.append(swap.restore_all)
+        self.put(module.register_forward_hook, swap.leave, swap.restore_all)
 
     @unsplit
     def note_runs(
@@ -468,18 +473,17 @@ class InputSwap:
         return None if swapped is None else swapped.inputs
 
     def leave(self, module: nn.Module, args: Any, output: Any) -> Any:
-        return self._end(self._restored(), output)
+        swapped = self._running.pop() if self._running else None
+        if swapped is not None:
+            swapped.restore()
+        return self._end(swapped, output)
 
     def restore_all(self) -> None:
         """Give back what calls that raised were given."""
         while self._running:
-            self._restored()
-
-    def _restored(self) -> SwappedInputs | None:
-        swapped = self._running.pop() if self._running else None
-        if swapped is not None:
-            swapped.restore()
-        return swapped
+            swapped = self._running.pop()
+            if swapped is not None:
+                swapped.restore()
 
 
 def _replace_first(
