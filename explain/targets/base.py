@@ -45,13 +45,17 @@ class Target:
         """Return the settled target for rows that are perturbed copies of the images ``(P,)``, counted from 0."""
         return self
 
+    def each(self, change: Callable[["Target"], "Target"]) -> "Target":
+        """Return the target with a change of all that it is made of; most are of one piece."""
+        return self
+
     def labelled(self, categories: Labels) -> "Target":
         """Return the target with labels replaced by class indices."""
-        return self
+        return self.each(lambda target: target.labelled(categories))
 
     def sized(self, size: tuple[int, ...]) -> "Target":
         """Return the target for a model whose input has this height and width."""
-        return self
+        return self.each(lambda target: target.sized(size))
 
     def class_scores(self, output: Any, count: int) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Return the scores ``(count, K)`` of all classes in the settled target's region or box, and its own classes.
@@ -113,17 +117,14 @@ class Sum(Target):
         scores = [weight * target.pick(output, count)[0] for weight, target in self.terms]
         return torch.stack(scores).sum(0), None
 
-    def settled(self, output: Any, count: int) -> "Sum":
-        return Sum(tuple((weight, target.settled(output, count)) for weight, target in self.terms))
+    def each(self, change: Callable[[Target], Target]) -> "Sum":
+        return Sum(tuple((weight, change(target)) for weight, target in self.terms))
 
-    def rows(self, images: torch.Tensor) -> "Sum":
-        return Sum(tuple((weight, target.rows(images)) for weight, target in self.terms))
+    def settled(self, output: Any, count: int) -> Target:
+        return self.each(lambda target: target.settled(output, count))
 
-    def sized(self, size: tuple[int, ...]) -> "Sum":
-        return Sum(tuple((weight, target.sized(size)) for weight, target in self.terms))
-
-    def labelled(self, categories: Labels) -> "Sum":
-        return Sum(tuple((weight, target.labelled(categories)) for weight, target in self.terms))
+    def rows(self, images: torch.Tensor) -> Target:
+        return self.each(lambda target: target.rows(images))
 
 
 def check_count(what: str, held: int, count: int) -> None:

@@ -10,19 +10,21 @@ import torch.nn.functional as F
 from explain._utils.errors import TargetError, in_short
 from explain.targets import detections, detector_outputs, regions
 from explain.targets.base import Labels, Picked, Target, check_class, check_count, find_logits, find_tensor, need_tensor
+from explain.targets.labels import find_category
+from explain.targets.outputs import label_of_no
 
 EMBEDDINGS = ("embedding", "embeddings", "image_embeds", "pooler_output", "features", "out", "logits")
 
 
 @dataclass(frozen=True)
 class ClassTarget(Target):
-    """The logit of a class: one index for every image, or one index for each.
+    """The logit of a class: one index for every image, or one index for each; or its label, until labels are known.
 
     Where a model gives boxes, it stands for the best `Detections` of the class, and where it gives maps of classes for
     its `Segmentation`.
     """
 
-    index: int | tuple[int, ...]
+    index: int | str | tuple[int, ...]
     categories: Labels = field(default=None, repr=False, compare=False)
     """The labels of the classes, for messages."""
 
@@ -31,6 +33,8 @@ class ClassTarget(Target):
         return str(self.index)
 
     def pick(self, output: Any, count: int) -> Picked:
+        if isinstance(self.index, str):
+            return self.labelled(None).pick(output, count)
         scores = find_logits(output, count)
         indices = [self.index] * count if isinstance(self.index, int) else self.index
         if len(indices) != count:
@@ -47,7 +51,16 @@ class ClassTarget(Target):
 
     def rows(self, images: torch.Tensor) -> "ClassTarget":
         index = self.index
-        return self if isinstance(index, int) else ClassTarget(tuple(index[image] for image in images.tolist()))
+        return ClassTarget(tuple(index[i] for i in images.tolist())) if isinstance(index, tuple) else self
+
+    def labelled(self, categories: Labels) -> Target:
+        label = self.index
+        if not isinstance(label, str):
+            return self
+        one = categories is None or (len(categories) == 1 and label != categories[0])
+        if one and label in ("yes", "no", label_of_no(categories)):
+            return BinaryLogit(label == "yes")
+        return ClassTarget(find_category(label, categories), categories)
 
 
 @dataclass(frozen=True)
@@ -78,7 +91,7 @@ class TopClass(Target):
 
 
 def _elsewhere(
-    output: Any, count: int, label: int | tuple[int, ...] | None, rank: int = 0, categories: Labels = None
+    output: Any, count: int, label: int | str | tuple[int, ...] | None, rank: int = 0, categories: Labels = None
 ) -> Target | None:
     """The target for a class of a model that gives boxes or maps, settled; None for one that gives class scores."""
     if (isinstance(output, Mapping) and "boxes" in output) or find_tensor(output, count, (2,)) is None:

@@ -82,11 +82,6 @@ class Detections(Target):
             raise TargetError(f"overlap must be a share from 0 to 1, got {self.overlap}; 0.5 is usual")
         if self.of not in get_args(Part):
             raise TargetError(f"of must be one of {', '.join(get_args(Part))}, got {self.of!r}; choose one of them")
-        if isinstance(self.index, bool) or not isinstance(self.index, int) or self.index < 0:
-            raise TargetError(f"index must be a whole number from 0, the best, got {self.index!r}; count from 0")
-        labels = self.label if isinstance(self.label, tuple) else (self.label,)
-        if any(label is not None and not isinstance(label, str) and label < 0 for label in labels):
-            raise TargetError(f"label must be a class index from 0 or words, got {self.label!r}; None takes any class")
         if self.box is None:
             return
         box = torch.as_tensor(self.box).detach().float()
@@ -112,7 +107,7 @@ class Detections(Target):
     def gives_probability(self) -> bool:
         return self.of in ("score", "existence")
 
-    def settled(self, output: Any, count: int) -> "Detected":
+    def settled(self, output: Any, count: int) -> Target:
         boxes = read(output, count, self.size, self.decode, self.name)
         if boxes.doubt and self.decode is None:
             warn(boxes.doubt)
@@ -387,58 +382,32 @@ _POINT = re.compile(rf"(.*)@{_NUMBER},{_NUMBER}")
 _INDEX = re.compile(r"(.+)@(\d+)")
 
 
-@dataclass(frozen=True)
-class Place(Target):
+@dataclass(frozen=True, eq=False)
+class Place(Detections):
     """What a model detects or segments at a place; the model's output says which of both it does.
 
-    Args:
-        label: the class, as an index or in words; None takes any.
-        index: which of the detections, 0 is the best.
-        point: the one at this point ``(x, y)``.
-        box: the one in this box ``(x0, y0, x1, y1)``; of a segmenter, the class within it.
+    Of a segmenter, it is the class at the ``point`` or within the ``box``. ``called`` is its name.
     """
 
-    label: int | str | None = None
-    index: int = 0
-    point: tuple[float, float] | None = None
-    box: tuple[float, float, float, float] | None = None
-    size: Size | None = field(default=None, repr=False, compare=False)
-    called: str = field(default="", repr=False, compare=False)
-    categories: Labels = field(default=None, repr=False, compare=False)
+    called: str = field(default="", kw_only=True)
 
     @property
     def name(self) -> str:
-        if self.called:
-            return self.called
-        label = "" if self.label is None else str(self.label)
-        if self.box is not None:
-            return f"{label} box {','.join(f'{edge:g}' for edge in self.box)}".strip()
-        if self.point is not None:
-            return f"{label}@{','.join(f'{edge:g}' for edge in self.point)}"
-        return f"{label}@{self.index + 1}"
+        return self.called
 
     def settled(self, output: Any, count: int) -> Target:
         if find_layout(output, count, self.size) is not None:
-            detections = Detections(
-                self.label, self.box, self.index, self.point, size=self.size, categories=self.categories
-            )
-            return detections.settled(output, count)
+            return super().settled(output, count)
         if self.size is None or (self.box is None and self.point is None):
             raise TargetError(f"target {self.name} must have a model that returns boxes; use Segmentation for maps")
         height, width = self.size[-2:]
         if self.point is not None:
             point = (self.point[0] / width, self.point[1] / height)
             return Segmentation(self.label, point=point).settled(output, count)
-        left, top, right, bottom = (max(round(edge), 0) for edge in self.box or ())
+        left, top, right, bottom = torch.as_tensor(self.box).round().clamp(min=0).int().tolist()
         mask = torch.zeros(height, width, dtype=torch.bool)
         mask[top:bottom, left:right] = True
         return Segmentation(self.label, mask).settled(output, count)
-
-    def labelled(self, categories: Labels) -> "Place":
-        return replace(self, label=find_category(self.label, categories), categories=categories)
-
-    def sized(self, size: Size) -> "Place":
-        return replace(self, size=size)
 
     def on_photo(self, seen: Box, size: Size) -> "Place":
         """Return a place in pixels of a photo in those of an input of ``size``, which shows a part of it."""
@@ -448,10 +417,10 @@ class Place(Target):
         def moved(place: Any) -> Any:
             if place is None:
                 return None
-            edges = enumerate(place)
+            edges = enumerate(map(float, place))
             return tuple((e - seen.top) * down if i % 2 else (e - seen.left) * across for i, e in edges)
 
-        return replace(self, point=moved(self.point), box=moved(self.box), size=size, called=self.name)
+        return replace(self, point=moved(self.point), box=moved(self.box), size=size)
 
 
 def as_place(text: str) -> Place | None:
@@ -461,12 +430,11 @@ def as_place(text: str) -> Place | None:
     (1, (320.0, 200.0), None)
     """
     if match := _BOX.fullmatch(text):
-        left, top, right, bottom = map(float, match.groups()[1:])
-        return Place(_label(match[1]), box=(left, top, right, bottom))
+        return Place(_label(match[1]), box=[float(edge) for edge in match.groups()[1:]], called=text)
     if match := _POINT.fullmatch(text):
-        return Place(_label(match[1]), point=(float(match[2]), float(match[3])))
+        return Place(_label(match[1]), point=(float(match[2]), float(match[3])), called=text)
     if (match := _INDEX.fullmatch(text)) and int(match[2]) > 0:
-        return Place(_label(match[1]), int(match[2]) - 1)
+        return Place(_label(match[1]), index=int(match[2]) - 1, called=text)
     return None
 
 

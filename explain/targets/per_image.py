@@ -1,14 +1,14 @@
 """A target of its own for each image, and single numbers of an output."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from explain._utils.errors import TargetError
 from explain._utils.nested import items, with_items
-from explain.targets.base import Labels, Picked, Target, check_count, find_tensor, images_of_rows, need_tensor
+from explain.targets.base import Picked, Target, check_count, find_tensor, images_of_rows, need_tensor
 from explain.targets.classes import ClassTarget
 from explain.targets.functions import ScoreTarget
 
@@ -19,6 +19,8 @@ class Element(Target):
 
     Args:
         index: where it is, behind the dimension of the images.
+        or_classes: whether the numbers are a class for each image instead, if the output has class scores and no such
+            dimensions.
 
     Raises:
         TargetError: not whole numbers; or, when it is picked, outside of the output.
@@ -28,6 +30,7 @@ class Element(Target):
     """
 
     index: tuple[int, ...]
+    or_classes: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         if not self.index or any(isinstance(i, bool) or not isinstance(i, int) or i < 0 for i in self.index):
@@ -38,6 +41,8 @@ class Element(Target):
         return str(self.index)
 
     def pick(self, output: Any, count: int) -> Picked:
+        if self.or_classes:
+            return self.settled(output, count).pick(output, count)
         dimensions = len(self.index) + 1
         found = need_tensor(output, count, (dimensions,), self, f"{dimensions} dimensions")
         if any(i >= size for i, size in zip(self.index, found.shape[1:], strict=True)):
@@ -46,21 +51,12 @@ class Element(Target):
         place: Any = (slice(None), *self.index)
         return found[place], None
 
-
-@dataclass(frozen=True)
-class Tuple(Target):
-    """Whole numbers that are a class for each image where the output has class scores, and else an `Element`."""
-
-    index: tuple[int, ...]
-
-    @property
-    def name(self) -> str:
-        return str(self.index)
-
     def settled(self, output: Any, count: int) -> Target:
-        place = find_tensor(output, count, (len(self.index) + 1,)) is not None
-        scores = find_tensor(output, count, (2,)) is not None
-        return Element(self.index) if place and not scores else ClassTarget(self.index)
+        if not self.or_classes:
+            return self
+        has_place = find_tensor(output, count, (len(self.index) + 1,)) is not None
+        has_scores = find_tensor(output, count, (2,)) is not None
+        return Element(self.index) if has_place and not has_scores else ClassTarget(self.index)
 
 
 @dataclass(frozen=True)
@@ -121,11 +117,8 @@ class Separate(Target):
     def rows(self, images: torch.Tensor) -> "Separate":
         return replace(self, images=images_of_rows(self.images, images))
 
-    def sized(self, size: tuple[int, ...]) -> "Separate":
-        return replace(self, targets=tuple(target.sized(size) for target in self.targets))
-
-    def labelled(self, categories: Labels) -> "Separate":
-        return replace(self, targets=tuple(target.labelled(categories) for target in self.targets))
+    def each(self, change: Callable[[Target], Target]) -> "Separate":
+        return replace(self, targets=tuple(map(change, self.targets)))
 
     def _images(self, count: int) -> Sequence[int]:
         images = range(len(self.targets)) if self.images is None else self.images

@@ -3,7 +3,6 @@
 import operator
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -11,11 +10,11 @@ import numpy as np
 import torch
 
 from explain._utils.errors import LabelsError, ModelError, TargetError, either, shown
-from explain.targets import detections, outputs, per_image
-from explain.targets.base import Labels, Picked, Sum, Target
-from explain.targets.classes import BinaryLogit, ClassTarget, TopClass
+from explain.targets import detections, per_image
+from explain.targets.base import Labels, Sum, Target
+from explain.targets.classes import ClassTarget, TopClass
 from explain.targets.functions import ScoreTarget
-from explain.targets.labels import Categories, find_category
+from explain.targets.labels import Categories
 
 One: TypeAlias = int | str | tuple[int, ...] | Callable[..., torch.Tensor] | Target | None
 TargetLike: TypeAlias = One | torch.Tensor | Sequence[One]
@@ -60,7 +59,7 @@ def as_target(target: TargetLike, categories: Sequence[str] | None = None) -> Ta
     if isinstance(target, type):
         raise TargetError(f"target must be an object, got the class {target.__name__}; use {target.__name__}(...)")
     if isinstance(target, str):
-        return (detections.as_place(target) or Label(target)).labelled(categories)
+        return (detections.as_place(target) or ClassTarget(target)).labelled(categories)
     if isinstance(target, Target):
         return target.labelled(categories)
     if isinstance(target, (*ARRAYS, int, Sequence)):
@@ -128,24 +127,8 @@ class Difference(Sum):
     """
 
     def __init__(self, this: TargetLike, that: TargetLike) -> None:
-        first, second = (Label(each) if isinstance(each, str) else as_target(each) for each in (this, that))
+        first, second = (ClassTarget(each) if isinstance(each, str) else as_target(each) for each in (this, that))
         super().__init__(((1.0, first), (-1.0, second)))
-
-
-@dataclass(frozen=True)
-class Label(Target):
-    """A class that is known only by its label, until the labels of the model are known."""
-
-    name: str
-
-    def pick(self, output: Any, count: int) -> Picked:
-        return self.labelled(None).pick(output, count)
-
-    def labelled(self, categories: Labels) -> Target:
-        one = categories is None or (len(categories) == 1 and self.name != categories[0])
-        if one and self.name in ("yes", "no", outputs.label_of_no(categories)):
-            return BinaryLogit(self.name == "yes")
-        return ClassTarget(find_category(self.name, categories), categories)
 
 
 def _from_numbers(numbers: Any, given: object, categories: Labels) -> Target:
@@ -155,7 +138,7 @@ def _from_numbers(numbers: Any, given: object, categories: Labels) -> Target:
     if not numbers:
         raise TargetError(f"target must hold whole class indices, one per image, got {shown(given)}")
     if isinstance(given, tuple) and len(given) > 1 and all(isinstance(number, int) for number in given):
-        return per_image.Tuple(_whole(given, given))
+        return per_image.Element(_whole(given, given), or_classes=True)
     chosen = tuple(_for_one_image(each, given, categories) for each in numbers)
     classes = tuple(each.index for each in chosen if isinstance(each, ClassTarget) and isinstance(each.index, int))
     return ClassTarget(classes) if len(classes) == len(chosen) else per_image.Separate(chosen)

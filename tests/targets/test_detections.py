@@ -380,8 +380,8 @@ def test_what_fills_up_a_list_of_detections_is_none() -> None:
     filled = {"boxes": boxes, "labels": torch.tensor([1, 0, -1]), "scores": torch.tensor([0.6, 0.5, 0.9])}
     assert Detections().pick([filled], 1)[0].tolist() == [pytest.approx(0.6)]
     assert len(Detections().detected([filled], 1, 0)) == 2
-    with pytest.raises(TargetError, match="label"):
-        Detections(-1)
+    with pytest.raises(TargetError, match="detected"):
+        Detections(-1).pick([filled], 1)
 
 
 def test_a_box_without_an_area_is_itself() -> None:
@@ -682,7 +682,7 @@ def test_detections_are_numbered_and_named_by_the_index(photos: Tensor) -> None:
         as_target("cup@3", labels).settled([output], 1)
 
 
-@pytest.mark.parametrize("wrong", [{"of": "area"}, {"index": -1}, {"overlap": 2}, {"box": (3, 3, 2, 4)}])
+@pytest.mark.parametrize("wrong", [{"of": "area"}, {"overlap": 2}, {"box": (3, 3, 2, 4)}])
 def test_what_no_detection_can_be_is_refused(wrong: Any) -> None:
     with pytest.raises(TargetError, match="must be"):
         Detections(**wrong)
