@@ -1,8 +1,7 @@
 """Classifiers of timm, with their published weights, transforms and labels."""
 
 import importlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 from torch import nn
 
 from explain._utils.errors import ModelError, did_you_mean
-from explain._utils.signals import temporarily
 from explain.data.boxes import Preprocess
 from explain.models.classifier import Classifier
 from explain.models.files import TIMM
@@ -34,8 +32,7 @@ def load_timm(name: str, weights: str | Path | None = None, size: int | None = N
         options["img_size"] = size
     if weights is None:
         try:
-            with _hub_or_cache():
-                model: nn.Module = timm.create_model(plain, pretrained=True, **options)
+            model: nn.Module = timm.create_model(plain, pretrained=True, **options)
         except (OSError, RuntimeError) as error:
             raise not_downloaded(name, "", error) from None
         origin = str(published.tag and f"{plain}.{published.tag}")
@@ -61,25 +58,6 @@ def _timm(name: str) -> ModuleType:
             raise no_torchvision(error) from None
         remedy = "run pip install 'explain-hooks[timm]'"
         raise ModelError(f"model {name!r} needs timm, which cannot be imported ({error}); {remedy}") from None
-
-
-@contextmanager
-def _hub_or_cache() -> Iterator[None]:
-    """Let the Hugging Face hub use its cache alone if it cannot be reached: it would try for half a minute a file."""
-    try:
-        hub = importlib.import_module("huggingface_hub")
-        constants = hub.constants
-        session = hub.utils.get_session()
-    except (ImportError, AttributeError):  # of other releases
-        yield
-        return
-    online = not constants.HF_HUB_OFFLINE
-    with temporarily(constants, HF_HUB_OFFLINE=True):
-        with suppress(Exception):  # of requests or httpx, as the release has it
-            if online:
-                session.head(constants.ENDPOINT, timeout=5)
-                constants.HF_HUB_OFFLINE = False
-        yield
 
 
 def timm_config(model: nn.Module) -> Mapping[str, Any] | None:

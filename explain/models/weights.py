@@ -68,19 +68,13 @@ def fit_weights(model: nn.Module, state: Mapping[str, torch.Tensor], path: str |
     """Load a state dict into a model of the same kind.
 
     Raises:
-        ModelError: names or shapes differ; the message names the first that does.
+        ModelError: names or shapes differ; the message begins as that of torch.
     """
-    current = model.state_dict()
-    problems = [f"{name} is missing" for name in current if name not in state]
-    problems += [f"{name} is not in the model" for name in state if name not in current]
-    for name in current.keys() & state.keys():
-        shape = tuple(current[name].shape)
-        if shape != tuple(state[name].shape):
-            problems.insert(0, f"{name} is {tuple(state[name].shape)} instead of {shape}")
-    if problems:
-        differences = f"{problems[0]} ({len(problems)} differences)"
-        raise ModelError(f"weights {str(path)!r} must fit the model, but {differences}; take those of this network")
-    model.load_state_dict(state)
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as error:
+        differences = " ".join(str(error).split())[:200]
+        raise ModelError(f"weights {str(path)!r} must fit the model, but {differences}; take its own") from None
 
 
 def describe_weights(path: str | Path) -> str:

@@ -142,9 +142,8 @@ def _suggestion(label: str, categories: Sequence[str], others: Sequence[Sequence
     part = " ".join(_words(label))
     meant = [name for name in categories if len(part) > 2 and f" {part}" in f" {' '.join(_words(name))}"]
     if not meant:
-        known = {" ".join(words): categories[i] for i, names in enumerate(others) for words in names}
-        spelt = difflib.get_close_matches(part, [*known, *(name.casefold() for name in categories)], n=1, cutoff=0.8)
-        meant = [known[word] for word in spelt if word in known]
+        labels = {" ".join(words): categories[i] for i, names in enumerate(others) for words in names}
+        meant = [labels[word] for word in difflib.get_close_matches(part, labels, n=1, cutoff=0.8)]
     return f"did you mean {' or '.join(map(repr, meant[:3]))}?" if meant else did_you_mean(label, categories)
 
 

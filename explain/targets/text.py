@@ -248,11 +248,12 @@ def _tokenized(model: nn.Module, texts: Sequence[Text]) -> dict[str, torch.Tenso
     written = [each.name for each in texts]
     tokenizer = need_tokenizer(model, f"the text {written[0]!r}")
     if not hasattr(tokenizer, "convert_ids_to_tokens"):  # of open_clip: a function of texts
-        warn_of_cut(written, tokenizer, tokenizer)
-        return {"ids": tokenizer(written).to(device)}
+        ids = tokenizer(written)
+        warn_of_cut(written, ids, tokenizer)
+        return {"ids": ids.to(device)}
     config = getattr(model, "config", None)
     length = getattr(getattr(config, "text_config", config), "max_position_embeddings", None)
     how = {"padding": "max_length", "truncation": True, "max_length": length, "return_tensors": "pt"}
-    warn_of_cut(written, tokenizer, lambda texts: tokenizer(texts, **how)["input_ids"])
     given = tokenizer(written, **how)
+    warn_of_cut(written, given["input_ids"], lambda texts: tokenizer(texts, **how)["input_ids"])
     return {"ids" if name == "input_ids" else name: each.to(device) for name, each in given.items()}

@@ -31,31 +31,12 @@ def named_text(text: str | TokenIds) -> str:
     return text if isinstance(text, str) else f"tokens {' '.join(map(str, text))}"
 
 
-def warn_of_cut(texts: Sequence[str], tokenizer: Any, ids_of: Callable[[list[str]], torch.Tensor]) -> None:
-    """Warn of texts that have more tokens than ``ids_of`` gives: ids ``(N, L)`` of one length, filled up with padding.
-
-    A tokenizer that cannot say how many a text has gives those of its words one by one.
-    """
-    empty = ids_of([""])
-    padding = empty[0, -1]
-
-    def lengths(texts: Sequence[str]) -> list[int]:
-        is_token = ids_of(list(texts)) != padding
-        return (is_token * torch.arange(1, is_token.shape[1] + 1)).amax(1).tolist()
-
-    (special,) = lengths([""])
-    room = empty.shape[1] - 1  # the last token may look like padding
-    if special >= room:  # padding comes first
-        return
-    for text, length in zip(texts, lengths(texts), strict=True):
-        if length < room:
-            continue
-        if hasattr(tokenizer, "tokenize"):
-            count = len(tokenizer.tokenize(text))
-        else:
-            count = sum(of_word - special for of_word in lengths(text.split()))
-        if length - special < count:
-            cut = f"the model reads {length - special} of the {count} tokens of the text {shown(text)}"
+def warn_of_cut(texts: Sequence[str], ids: torch.Tensor, ids_of: Callable[[list[str]], torch.Tensor]) -> None:
+    """Warn of texts that are too long: their ``ids`` ``(N, L)`` are the same without the last word."""
+    shorter = ids_of([text.rpartition(" ")[0] for text in texts])
+    for text, same in zip(texts, (ids == shorter).all(1).tolist(), strict=True):
+        if same:
+            cut = f"the text {shown(text)} has more than the {ids.shape[1]} tokens that the model reads"
             warn(f"{cut}; the rest is cut off: write a shorter one")
 
 

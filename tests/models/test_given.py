@@ -133,28 +133,6 @@ def test_values_that_are_given_replace_those_of_an_image_processor(photo: Image.
         explain.Explainer(model, mean=124)
 
 
-def test_a_hub_out_of_reach_is_given_up_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    timm = pytest.importorskip("timm", reason="timm is an extra")
-    hub = pytest.importorskip("huggingface_hub")
-    tried = []
-
-    class Session:
-        def head(self, url: str, timeout: float) -> None:
-            raise OSError("Name or service not known")
-
-    def create(name: str, pretrained: bool) -> nn.Module:
-        tried.append(hub.constants.HF_HUB_OFFLINE)
-        raise OSError("not in the cache")
-
-    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(hub.utils, "get_session", Session)
-    monkeypatch.setattr(timm, "create_model", create)
-    with pytest.raises(ModelError, match="not in the cache"):
-        explain.Explainer("timm:test_resnet")
-    assert tried == [True]
-    assert not hub.constants.HF_HUB_OFFLINE
-
-
 def test_another_size_is_cut_from_as_large_a_share_of_the_photo() -> None:
     model = tiny_vit()
     transformers = pytest.importorskip("transformers", reason="transformers is an extra")

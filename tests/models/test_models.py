@@ -196,7 +196,7 @@ def test_weights_that_hold_code_or_nothing_useful_are_refused(
 
 def test_weights_of_another_network_name_the_first_difference(own_module: str, tmp_path: Path) -> None:
     torch.save(nn.Linear(3, 3).state_dict(), tmp_path / "other.pt")
-    with pytest.raises(ModelError, match=r"conv\.weight is missing"):
+    with pytest.raises(ModelError, match=r"conv\.weight"):
         load(f"{own_module}:Net", weights=tmp_path / "other.pt")
     state = load(f"{own_module}:Net").model.state_dict()
     state["fc.weight"] = torch.zeros(7, 4)

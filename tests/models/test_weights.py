@@ -63,7 +63,7 @@ def test_published_models_take_safetensors(tmp_path: Path) -> None:
 def test_weights_without_the_head_say_what_is_missing(tmp_path: Path) -> None:
     state = torchvision.models.squeezenet1_1().state_dict()
     torch.save({key: value for key, value in state.items() if "classifier" not in key}, tmp_path / "none.pt")
-    with pytest.raises(ModelError, match=r"classifier.1.weight is missing"):
+    with pytest.raises(ModelError, match=r"classifier.1.weight"):
         load("squeezenet1_1", weights=tmp_path / "none.pt")
 
 

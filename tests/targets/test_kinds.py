@@ -451,10 +451,11 @@ def test_an_image_is_as_similar_to_itself_as_can_be(net: TinyNet, x: Tensor) -> 
 @pytest.mark.parametrize(
     ("embedding", "message"),
     [
-        (torch.zeros(5), "got only zeros"), (torch.tensor([1.0, torch.nan]), "finite numbers"),
-        (torch.tensor(3.0), "float32"), (torch.tensor([1, 2]), "got torch.int64"), (torch.ones(4), "shape"),
+        (torch.zeros(5), "only zeros"),
+        (torch.tensor(3.0), "embedding"),
+        (torch.ones(4), "shape"),
     ],
-)  # fmt: skip
+)
 def test_embeddings_that_do_not_fit_are_refused(embedding: Tensor, message: str, net: TinyNet, x: Tensor) -> None:
     with pytest.raises(TargetError, match=message):
         explain.attribute(net, x, "saliency", target=Similarity(embedding))
