@@ -9,7 +9,6 @@ Its results are then copied, with noise in the maps, until there are ``--maps``;
 from __future__ import annotations
 
 import argparse
-import json
 import resource
 import signal
 import sqlite3
@@ -28,7 +27,7 @@ import numpy as np
 import explain
 from explain.runs import Entry
 from explain.store.sources import Folder
-from explain.store.writing import PHOTO, MapRecord, PhotoRecord, Store, pack, unpack
+from explain.store.writing import DIGESTED, PhotoRecord, Store, packed, unpacked
 
 BLOCK = 1000  # photos that are written at once
 
@@ -67,13 +66,12 @@ def copies(file: str, maps: int) -> Iterator[PhotoRecord]:
         photos = db.execute("SELECT * FROM photos ORDER BY id").fetchall()
     for number in range(maps - len(rows)):
         row, photo = rows[number % len(rows)], photos[number % len(rows)]
-        values = unpack(row["map"], tuple(json.loads(row["shape"])), row["scale"]).numpy()
-        changed = pack(values * noise.uniform(0.5, 1.5, values.shape))
+        values = unpacked(row).numpy()
+        changed = packed(values * noise.uniform(0.5, 1.5, values.shape))
         mine = {**dict(photo), "name": f"copy-{number}", "path": None, "stamp": None}
-        result = MapRecord(
-            "gradcam", row["target"], row["class"], row["score"], photo["probability"], row["layer"], changed
-        )
-        yield PhotoRecord({name: mine[name] for name in (*PHOTO, "stamp")}, (result,))
+        result = {name: row[name] for name in DIGESTED["results"]} | changed
+        result |= {"method": "gradcam", "probability": photo["probability"], "metrics": "{}"}
+        yield PhotoRecord({name: mine[name] for name in (*DIGESTED["photos"], "stamp")}, (result,))
 
 
 def main() -> None:

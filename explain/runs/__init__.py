@@ -2,11 +2,11 @@
 
     labels          labels of photos as classes of the model
     preparing       from an entry to the model's input, in batches of one shape
-    workers         the same ahead, in processes
+    workers         the same ahead, in processes of a DataLoader
     manifest        identification of a model with its preprocessing
-    request         what is asked of every photo: maps, metrics and labels of a batch
+    job             what is asked of every photo of a source, and the answers as they are stored
     exporting       a run as one table: Parquet, CSV and JSON lines
-    parts           a folder of Parquet files that several machines write, indexed as one SQLite file
+    parts           a folder of Parquet files that several machines write, imported into one SQLite file
     result          `Run`, and what can be made of it: overlays and pages of some photos; `open_run`
     runner          `run`
     cluster         `run_on_ray`: on the machines of a Ray cluster

@@ -5,7 +5,7 @@ import importlib
 import io
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -16,15 +16,16 @@ from explain._utils.errors import RunError, raised, warn
 from explain.data.files import replacing
 from explain.methods import Method
 from explain.runs.exporting import arrow_modules, schema_of, with_map
-from explain.store.reading import StoredRun, row_of
+from explain.store.reading import StoredRun, joined, row_of
 from explain.store.sources import text
-from explain.store.writing import MapRecord, PhotoRecord, Store, content_digest, method_row, pack
+from explain.store.writing import PhotoRecord, Store, content_digest, method_row, packed
 
 # Other files than Parquet begin with an underline: programs that read a folder of Parquet files skip them.
-MANIFEST = "_manifest.json"
-REMARKS = "_remarks.json"
+ABOUT = "_run.json"
 INDEX = "_run.sqlite"
 ENDING = ".parquet"
+VERSIONS = ("ETag", "etag", "LastModified", "updated", "mtime", "created")
+"""What file systems call that which changes with the content of a file."""
 
 
 class Storage:
@@ -58,12 +59,10 @@ class Storage:
         with self._translated():
             self._files.invalidate_cache(self.path)
             found = self._files.ls(self.path, detail=True) if self._files.isdir(self.path) else []
-        versions = ("ETag", "etag", "LastModified", "updated", "mtime", "created")
         files = {os.path.basename(about["name"]): about for about in found if about["type"] == "file"}
         return {
-            name: f"{about['size']} {next((about[key] for key in versions if key in about), '')}"
+            name: f"{about['size']} {next((about[key] for key in VERSIONS if key in about), '')}"
             for name, about in sorted(files.items())
-            if not name.startswith(".")
         }
 
     def read(self, name: str) -> bytes | None:
@@ -71,22 +70,6 @@ class Storage:
         with self._translated(), suppress(FileNotFoundError):
             return bytes(self._files.cat_file(f"{self.path}/{name}"))
         return None
-
-    def read_object(self, name: str) -> dict[str, Any] | None:
-        """The JSON object in a file; None if it is not there.
-
-        Raises:
-            RunError: it holds something else.
-        """
-        content = self.read(name)
-        if content is None:
-            return None
-        with suppress(ValueError, RecursionError):
-            found = json.loads(content)
-            if isinstance(found, dict):
-                return found
-        raise RunError(f"file {text(name)!r} of run {text(self.name)!r} must hold a JSON object, but is damaged; "
-                       "copy it again, or give another folder")  # fmt: skip
 
     def write(self, name: str, content: bytes) -> None:
         """Write a file, or put another in its place."""
@@ -96,11 +79,6 @@ class Storage:
                 return
             with replacing(Path(self.path, name)) as part:
                 self._files.pipe_file(str(part), content)
-
-    def remove(self, name: str) -> None:
-        """Remove a file, if it is there."""
-        with self._translated(), suppress(FileNotFoundError):
-            self._files.rm_file(f"{self.path}/{name}")
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -114,56 +92,56 @@ class Storage:
             raise RunError(f"output {text(self.name)!r} cannot be used: {reason}; mend it or choose another") from error
 
 
-def key_of(names: Sequence[str]) -> str:
-    """A name for a piece, by its photos."""
-    return hashlib.sha256("\n".join(names).encode()).hexdigest()[:24]
-
-
 def write_part(
-    folder: Storage, records: Sequence[PhotoRecord], methods: Sequence[Method], metrics: Sequence[str]
-) -> None:
-    """Write photos with all their results into one Parquet file, in the columns of `export`.
+    folder: Storage, records: Sequence[PhotoRecord], metrics: Sequence[str], methods: Iterable[Method]
+) -> str:
+    """Write photos with all their results into one Parquet file, in the columns of `export`; return its name.
 
     The metadata of its schema has, under ``explain``, the other columns of a run, and under ``digest`` the digest of
     that text. The file is named by the photos: when they are explained again, as the first machine was lost before it
     could report, the file replaces the first one.
     """
-    if not records:
-        return
     arrow, parquet = arrow_modules()
     rows = []
     photos = []
     for record in records:
         results = []
         for result in record.results:
-            rows.append(with_map(row_of(record.photo, result.columns), metrics))
-            results.append({**vars(result), "map": [result.map.shape, content_digest(result.map.content)]})
-        photos.append({"photo": dict(record.photo), "results": results, "notes": record.notes})
-    others = json.dumps({"methods": [method_row(method) for method in methods], "photos": photos})
-    metadata = {"explain": others, "digest": str(content_digest(others.encode()))}
+            rows.append(with_map(row_of(joined(record.photo, result)), metrics))
+            results.append({**result, "map": None})
+        photos.append({"photo": record.photo, "results": results, "notes": record.notes})
+    content = json.dumps({"methods": list(map(method_row, methods)), "photos": photos})
+    metadata = {"explain": content, "digest": str(content_digest(content.encode()))}
     schema = schema_of(arrow, metrics).with_metadata(metadata)
     buffer = io.BytesIO()
     parquet.write_table(arrow.Table.from_pylist(rows, schema), buffer, compression="zstd")
-    folder.write(f"part-{key_of([record.name for record in records])}{ENDING}", buffer.getvalue())
+    names = "\n".join(record.name for record in records)
+    file = f"part-{hashlib.sha256(names.encode()).hexdigest()[:24]}{ENDING}"
+    folder.write(file, buffer.getvalue())
+    return file
 
 
 def read_part(folder: Storage, file: str) -> tuple[list[dict[str, Any]], list[PhotoRecord]]:
     """Read a file of `write_part`: the rows of ``methods``, and the photos.
 
     Raises:
-        RunError: it is damaged, or was written by another program.
+        RunError: it is not there, is damaged, or was written by another program.
     """
     arrow, parquet = arrow_modules()
+    part = folder.read(file)
+    if part is None:
+        got = "photos were written elsewhere; choose one on a shared drive or in a storage"
+        raise RunError(f"output {text(folder.name)!r} must be a folder that all machines share, but {got}")
     try:
-        table = parquet.read_table(io.BytesIO(folder.read(file) or b""))
+        table = parquet.read_table(io.BytesIO(part))
         others = table.schema.metadata[b"explain"]
         if int(table.schema.metadata[b"digest"]) != content_digest(others):
             raise ValueError("its metadata has changed since it was written")
-        maps = (np.asarray(values.values.to_numpy()) for values in table["map"])
+        maps = iter(table["map"])
         content = json.loads(others)
         photos = []
         for photo in content["photos"]:
-            results = tuple(_map_record(columns, next(maps)) for columns in photo["results"])
+            results = tuple(_with_map(result, next(maps)) for result in photo["results"])
             photos.append(PhotoRecord(photo["photo"], results, tuple(photo["notes"])))
     except (OSError, KeyError, TypeError, ValueError, StopIteration, RuntimeError, arrow.ArrowException) as error:
         remedy = "remove it, and the same run explains its photos again"
@@ -171,108 +149,32 @@ def read_part(folder: Storage, file: str) -> tuple[list[dict[str, Any]], list[Ph
     return content["methods"], photos
 
 
-def _map_record(columns: dict[str, Any], values: np.ndarray[Any, Any]) -> MapRecord:
-    shape, expected = columns["map"]
+def _with_map(result: dict[str, Any], values: Any) -> dict[str, Any]:
     with np.errstate(all="ignore"):  # of a damaged map, which the digest shows
-        packed = pack(values.reshape(shape))
-    if content_digest(packed.content) != expected:
+        columns = packed(np.asarray(values.values.to_numpy()).reshape(json.loads(result["shape"])))
+    if columns["content"] != result["content"]:
         raise ValueError("a map has changed since it was written")
-    return MapRecord(**{**columns, "map": packed})
+    return result | columns
 
 
-class Index(Store):
-    """The SQLite file of a folder, opened for writing. It lists the files that it has, with their stamps."""
-
-    def add(self, folder: Storage, file: str, stamp: str) -> None:
-        """Enter a part with its photos.
-
-        Raises:
-            RunError: it cannot be read, or another part has one of its photos.
-        """
-        methods, photos = read_part(folder, file)
-        with self._transaction():
-            for photo in photos:
-                if self._number("SELECT count(*) FROM photos WHERE name = ?", photo.name):
-                    raise RunError(f"photo {photo.name!r} is in two files of the run, one of them {file!r}; remove one")
-            self.enter_methods(methods)
-            self.write(photos)
-            self.list_file(file, stamp)
-
-    def list_file(self, file: str, stamp: str) -> None:
-        """Note that the file is entered."""
-        with self._transaction():
-            self._db.execute("CREATE TABLE IF NOT EXISTS parts (file TEXT PRIMARY KEY, stamp TEXT)")
-            self._insert("parts", {"file": file, "stamp": stamp}, "OR REPLACE")
-
-    def remark(self, remarks: Mapping[str, Any]) -> None:
-        """Enter failures, notes, and whether all photos were explained."""
-        with self._transaction():
-            self._db.execute("DELETE FROM failures")
-            for name, reason in remarks.get("failures", {}).items():
-                self._insert("failures", {"name": name, "reason": reason})
-            for note in remarks.get("notes", ()):
-                self._insert("notes", {"note": note}, "OR IGNORE")
-            if remarks.get("ended"):
-                self.end(remarks["ended"])
+def describe(folder: Storage, store: Store, names: Iterable[str]) -> None:
+    """Write beside the parts what they do not have, and note which of the parts are in the SQLite file."""
+    run = StoredRun(store.file)
+    failures = list(run.query("SELECT name, path, reason FROM failures"))
+    about = {"manifest": run.manifest, "failures": failures}
+    folder.write(ABOUT, json.dumps(about, ensure_ascii=False, indent=1).encode())
+    stamps = folder.stamps()
+    with store.transaction():
+        for name in (*names, ABOUT):
+            store.insert("parts", {"file": name, "stamp": stamps[name]})
 
 
-def indexed(folder: Storage) -> tuple[Path, int]:
-    """Enter the new files of a folder into its SQLite file; return its path, and the number of new Parquet files.
+def index_file(folder: Storage) -> Path:
+    """Where the SQLite file of a folder is.
 
     It is ``_run.sqlite`` in the folder, or a file in ``~/.cache/explain`` where the folder cannot be written or is an
-    address. Nothing is written where nothing has changed. The file can be removed at any time: it is made again, as it
-    is where a file that it has was changed or removed.
-
-    Raises:
-        RunError: the folder holds no run, or cannot be read.
+    address.
     """
-    manifest = folder.read_object(MANIFEST)
-    if manifest is None:
-        raise RunError(f"run {text(folder.name)!r} must be a file, or a folder with a {MANIFEST}, but there is none")
-    stamps = {
-        name: stamp for name, stamp in folder.stamps().items() if name.endswith(ENDING) or name in (MANIFEST, REMARKS)
-    }
-    remarks = _remarks(folder, stamps)
-    file = _index_file(folder)
-    before = _listed(file)
-    if before == stamps:
-        return file, 0
-    before.pop(REMARKS, None)
-    if not before.items() <= stamps.items():
-        before = {}
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        for ending in () if before else ("", "-wal", "-shm"):
-            Path(f"{file}{ending}").unlink(missing_ok=True)
-    except OSError as error:
-        raise RunError(f"index {text(file)!r} of a run cannot be written: {error.strerror}; make room") from None
-    new = [name for name in stamps if name.endswith(ENDING) and name not in before]
-    with closing(Index(file, manifest, compare=False)) as index:
-        index.list_file(MANIFEST, stamps[MANIFEST])
-        for name in new:
-            index.add(folder, name, stamps[name])
-        index.remark(remarks)
-        if REMARKS in stamps:
-            index.list_file(REMARKS, stamps[REMARKS])
-    return file, len(new)
-
-
-def _remarks(folder: Storage, stamps: Mapping[str, str]) -> dict[str, Any]:
-    """What the run says of itself; it is not complete if files of it are missing."""
-    remarks = folder.read_object(REMARKS) or {}
-    files = remarks.get("files", ())
-    missing = [name for name in files if name not in stamps]
-    if not missing:
-        return remarks
-    count = f"{len(missing)} of {len(files)} files"
-    warn(
-        f"run {text(folder.name)!r} must have all its files, but {count} are missing, such as {text(missing[0])!r}; "
-        "copy them, or run again to explain their photos"
-    )
-    return {**remarks, "ended": None}
-
-
-def _index_file(folder: Storage) -> Path:
     if folder.is_local and os.access(folder.path, os.W_OK):
         return Path(folder.path, INDEX)
     name = hashlib.sha256(folder.name.encode("utf-8", "surrogateescape")).hexdigest()[:24]
@@ -280,7 +182,74 @@ def _index_file(folder: Storage) -> Path:
     return Path(cache, "explain", f"{name}.sqlite")
 
 
-def _listed(file: Path) -> dict[str, str]:
+def imported(folder: Storage) -> tuple[Path, int]:
+    """Import the new parts of a folder into its SQLite file; return its path, and the number of new Parquet files.
+
+    Nothing is written where nothing has changed. The file can be removed at any time: it is made again, as it is where
+    a part that it has was changed or removed.
+
+    Raises:
+        RunError: the folder holds no run, or cannot be read.
+    """
+    about = _about(folder)
+    ended = about["manifest"].pop("ended", None)
+    stamps = {name: stamp for name, stamp in folder.stamps().items() if name.endswith(ENDING) or name == ABOUT}
+    file = index_file(folder)
+    before = _stamps_in(file)
+    parts = before.items() - {(ABOUT, before.get(ABOUT))}
+    if not parts <= stamps.items():
+        parts = set()
+    new = dict(stamps.items() - parts)
+    new.pop(ABOUT, None)
+    if before != stamps:
+        if not parts:
+            _remove(file)
+        with closing(Store(file, about["manifest"], compare=False)) as store:
+            for name in sorted(new):
+                methods, photos = read_part(folder, name)
+                store.enter_methods(methods)
+                store.write(photos)
+            with store.transaction():
+                for name, path, reason in about["failures"]:
+                    store.insert("failures", {"name": name, "path": path, "reason": reason})
+                for name, stamp in stamps.items():
+                    store.insert("parts", {"file": name, "stamp": stamp})
+            if ended and StoredRun(file).photos >= ended["photos"]:
+                store.end(ended["when"])
+    count = StoredRun(file).photos
+    if ended and count < ended["photos"]:
+        missing = f"{ended['photos'] - count} of {ended['photos']} photos are missing"
+        warn(f"run {text(folder.name)!r} must have all its files, but {missing}; copy them, or run it again")
+    return file, len(new)
+
+
+def _about(folder: Storage) -> dict[str, Any]:
+    """What is written beside the parts.
+
+    Raises:
+        RunError: it is not there, or damaged.
+    """
+    content = folder.read(ABOUT)
+    if content is None:
+        raise RunError(f"run {text(folder.name)!r} must be a file, or a folder with a {ABOUT}, but there is none")
+    try:
+        about = json.loads(content)
+        return {"manifest": dict(about["manifest"]), "failures": list(about["failures"])}
+    except (ValueError, LookupError, TypeError, RecursionError):
+        got = "is damaged; copy it again, or give another folder"
+        raise RunError(f"file {ABOUT!r} of run {text(folder.name)!r} {got}") from None
+
+
+def _remove(file: Path) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        for ending in ("", "-wal", "-shm"):
+            Path(f"{file}{ending}").unlink(missing_ok=True)
+    except OSError as error:
+        raise RunError(f"index {text(file)!r} of a run cannot be written: {error.strerror}; make room") from None
+
+
+def _stamps_in(file: Path) -> dict[str, str]:
     """The files that an index has; none where there is no index, or a damaged one."""
     if file.exists():
         with suppress(RunError):
@@ -294,7 +263,7 @@ def index_of(address: str | os.PathLike[str]) -> Path:
     Raises:
         RunError: there is no run.
     """
-    file, count = indexed(Storage(address, make=False))
+    file, count = imported(Storage(address, make=False))
     if count:
-        warn(f"run {text(address)!r}: {count} new Parquet files were entered into its index {text(file)!r}")
+        warn(f"run {text(address)!r}: {count} new Parquet files were imported into {text(file)!r}")
     return file

@@ -116,14 +116,17 @@ def at_once(x: torch.Tensor, device: torch.device) -> int:
     return max(1, min(most, large * IMAGE // max(1, int(x.shape[-1]) * int(x.shape[-2]))))
 
 
-def in_batches(ready: Iterable[Ready], size: Callable[[Prepared], int]) -> Iterator[list[Prepared] | Failed]:
-    """Group photos by the shape of their inputs and by what they lack, as they come; failures are passed on at once.
+def in_batches(
+    ready: Iterable[Ready], size: Callable[[Prepared], int], kind: Callable[[Prepared], object]
+) -> Iterator[list[Prepared] | Failed]:
+    """Group photos of one kind, as they come; failures are passed on at once.
 
     Args:
         ready: the photos.
         size: how many photos like this one make a batch.
+        kind: what the photos of a batch have in common.
 
-    >>> list(in_batches([Failed("a.jpg", "is empty")], lambda photo: 8))
+    >>> list(in_batches([Failed("a.jpg", "is empty")], lambda photo: 8, lambda photo: photo.x.shape))
     [Failed(name='a.jpg', reason='is empty', path=None)]
     """
     waiting: dict[object, list[Prepared]] = {}
@@ -131,7 +134,7 @@ def in_batches(ready: Iterable[Ready], size: Callable[[Prepared], int]) -> Itera
         if isinstance(photo, Failed):
             yield photo
             continue
-        key = (photo.x.shape, photo.x.dtype, photo.lacking)
+        key = kind(photo)
         group = waiting.setdefault(key, [])
         group.append(photo)
         full = size(photo)

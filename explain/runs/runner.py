@@ -2,9 +2,9 @@
 
 import os
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -17,26 +17,23 @@ from explain.explanation.explainer import Explainer
 from explain.methods.base import MethodLike
 from explain.metrics import Metric
 from explain.models import Classifier
-from explain.runs.labels import Labels
-from explain.runs.preparing import Prepared, Preparer, Ready
-from explain.runs.request import TIME, RunRequest
+from explain.runs.job import TIME, Job
+from explain.runs.preparing import Prepared, Ready
 from explain.runs.result import Run
-from explain.runs.workers import CannotBeginError, Workers, default_workers
-from explain.store.lists import source_of
+from explain.runs.workers import default_workers, read_ahead
 from explain.store.reading import KnownPhoto
 from explain.store.sources import (
     Corners,
     Entry,
     Failed,
     Label,
-    Source,
     boxes_as_text,
     check_count,
     entries_of,
     labels_as_text,
     text,
 )
-from explain.store.writing import Store, locked, method_row
+from explain.store.writing import PhotoRecord, Store, locked, method_row
 from explain.targets.resolve import TargetLike
 
 TIMEOUT = 60.0  # seconds that one photo may take to be read
@@ -70,43 +67,6 @@ class State:
         if self.total is None or not self.rate:
             return None
         return max(0, self.total - self.there - self.done - self.failed) / self.rate
-
-
-@dataclass(frozen=True)
-class Job:
-    """All that fixes a run, whatever machine does it; it can be sent to others."""
-
-    source: Source
-    request: RunRequest
-    labels: Labels
-    manifest: dict[str, Any]
-
-    @classmethod
-    def of(
-        cls,
-        source: Any,
-        explainer: Explainer | nn.Module | Classifier | str | None,
-        methods: MethodLike | Iterable[MethodLike],
-        target: TargetLike,
-        metrics: Iterable[Metric | str],
-        **options: Any,
-    ) -> "Job":
-        """Check the arguments of `run`.
-
-        Raises:
-            RunError: the source cannot be used, or has no photos.
-            ExplainError: as for calling an `Explainer`.
-        """
-        photos = source_of(source)
-        explainer = explainer if isinstance(explainer, Explainer) else Explainer(explainer)
-        request = RunRequest(explainer, methods, target, list(metrics), **options)
-        if photos.count == 0:
-            raise RunError(f"source must have photos, but {text(str(source))!r:.100} has none; check its content")
-        return cls(photos, request, Labels(explainer.categories, photos.classes), request.manifest(photos))
-
-    @property
-    def preparer(self) -> Preparer:
-        return Preparer(self.source, self.request.explainer.preprocess)
 
 
 ELSEWHERE = {
@@ -173,7 +133,7 @@ def run(
     check_count("batch_size", options.get("batch_size"), 1)
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
         raise RunError(f"timeout must be a number of seconds above 0, got {shown(timeout)}; leave it out")
-    job = Job.of(source, explainer, methods, target, metrics, **options)
+    job = Job(source, explainer, methods, target, metrics, **options)
     file = Path(output)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -181,67 +141,86 @@ def run(
         raise RunError(f"output {text(file)!r} cannot be written: {error.strerror}; choose another file") from None
     if file.is_dir():
         raise RunError(f"output {text(file)!r} must be a file, got a folder; name a file in it, such as run.sqlite")
-    request = job.request
+    count = default_workers() if workers is None else workers
     with locked(file), closing(Store(file, job.manifest)) as store:
-        before = Run(file)
-        methods_now = [method.name for method in request.methods or ()]
-        metrics_now = [metric.name for metric in request.metrics]
-        call = RunCall(job, progress, before.known, before.lacking(methods_now, metrics_now))
-        _explain_missing(call, store, default_workers() if workers is None else workers, timeout)
+        call = RunCall(job, store, progress)
+        with closing(call.prepared(count, timeout)) as ready:
+            call.carry_out(job.explained(call.changed(ready)))
     result = Run(file)
-    by_box = [metric.name for metric in request.metrics if metric.needs_object]
+    by_box = [metric.name for metric in job.metrics if metric.needs_object]
     if by_box and not any(result.query("SELECT 1 FROM photos WHERE boxes IS NOT NULL LIMIT 1")):
         warn(f"no photo has boxes, so that {', '.join(by_box)} has no values; give a source with boxes, such as a list")
     return result
 
 
-@dataclass
 class RunCall:
     """One call of a run: the photos of its source that are stored already, and what becomes of the others.
 
-    ``known`` has the photos that are stored, by name. Where the stamp of a file is the same, the file need not be read.
-    Everything else is read and compared by its pixels.
+    Where the stamp of a file is the same, the file need not be read. All else is read and compared by its pixels.
     """
 
-    job: Job
-    progress: Callable[[State], None] | bool | None
-    known: Mapping[str, KnownPhoto]
-    lacking: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """The methods that some of these photos lack."""
-    done: int = 0
-    failed: int = 0
-    there: int = 0
-    begun: float = field(default_factory=time.monotonic)
-    names: set[str] = field(default_factory=set)
-    """Of all photos of the source, as far as it was listed."""
+    def __init__(self, job: Job, store: Store, progress: Callable[[State], None] | bool | None) -> None:
+        stored = Run(store.file)
+        methods = [method.name for method in job.methods or ()]
+        self.job = job
+        self.store = store
+        self.known = stored.known
+        self.lacking = stored.lacking(methods, [metric.name for metric in job.metrics])
+        self._progress = progress
+        self._done = 0
+        self._failed = 0
+        self._there = 0
+        self._begun = time.monotonic()
+        self._names: set[str] = set()
+        self._confirmed: list[Entry] = []
 
     def entries(self) -> Iterator[Entry]:
         """The photos that are not stored by the stamp of their file."""
         for entry in entries_of(self.job.source):
-            self.names.add(entry.name)
-            if self.has_file(entry):
-                self.there += 1
+            self._names.add(entry.name)
+            if self._has_file(entry):
+                self._there += 1
             else:
                 yield entry
 
-    def count(self, done: int, failures: Sequence[Failed]) -> None:
-        """Count photos, and raise the error of a failure if no photo could be explained until then."""
-        self.done += done
-        self.failed += len(failures)
-        if self.done or not self.known.keys() <= self.lacking.keys():
-            return
-        for failure in failures:
-            if failure.general is not None:
-                raise failure.general
+    def prepared(self, workers: int, timeout: float) -> Generator[Ready, None, None]:
+        """These photos ready for the model, prepared in worker processes or here."""
+        if workers:
+            yield from read_ahead(self.job.preparer, self.entries(), workers, timeout)
+        else:
+            yield from map(self.job.preparer, self.entries())
 
-    def has_file(self, entry: Entry) -> bool:
-        """Whether a photo is stored with all its results, judging by the stamp of its file."""
-        stored = self.known.get(entry.name)
-        if stored is None or entry.stamp is None or entry.stamp != stored.stamp:
-            return False
-        if entry.name in self.lacking or not self.job.source.by_file:
-            return False
-        return self._is_labelled(stored, entry.label, entry.boxes)
+    def changed(self, ready: Iterable[Ready]) -> Iterator[Ready]:
+        """Of these, the photos to explain."""
+        for photo in ready:
+            if not isinstance(photo, Prepared) or not self.has(photo):
+                yield photo
+            elif photo.entry.name in self.lacking:
+                yield replace(photo, lacking=self.lacking[photo.entry.name])
+
+    def carry_out(self, answers: Iterable[list[PhotoRecord | Failed]]) -> None:
+        """Store the answers as they come, and tell the caller of the progress.
+
+        Raises:
+            Exception: no photo could be explained, for a reason that need not be the photo's.
+        """
+        for batch in answers:
+            failures = [answer for answer in batch if isinstance(answer, Failed)]
+            self._failed += len(failures)
+            if not self._done and len(failures) < len(batch):
+                names = ("methods", "metrics")
+                self.store.enter_methods(map(method_row, self.job.methods or ()))
+                self.store.enter_in_manifest({name: self.job.manifest[name] for name in names})
+            self._done += len(batch) - len(failures)
+            if not self._done and self.known.keys() <= self.lacking.keys():
+                for failure in failures:
+                    if failure.general is not None:
+                        raise failure.general
+            self.store.write(batch)
+            self._report()
+        self.store.confirm(self._confirmed)
+        self._report()
+        self.store.end(time.strftime(TIME, time.gmtime()), self._names)
 
     def has(self, photo: Prepared) -> bool:
         """Whether a photo that was read is stored.
@@ -254,67 +233,35 @@ class RunCall:
         stored = self.known.get(entry.name)
         if stored is None:
             return False
-        if (photo.sha256, *photo.size) == (stored.sha256, stored.width, stored.height):
-            return self._is_labelled(stored, photo.label, photo.boxes)
-        if entry.stamp in (None, stored.stamp):
-            raise RunError(f"photo {entry.name!r} must have the pixels that it had, got others; give another output")
-        return False
+        if (photo.sha256, *photo.size) != (stored.sha256, stored.width, stored.height):
+            if entry.stamp in (None, stored.stamp):
+                got = "got others; give another output"
+                raise RunError(f"photo {entry.name!r} must have the pixels that it had, {got}")
+            return False
+        if not self._is_labelled(stored, photo.label, photo.boxes):
+            return False
+        if entry.name not in self.lacking:
+            self._there += 1
+            self._confirmed.append(entry)
+        return True
+
+    def _has_file(self, entry: Entry) -> bool:
+        """Whether a photo is stored with all its results, judging by the stamp of its file."""
+        stored = self.known.get(entry.name)
+        if stored is None or entry.stamp is None or entry.stamp != stored.stamp:
+            return False
+        if entry.name in self.lacking or not self.job.source.by_file:
+            return False
+        return self._is_labelled(stored, entry.label, entry.boxes)
 
     def _is_labelled(self, stored: KnownPhoto, label: Label, boxes: tuple[Corners, ...]) -> bool:
         labels = labels_as_text(self.job.labels.of(label))
         return stored.labels == labels and stored.boxes == boxes_as_text(boxes)
 
-    def report(self) -> None:
-        """Tell the caller of the progress."""
-        if self.progress is True:
-            show_progress(self.done + self.failed + self.there, self.job.source.count)
-        elif self.progress:
-            seconds = time.monotonic() - self.begun
-            self.progress(State(self.done, self.failed, self.there, self.job.source.count, seconds))
-
-
-def _explain_missing(call: RunCall, store: Store, workers: int, timeout: float) -> None:
-    """Explain the photos that the file lacks, which are prepared by so many workers."""
-    request = call.job.request
-    confirmed: list[Entry] = []  # photos that were read, and are those of the file
-    with closing(_prepared(call, workers, timeout)) as ready:
-        for answers in request.each(_changed(ready, call, confirmed), call.job.labels):
-            failures = [answer for answer in answers if isinstance(answer, Failed)]
-            first = not call.done
-            call.count(len(answers) - len(failures), failures)
-            if first and call.done:
-                store.enter_methods(map(method_row, request.methods or ()))
-                store.enter_in_manifest("methods", call.job.manifest["methods"])
-                store.enter_in_manifest("metrics", call.job.manifest["metrics"])
-            store.write(answers)
-            call.report()
-    store.confirm(confirmed)
-    call.report()
-    store.forget_failures(but=call.names)
-    store.end(time.strftime(TIME, time.gmtime()))
-
-
-def _prepared(call: RunCall, count: int, timeout: float) -> Generator[Ready, None, None]:
-    """Photos ready for the model, prepared in worker processes or here."""
-    if count:
-        try:
-            workers = Workers(call.job.preparer, call.entries(), count, timeout)
-        except CannotBeginError as error:
-            warn(f"photos are read one after the other, since no worker process can be started ({error})")
-        else:
-            with closing(workers):
-                yield from workers
-            return
-    yield from map(call.job.preparer, call.entries())
-
-
-def _changed(ready: Iterable[Ready], call: RunCall, confirmed: list[Entry]) -> Iterator[Ready]:
-    """The photos to explain; those that are stored with these pixels are ``confirmed``."""
-    for photo in ready:
-        if not isinstance(photo, Prepared) or not call.has(photo):
-            yield photo
-        elif photo.entry.name in call.lacking:
-            yield replace(photo, lacking=call.lacking[photo.entry.name])
-        else:
-            call.there += 1
-            confirmed.append(photo.entry)
+    def _report(self) -> None:
+        total = self.job.source.count
+        if self._progress is True:
+            show_progress(self._done + self._failed + self._there, total)
+        elif self._progress:
+            seconds = time.monotonic() - self._begun
+            self._progress(State(self._done, self._failed, self._there, total, seconds))

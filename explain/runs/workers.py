@@ -1,7 +1,5 @@
-"""Worker processes that read and preprocess photos ahead."""
+"""Worker processes of `torch.utils.data.DataLoader` that read and preprocess photos ahead."""
 
-import contextlib
-import multiprocessing
 import os
 import pickle
 import signal
@@ -9,29 +7,31 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
-from multiprocessing.connection import Connection
-from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
+from torch.utils.data import DataLoader, Dataset
 
-from explain._utils.errors import either, quiet
-from explain._utils.signals import signal_safe
+from explain._utils.errors import either, quiet, warn
 from explain.data.opening import hushed, troubles
 from explain.runs.preparing import Prepared, Preparer, Ready
 from explain.store.sources import Entry, Failed
 
 AHEAD = 4  # photos that wait for each worker, read or not
-TICK = 0.5  # seconds between two checks whether the parent is alive
-BEGIN = 60.0  # seconds that a worker may take until it is there
+TICK = 0.5  # seconds between two checks whether the other process is alive
 MOST = 8  # workers, unless the caller says how many
 
 
 class CannotBeginError(Exception):
     """Worker processes cannot be started here."""
+
+
+class EndedError(Exception):
+    """A worker died, or takes too long for the next photo; the message says which."""
 
 
 def default_workers() -> int:
@@ -40,143 +40,157 @@ def default_workers() -> int:
     return max(1, min(MOST, count // 2))
 
 
-class _Worker(NamedTuple):
-    """A worker process, and our end of its pipe."""
+def read_ahead(preparer: Preparer, entries: Iterator[Entry], count: int, timeout: float) -> Iterator[Ready]:
+    """Prepare photos in ``count`` processes; they come out in the order of their entries.
 
-    process: Any
-    pipe: Connection
+    No more than a few wait for each worker. A photo that takes longer than ``timeout`` seconds, or whose worker dies,
+    is a `Failed`. When this process dies, however it does, the workers end within a second.
 
-    def end(self) -> None:
-        self.process.kill()
-        self.process.join(TICK)  # one that waits for a disk that does not answer cannot even be killed
-        self.pipe.close()
+    Which photo a worker died of is not known: those that were sent go once more, one at a time.
+    """
+    broken: list[Exception] = []
+    sent: deque[Entry] = deque()
+    suspects: deque[Entry] = deque()
+    entries = _until_broken(entries, broken)
+    while True:
+        alone = bool(suspects)
+        source = _drained(suspects) if alone else entries
+        workers = (1, 1) if alone else (count, AHEAD)
+        try:
+            with _loading(preparer, _sending(source, sent), *workers) as loaded, _deaths_are_awaited():
+                for content in _in_time(loaded, timeout):
+                    photo = pickle.loads(content)
+                    entry = sent.popleft()
+                    yield replace(photo, entry=entry) if isinstance(photo, Prepared) else photo
+        except CannotBeginError as error:
+            warn(f"photos are read one after the other, since no worker process can be started ({error})")
+            yield from map(preparer, source)
+        except EndedError as error:
+            if alone or error.args[1]:
+                entry = sent.popleft()
+                yield Failed(entry.name, f"image {entry.name!r} {error.args[0]}", entry.path, stamp=entry.stamp)
+            suspects.extendleft(reversed(sent))
+            sent.clear()
+            continue
+        if not alone:
+            break
+    if broken:
+        raise broken[0]
 
 
-class Workers:
-    """Prepares the photos of a run in processes of its own.
+def _until_broken(entries: Iterator[Entry], broken: list[Exception]) -> Iterator[Entry]:
+    """The entries of a source; if it breaks off, those before are read first."""
+    try:
+        yield from entries
+    except Exception as error:  # of the caller's own source
+        broken.append(error)
 
-    A thread for each process gives it one photo at a time. Photos come out in the order of their entries, and no more
-    than a few wait for each worker. A photo that takes longer than ``timeout`` seconds, or whose worker dies, is a
-    `Failed`; another worker takes the place. When this process dies, however it does, the workers end within a second.
 
-    Args:
-        preparer: what each of them does; it must be picklable where processes are not forked.
-        entries: the photos.
-        count: how many workers.
-        timeout: seconds that one photo may take.
+def _drained(entries: deque[Entry]) -> Iterator[Entry]:
+    while entries:
+        yield entries.popleft()
+
+
+def _sending(entries: Iterable[Entry], sent: deque[Entry]) -> Iterator[bytes]:
+    """The entries as they are sent, which are noted."""
+    for entry in entries:
+        sent.append(entry)
+        try:
+            yield pickle.dumps(entry)
+        except Exception as error:  # it holds something that cannot be pickled
+            remedy = either("use workers=0", "use --workers 0")
+            problem = f"image {entry.name!r} cannot be sent to a worker process ({error}); {remedy}"
+            yield pickle.dumps(Entry(entry.name, path=entry.path, problem=problem))
+
+
+class _Reader(Dataset[bytes]):
+    """Prepares photos in a worker. They go as bytes, since each tensor would share memory by an open file."""
+
+    def __init__(self, preparer: Preparer) -> None:
+        self._preparer = preparer
+
+    def __getitem__(self, sent: bytes) -> bytes:
+        entry = pickle.loads(sent)
+        with hushed() as printed:
+            photo = self._preparer(entry)
+        if isinstance(photo, Prepared):
+            notes = [f"{entry.name}: {trouble}" for trouble in troubles(printed)]
+            photo = replace(photo, entry=Entry(""), notes=(*photo.notes, *notes))
+        return pickle.dumps(photo)
+
+
+@contextmanager
+def _loading(preparer: Preparer, sent: Iterable[bytes], count: int, ahead: int) -> Iterator[Iterator[bytes]]:
+    """Start workers; they are killed at the end, since one that hangs would never finish.
+
+    They start in a thread: Python loses an interrupt that comes while its main thread forks.
 
     Raises:
         CannotBeginError: no process can be started, or what it needs cannot be sent to it.
     """
-
-    def __init__(self, preparer: Preparer, entries: Iterator[Entry], count: int, timeout: float) -> None:
-        self._preparer = preparer
-        self._entries = entries
-        self._timeout = timeout
-        self._ahead = AHEAD * count
-        self._workers: list[_Worker] = []
-        self._free: SimpleQueue[_Worker] = SimpleQueue()
-        self._lock = threading.Lock()
-        self._stopped = False
-        self._threads = ThreadPoolExecutor(count, "explain-decoding")
-        self._lister = ThreadPoolExecutor(1, "explain-listing")
-        try:
-            for _ in range(count):
-                self._free.put(self._begin())
-        except BaseException:  # an interrupt too must not leave workers behind
-            self.close()
-            raise
-
-    def __iter__(self) -> Iterator[Ready]:
-        waiting = deque(self._submit() for _ in range(self._ahead))
-        while (photo := waiting.popleft().result()) is not None:
-            waiting.append(self._submit())
-            yield photo
-
-    def close(self) -> None:
-        """End the workers; photos that they are busy with are given up."""
-        self._lister.shutdown(wait=False, cancel_futures=True)
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        with self._lock:
-            self._stopped = True
-            for worker in self._workers:
-                worker.process.kill()
-        self._threads.shutdown()
-        for worker in self._workers:
-            worker.end()
-
-    def _submit(self) -> Future[Ready | None]:
-        """Have the next photo prepared; None comes after the last. A single thread lists them, in their order."""
-        return self._threads.submit(self._prepare, self._lister.submit(next, self._entries, None))
-
-    def _prepare(self, listed: Future[Entry | None]) -> Ready | None:
-        entry = listed.result()
-        if entry is None:
-            return None
-        worker = self._free.get()
-        try:
-            worker.pipe.send(entry)
-            if worker.pipe.poll(self._timeout):
-                photo = pickle.loads(worker.pipe.recv_bytes())
-                return replace(photo, entry=entry) if isinstance(photo, Prepared) else photo
-            reason = f"took longer than {self._timeout:g} s to be read; mend it or allow more time"
-            worker = self._replaced(worker)
-        except (EOFError, OSError):
-            reason = "ended its worker process while it was read (out of memory?); read it alone"
-            worker = self._replaced(worker)
-        except CannotBeginError:
-            raise
-        except Exception as error:  # an entry that holds something that cannot be pickled
-            remedy = either("use workers=0", "use --workers 0")
-            reason = f"cannot be sent to a worker process ({error}); {remedy}"
-        finally:
-            self._free.put(worker)
-        return Failed(entry.name, f"image {entry.name!r} {reason}", entry.path, stamp=entry.stamp)
-
-    def _replaced(self, worker: _Worker) -> _Worker:
-        """Return another worker for one that is dead or too slow."""
-        worker.end()
-        self._workers.remove(worker)
-        return self._begin()
-
-    def _begin(self) -> _Worker:
-        """Start a worker, and wait until it says that it is there."""
-        context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
-        with self._lock:  # one at a time: a process that is forked meanwhile would hold the pipe of this one open
-            if self._stopped:
-                raise CannotBeginError("the run ends")
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_work, args=(self._preparer, theirs), daemon=True)
-            try:
-                with quiet(), _started(process):  # Python warns of threads when it forks; the child needs no locks
-                    pass
-            except Exception as error:  # what it is given cannot be pickled, or there is no room for a process
-                ours.close()
-                raise CannotBeginError(str(error)) from error
-            finally:
-                theirs.close()
-            worker = _Worker(process, ours)
-            self._workers.append(worker)
-        with contextlib.suppress(EOFError, OSError):
-            if ours.poll(BEGIN) and ours.recv_bytes():
-                return worker
-        worker.end()
-        self._workers.remove(worker)
-        raise CannotBeginError("a worker process ended before it began")
+    loader: Any = DataLoader(
+        _Reader(preparer),
+        batch_size=None,
+        sampler=sent,
+        num_workers=count,
+        prefetch_factor=ahead,
+        timeout=TICK,
+        collate_fn=bytes,
+        multiprocessing_context="fork" if sys.platform == "linux" else "spawn",
+        worker_init_fn=_begin,
+        generator=torch.Generator(),  # or it would draw from the caller's random numbers
+    )
+    try:
+        with quiet(), ThreadPoolExecutor(1, "explain-starting") as thread:
+            loaded = thread.submit(iter, loader).result()
+    except Exception as error:  # whatever processes run into
+        raise CannotBeginError(str(error)) from error
+    try:
+        yield loaded
+    finally:
+        for worker in loaded._workers:
+            worker.kill()
 
 
-@signal_safe
-def _started(process: Any) -> Iterator[None]:
-    """Start a process, and keep signals until it has begun.
+def _in_time(loaded: Iterator[bytes], timeout: float) -> Iterator[bytes]:
+    """What workers give.
 
-    Python loses what a signal's handler raises while it forks, and leaves the lock of its logging locked.
+    Raises:
+        EndedError: with the reason, and whether it is the fault of the next photo.
     """
-    process.start()
-    yield
+    begun = time.monotonic()
+    while True:
+        try:
+            content = next(loaded, None)
+        except RuntimeError as error:  # of torch, which has no other kind for either
+            if "timed out" not in str(error):
+                died = "ended its worker process while it was read (out of memory?); read it alone"
+                raise EndedError(died, False) from error
+            if time.monotonic() - begun > timeout:
+                slow = f"took longer than {timeout:g} s to be read; mend it or allow more time"
+                raise EndedError(slow, True) from error
+            continue
+        if content is None:
+            return
+        yield content
+        begun = time.monotonic()
 
 
-def _work(preparer: Preparer, pipe: Connection) -> None:
-    """Prepare what comes through the pipe, until it is closed or the parent is gone: the life of a worker."""
+@contextmanager
+def _deaths_are_awaited() -> Iterator[None]:
+    """Once a loader of torch was used, a dead worker raises an error wherever the main thread is: keep it from that."""
+    before = None
+    if hasattr(signal, "SIGCHLD") and threading.current_thread() is threading.main_thread():
+        before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGCHLD, before)
+
+
+def _begin(number: int) -> None:
+    """Let a worker end with its parent, which decides on interrupts."""
     parent = os.getppid()
 
     def watch() -> None:
@@ -184,18 +198,6 @@ def _work(preparer: Preparer, pipe: Connection) -> None:
             time.sleep(TICK)
         os._exit(1)
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches it too; the parent decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches it too
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=watch, daemon=True).start()
-    torch.set_num_threads(1)  # the network needs the processors, and threads do not survive a fork
-    with contextlib.suppress(EOFError, OSError):
-        pipe.send_bytes(b"there")
-        while True:
-            entry = pipe.recv()
-            with hushed() as printed:
-                photo = preparer(entry)
-            if isinstance(photo, Prepared):
-                notes = [f"{entry.name}: {trouble}" for trouble in troubles(printed)]
-                photo = replace(photo, entry=Entry(""), notes=(*photo.notes, *notes))
-            pipe.send_bytes(pickle.dumps(photo))  # as plain bytes: `send` would share memory by an open file
-    os._exit(0)  # and nothing that was inherited is closed or written

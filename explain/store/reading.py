@@ -23,29 +23,19 @@ from explain.methods.base import title_of
 from explain.render.styles import Style
 from explain.store.lists import source_of
 from explain.store.sources import Corners, Entry, entries_of, path_of, stamp, text
-from explain.store.writing import (
-    APPLICATION,
-    MANIFEST,
-    METHOD,
-    ORDERS,
-    PHOTO,
-    RESULT,
-    check_format,
-    content_digest,
-    digest,
-    quoted,
-    unpack,
-)
+from explain.store.writing import APPLICATION, DIGESTED, ORDERS, check_format, content_digest, digest, quoted, unpacked
 
 _ALLOWED = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
-_RESULT = ", ".join(f"r.{column}" for column in RESULT)
-_DIGESTED = {
-    "manifest": f"SELECT {quoted(MANIFEST)}, digest FROM manifest NOT INDEXED",
-    "methods": f"SELECT {quoted(METHOD)}, digest FROM methods NOT INDEXED",
-    "photos": f"SELECT {quoted(PHOTO)}, digest FROM photos NOT INDEXED",
-    "results": f"SELECT p.name, {_RESULT}, r.digest FROM results r NOT INDEXED LEFT JOIN photos p ON p.id = r.photo",
-}
+_RESULT = ", ".join(f"r.{column}" for column in DIGESTED["results"])
+_CHECKED = {table: f"SELECT {quoted(columns)}, digest FROM {table} NOT INDEXED" for table, columns in DIGESTED.items()}
+_CHECKED["results"] = (
+    f"SELECT p.name, {_RESULT}, r.digest FROM results r NOT INDEXED LEFT JOIN photos p ON p.id = r.photo"
+)
 """The rows of each table: the columns that its digest is of, and the digest."""
+_ROW = """
+SELECT r.*, r.class AS target_class, p.probability AS prediction_probability, p.*
+FROM results r JOIN photos p ON p.id = r.photo WHERE r.id = ?
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +76,7 @@ class Row:
     metrics: Mapping[str, float | None] = field(default_factory=dict)
     style: Any = "heat"
     uncentred: bool = False
-    _stored: tuple[bytes, tuple[int, ...], float] = field(default=(b"", (0,), 0.0), repr=False)
+    _stored: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @cached_property
     def values(self) -> torch.Tensor:
@@ -94,7 +84,7 @@ class Row:
 
         Stored in half precision: no value is off by more than ``2**-11`` of itself, apart from very small ones.
         """
-        return unpack(*self._stored)
+        return unpacked(self._stored)
 
     @property
     def correct(self) -> bool | None:
@@ -310,7 +300,7 @@ class StoredRun:
 
     def _verified(self, db: sqlite3.Connection, table: str) -> Iterator[list[Any]]:
         """The rows of a table, each checked against its digest."""
-        for *cells, expected in db.execute(_DIGESTED[table]):
+        for *cells, expected in db.execute(_CHECKED[table]):
             if digest(*cells) != expected:
                 raise self._damaged(f"a row of the {table} has changed since it was written")
             yield cells
@@ -322,13 +312,12 @@ class StoredRun:
             methods = {method["name"]: method for method in db.execute("SELECT * FROM methods NOT INDEXED")}
             chosen = "SELECT r.id FROM results r NOT INDEXED CROSS JOIN photos p ON p.id = r.photo"  # without an index:
             for (number,) in db.execute(chosen + clause, values).fetchall():  # it may be damaged
-                result = db.execute("SELECT * FROM results WHERE id = ?", (number,)).fetchone()
-                if result is None or content_digest(result["map"]) != result["content"]:
+                columns = db.execute(_ROW, (number,)).fetchone()
+                if columns is None or content_digest(columns["map"]) != columns["content"]:
                     raise self._damaged(f"the map of row {number} has changed since it was written")
-                photo = db.execute("SELECT * FROM photos WHERE id = ?", (result["photo"],)).fetchone()
-                method = methods[result["method"]]
+                method = methods[columns["method"]]
                 uncentred = json.loads(method["options"]).get("centred") is False
-                yield row_of(dict(photo), dict(result), method["style"], uncentred)
+                yield row_of(dict(columns), method["style"], uncentred)
 
     def _damaged(self, reason: str) -> RunError:
         return RunError(f"run {text(self.path)!r} is damaged: {reason}; take another copy of it, or run it again")
@@ -362,31 +351,28 @@ class StoredRun:
         return db
 
 
-def row_of(
-    photo: Mapping[str, Any], result: Mapping[str, Any], style: str | None = None, uncentred: bool = False
-) -> Row:
+def joined(photo: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns of a photo and a result by the names of `Row`, as a query gives them."""
+    renamed = {"target_class": result["class"], "prediction_probability": photo["probability"]}
+    return {**photo, **result, **renamed}
+
+
+def row_of(columns: Mapping[str, Any], style: str | None = None, uncentred: bool = False) -> Row:
     """Return a row from the columns of its photo and its result."""
-    layer = result["layer"]
+    layer = columns["layer"]
     if layer is not None and layer.startswith("["):
         layer = tuple(json.loads(layer))
-    labels = json.loads(photo["labels"] or "[]")
-    boxes = json.loads(photo["boxes"] or "[]")
-    same = {name: value for name, value in {**photo, **result}.items() if name in Row.__dataclass_fields__}
+    same = {name: columns[name] for name in Row.__dataclass_fields__ if name in columns}
     different = {
-        "target_class": result["class"],
-        "prediction_probability": photo["probability"],
         "layer": layer,
-        "size": (photo["width"], photo["height"]),
-        "input_size": (photo["input_height"], photo["input_width"]),
-        "box": Box(photo["left"], photo["top"], photo["right"], photo["bottom"]),
-        "boxes": tuple(tuple(box) for box in boxes),
-        "labels": tuple(label for _, label in labels),
-        "metrics": json.loads(result["metrics"]),
-        "style": style,
-        "uncentred": uncentred,
-        "_stored": (result["map"], tuple(json.loads(result["shape"])), result["scale"]),
+        "size": (columns["width"], columns["height"]),
+        "input_size": (columns["input_height"], columns["input_width"]),
+        "box": Box(columns["left"], columns["top"], columns["right"], columns["bottom"]),
+        "boxes": tuple(tuple(box) for box in json.loads(columns["boxes"] or "[]")),
+        "labels": tuple(label for _, label in json.loads(columns["labels"] or "[]")),
+        "metrics": json.loads(columns["metrics"]),
     }
-    return Row(**{**same, **different})
+    return Row(**{**same, **different, "style": style, "uncentred": uncentred, "_stored": columns})
 
 
 class PhotoReader:

@@ -68,6 +68,11 @@ CREATE TABLE notes (
     note TEXT PRIMARY KEY             -- warnings, such as why a map is zero
 ) WITHOUT ROWID;
 
+CREATE TABLE parts (                  -- of a run on several machines
+    file TEXT PRIMARY KEY,            -- whose photos are here
+    stamp TEXT                        -- changes when the file does
+) WITHOUT ROWID;
+
 CREATE VIEW explained AS  -- all but the maps
     SELECT r.id, p.name, p.path, p.sha256, p.label, p.label_class, p.label_probability, p.prediction,
            p.prediction_class, p.probability AS prediction_probability, p.prediction_class = p.label_class AS correct,

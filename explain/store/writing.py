@@ -11,7 +11,7 @@ import os
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -41,18 +41,18 @@ ORDERS = {
 """Orders of photos: of the source; by the probability of the label where it is known, else of the prediction, the
 lowest or the highest first."""
 
-# Columns in the order in which their digests are made. That of a result begins with the name of its photo.
-MANIFEST = ("key", "value")
-METHOD = ("name", "class", "options", "style", "paper")
-PHOTO = (
-    "name", "path", "sha256", "width", "height", "label", "label_class", "label_probability", "prediction",
-    "prediction_class", "probability", "left", "top", "right", "bottom", "input_height", "input_width", "boxes",
-    "labels",
-)  # fmt: skip
-RESULT = (
-    "method", "target", "class", "score", "probability", "layer", "delta", "runs", "error", "metrics", "shape",
-    "scale", "content",
-)  # fmt: skip
+_OF_PHOTOS = """
+name path sha256 width height label label_class label_probability prediction prediction_class probability
+left top right bottom input_height input_width boxes labels
+"""
+_OF_RESULTS = "method target class score probability layer delta runs error metrics shape scale content"
+DIGESTED = {
+    "manifest": ["key", "value"],
+    "methods": ["name", "class", "options", "style", "paper"],
+    "photos": _OF_PHOTOS.split(),
+    "results": _OF_RESULTS.split(),
+}
+"""Of each table, the columns in the order in which their digest is made; of a result, the photo's name comes first."""
 
 
 def check_format(version: int, file: str | os.PathLike[str]) -> None:
@@ -75,37 +75,35 @@ def quoted(columns: Iterable[str]) -> str:
     return ", ".join(f'"{name}"' for name in columns)
 
 
-@dataclass(frozen=True)
-class Packed:
-    """A map of any shape as float16, little-endian, row after row; its values are these numbers times ``scale``.
+def packed(values: np.ndarray[Any, Any]) -> dict[str, Any]:
+    """Return the columns of a map of any shape: float16, little-endian, row after row, times ``scale``.
 
     The scale is the largest magnitude of the map (1 where all is zero), so that this value is kept to float32, and no
     other is off by more than ``2**-11`` of itself; those below ``2**-14`` of the largest, by no more than ``2**-25`` of
     the largest.
-    """
 
-    content: bytes
-    shape: tuple[int, ...]
-    scale: float
-
-
-def pack(values: np.ndarray[Any, Any]) -> Packed:
-    """Store the values of one image.
-
-    >>> pack(np.array([[0.0, 3.0]], np.float32))
-    Packed(content=b'\\x00\\x00\\x00<', shape=(1, 2), scale=3.0)
+    >>> columns = packed(np.array([[0.0, 3.0]], np.float32))
+    >>> columns["map"], columns["shape"], columns["scale"]
+    (b'\\x00\\x00\\x00<', '[1, 2]', 3.0)
     """
     halves, scale = files.halved(np.asarray(values, np.float32))
-    return Packed(halves.astype("<f2").tobytes(), tuple(halves.shape), float(scale))
+    content = halves.astype("<f2").tobytes()
+    return {
+        "shape": json.dumps(halves.shape),
+        "scale": float(scale),
+        "content": content_digest(content),
+        "map": content,
+    }
 
 
-def unpack(content: bytes, shape: tuple[int, ...], scale: float) -> torch.Tensor:
-    """Read what `pack` has stored: float32.
+def unpacked(columns: Mapping[str, Any]) -> torch.Tensor:
+    """Read what `packed` has stored: float32.
 
-    >>> unpack(b"\\x00\\x00\\x00<", (1, 2), 3.0)
+    >>> unpacked({"map": b"\\x00\\x00\\x00<", "shape": "[1, 2]", "scale": 3.0})
     tensor([[0., 3.]])
     """
-    return torch.from_numpy(files.restored(np.frombuffer(content, "<f2").reshape(shape), np.float32(scale)))
+    halves = np.frombuffer(columns["map"], "<f2").reshape(json.loads(columns["shape"]))
+    return torch.from_numpy(files.restored(halves, np.float32(columns["scale"])))
 
 
 def digest(*cells: Any) -> int:
@@ -136,47 +134,11 @@ def _kept(value: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class MapRecord:
-    """The result of one method for one target of a photo: the columns of ``results``, and metrics by name."""
-
-    method: str
-    target: str
-    index: int | None
-    score: float
-    probability: float | None
-    layer: str | None
-    map: Packed = field(repr=False)
-    delta: float | None = None
-    runs: int | None = None
-    error: float | None = None
-    metrics: Mapping[str, float | None] = field(default_factory=dict)
-
-    @property
-    def columns(self) -> dict[str, Any]:
-        """The columns of ``results``, but for its photo and its digest."""
-        fields = vars(self).copy()
-        index = fields.pop("index")
-        packed = fields.pop("map")
-        figures = {}
-        for name, value in sorted(self.metrics.items()):
-            figures[name] = value if value is not None and math.isfinite(value) else None
-        return {
-            **fields,
-            "class": index,
-            "metrics": json.dumps(figures),
-            "shape": json.dumps(packed.shape),
-            "scale": packed.scale,
-            "content": content_digest(packed.content),
-            "map": packed.content,
-        }
-
-
-@dataclass(frozen=True)
 class PhotoRecord:
-    """A photo that was explained: its columns of ``photos`` by name, its results, and notes about it."""
+    """A photo that was explained: its columns of ``photos``, those of its ``results``, and notes about it."""
 
     photo: Mapping[str, Any]
-    results: tuple[MapRecord, ...]
+    results: tuple[Mapping[str, Any], ...]
     notes: tuple[str, ...] = ()
     added: bool = False
     """Whether these results join those that are stored of this very photo."""
@@ -203,48 +165,46 @@ class Store:
 
     Args:
         file: where it is.
-        manifest: what fixes the run; that of a run that is there already must be the same, but for methods and metrics
-            that are added.
+        manifest: what fixes the run. That of a run that is there already must be the same; see `must_agree`.
+        more: whether there may be further methods and metrics.
         compare: refuse a run with another manifest.
 
     Raises:
         RunError: the file is no run, was begun with other options, or cannot be written.
     """
 
-    def __init__(self, file: Path, manifest: Mapping[str, Any], *, compare: bool = True) -> None:
+    def __init__(self, file: Path, manifest: Mapping[str, Any], *, more: bool = True, compare: bool = True) -> None:
         self.file = file
         with self._translated():
             self._db = sqlite3.connect(file, timeout=PATIENCE, isolation_level=None)
         try:
             with self._translated():
-                self._open(manifest, compare)
+                is_new = self._begin(manifest)
+                if compare and not is_new:
+                    rows = self._db.execute("SELECT key, value FROM manifest")
+                    before = {key: json.loads(value) for key, value in rows}
+                    must_agree(before, manifest, text(file), more=more)
+                for setting in ("journal_mode = WAL", "synchronous = NORMAL", "foreign_keys = ON"):
+                    self._db.execute(f"PRAGMA {setting}")
+                self._db.execute("DELETE FROM manifest WHERE key = 'ended'")
         except BaseException:  # an interrupt too must not leave the file open
             self._db.close()
             raise
 
-    def _open(self, manifest: Mapping[str, Any], compare: bool) -> None:
+    def _begin(self, manifest: Mapping[str, Any]) -> bool:
+        """Make the tables and write the manifest, unless there are photos already; say whether."""
         exists = self._is_run()
-        if not exists or not self._count("photos"):
-            self._begin(manifest, exists)
-        elif compare:
-            rows = self._db.execute("SELECT key, value FROM manifest")
-            before = {key: json.loads(value) for key, value in rows}
-            must_agree(before, manifest, text(self.file), more=True)
-        for setting in ("journal_mode = WAL", "synchronous = NORMAL", "foreign_keys = ON"):
-            self._db.execute(f"PRAGMA {setting}")
-        self._db.execute("DELETE FROM manifest WHERE key = 'ended'")
-
-    def _begin(self, manifest: Mapping[str, Any], exists: bool) -> None:
-        """Make the tables and write the manifest; a run that has tables, but no photo yet, begins once more."""
-        with self._transaction():
+        if exists and self._number("SELECT count(*) FROM photos"):
+            return False
+        with self.transaction():
             for statement in [] if exists else TABLES:
                 self._db.execute(statement)
             for table in ("manifest", "methods", "failures", "notes"):
                 self._db.execute(f"DELETE FROM {table}")
             self._db.execute(f"PRAGMA application_id = {APPLICATION}")
             self._db.execute(f"PRAGMA user_version = {FORMAT}")
-            for key, value in manifest.items():
-                self.enter_in_manifest(key, value)
+            self.enter_in_manifest(manifest)
+        return True
 
     def _is_run(self) -> bool:
         """Whether the file holds a run; an empty one does not.
@@ -255,7 +215,7 @@ class Store:
         application = 0
         tables = 1
         try:
-            tables = self._count("sqlite_master")
+            tables = self._number("SELECT count(*) FROM sqlite_master")
             application = self._number("PRAGMA application_id")
         except sqlite3.OperationalError:
             raise
@@ -268,18 +228,17 @@ class Store:
         check_format(self._number("PRAGMA user_version"), self.file)
         return True
 
-    def enter_in_manifest(self, key: str, value: Any) -> None:
-        """Write a property of the run, in place of what it was."""
-        row = {"key": key, "value": json.dumps(value, ensure_ascii=False)}
-        with self._transaction():
-            self._insert("manifest", {**row, "digest": digest(*row.values())}, "OR REPLACE")
+    def enter_in_manifest(self, values: Mapping[str, Any]) -> None:
+        """Write properties of the run, in place of what they were."""
+        with self.transaction():
+            for key, value in values.items():
+                self.insert("manifest", {"key": key, "value": json.dumps(value, ensure_ascii=False)})
 
     def enter_methods(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Write which methods the run has, by their columns (see `method_row`), as soon as they are known."""
-        with self._transaction():
+        with self.transaction():
             for row in rows:
-                cells = [row[name] for name in METHOD]
-                self._insert("methods", {**row, "digest": digest(*cells)}, "OR IGNORE")
+                self.insert("methods", row, conflict="IGNORE")
 
     def write(self, answers: Sequence[PhotoRecord | Failed]) -> None:
         """Write photos with all their results at once: all of them are there afterwards, or none.
@@ -287,53 +246,49 @@ class Store:
         A photo that was there is replaced, and is a failure no more if it was one. One whose file is the same as
         before, but could not be read this time, keeps its results.
         """
-        with self._transaction():
+        with self.transaction():
             for answer in answers:
                 if isinstance(answer, PhotoRecord):
                     self._write_photo(answer)
                 else:
                     same = (answer.name, answer.stamp)
                     self._db.execute("DELETE FROM photos WHERE name = ? AND stamp IS NOT ?", same)
-                    failure = {"name": answer.name, "path": answer.path, "reason": answer.reason}
-                    self._insert("failures", failure, "OR REPLACE")
+                    self.insert("failures", {"name": answer.name, "path": answer.path, "reason": answer.reason})
 
     def _write_photo(self, record: PhotoRecord) -> None:
         self._db.execute("DELETE FROM failures WHERE name = ?", (record.name,))
         if record.added:
             number = self._number("SELECT id FROM photos WHERE name = ?", record.name)
-            for method in {result.method for result in record.results}:  # those that lacked a metric are there
+            for method in {result["method"] for result in record.results}:  # those that lacked a metric are there
                 self._db.execute("DELETE FROM results WHERE photo = ? AND method = ?", (number, method))
         else:
             self._db.execute("DELETE FROM photos WHERE name = ?", (record.name,))
-            cells = [record.photo[name] for name in PHOTO]
-            number = self._insert("photos", {**record.photo, "digest": digest(*cells)})
+            number = self.insert("photos", record.photo)
         for result in record.results:
-            columns = result.columns
-            cells = [columns[name] for name in RESULT]
-            self._insert("results", {"photo": number, **columns, "digest": digest(record.name, *cells)})
+            self.insert("results", {"photo": number, **result}, record.name)
         for note in record.notes:
-            self._insert("notes", {"note": note}, "OR IGNORE")
+            self.insert("notes", {"note": note})
 
     def confirm(self, entries: Iterable[Entry]) -> None:
         """Note that photos were read again and are those of the file, by their stamps as they are now."""
-        with self._transaction():
+        with self.transaction():
             for entry in entries:
                 self._db.execute("UPDATE photos SET stamp = ? WHERE name = ?", (entry.stamp, entry.name))
                 self._db.execute("DELETE FROM failures WHERE name = ?", (entry.name,))
 
-    def forget_failures(self, but: Collection[str]) -> None:
-        """Remove failures of photos that the source has no more; ``but`` has the names of those that it has."""
-        with self._transaction():
-            names = [name for (name,) in self._db.execute("SELECT name FROM failures")]
-            gone = [(name,) for name in names if name not in but]
-            self._db.executemany("DELETE FROM failures WHERE name = ?", gone)
+    def end(self, when: str, names: Collection[str] | None = None) -> None:
+        """Note that the run went through all photos, and how many rows it has.
 
-    def end(self, when: str) -> None:
-        """Note that the run went through all photos, and how many rows it has."""
-        with self._transaction():
-            self.enter_in_manifest(
-                "ended", {"when": when, "photos": self._count("photos"), "results": self._count("results")}
-            )
+        Args:
+            when: the time.
+            names: of all photos that the source has: failures of others are removed. None leaves all.
+        """
+        with self.transaction():
+            failures = [name for (name,) in self._db.execute("SELECT name FROM failures")]
+            gone = [(name,) for name in failures if names is not None and name not in names]
+            self._db.executemany("DELETE FROM failures WHERE name = ?", gone)
+            counts = {table: self._number(f"SELECT count(*) FROM {table}") for table in ("photos", "results")}
+            self.enter_in_manifest({"ended": {"when": when, **counts}})
 
     def close(self) -> None:
         """Close the file; the files of SQLite beside it are removed."""
@@ -342,17 +297,16 @@ class Store:
     def _number(self, statement: str, *values: Any) -> int:
         return int(self._db.execute(statement, values).fetchone()[0])
 
-    def _count(self, table: str) -> int:
-        return self._number(f"SELECT count(*) FROM {table}")
-
-    def _insert(self, table: str, row: Mapping[str, Any], conflict: str = "") -> int:
-        """Enter a row; return its number."""
+    def insert(self, table: str, row: Mapping[str, Any], *owner: str, conflict: str = "REPLACE") -> int:
+        """Enter a row with its digest, which begins with the name of what it belongs to; return its number."""
+        if table in DIGESTED:
+            row = {**row, "digest": digest(*owner, *(row[name] for name in DIGESTED[table]))}
         places = ", ".join("?" * len(row))
-        statement = f"INSERT {conflict} INTO {table} ({quoted(row)}) VALUES ({places})"
+        statement = f"INSERT OR {conflict} INTO {table} ({quoted(row)}) VALUES ({places})"
         return int(self._db.execute(statement, tuple(row.values())).lastrowid or 0)
 
     @contextmanager
-    def _transaction(self) -> Iterator[None]:
+    def transaction(self) -> Iterator[None]:
         """Do all of a block or none of it; inside another such block, it is a part of that."""
         if self._db.in_transaction:
             yield
@@ -373,8 +327,8 @@ class Store:
         try:
             yield
         except sqlite3.Error as error:
-            raise RunError(f"output {text(self.file)!r} cannot be written ({error}); make room or end the program that "
-                           "uses it: the same command goes on where it stopped") from error  # fmt: skip
+            remedy = "make room or end the program that uses it: the same command goes on where it stopped"
+            raise RunError(f"output {text(self.file)!r} cannot be written ({error}); {remedy}") from error
 
 
 @contextmanager

@@ -177,7 +177,7 @@ class Monitor:
     def _begin_file(self, output: Path) -> None:
         output.parent.mkdir(parents=True, exist_ok=True)
         self._files.enter_context(locked(output))
-        self._manifest = {"training": True, **self._photos.request.manifest(self._photos.source, trained=True)}
+        self._manifest = {"training": True, **self._photos.job.manifest}
         with self._store() as store:
             last = 0 if self.done else store.last()
             if last:
@@ -210,7 +210,7 @@ class Monitor:
             self._write(snapshot)
 
     def _write(self, snapshot: Snapshot) -> None:
-        methods = self._photos.request.methods or []
+        methods = self._photos.job.methods or []
         if self.output is not None:
             with self._store() as store:
                 store.enter_methods(map(method_row, methods))

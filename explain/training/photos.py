@@ -13,9 +13,8 @@ from explain.data.boxes import Box
 from explain.data.images import load_image
 from explain.explanation.explainer import Explainer
 from explain.methods.base import MethodLike
-from explain.runs.labels import Labels
-from explain.runs.preparing import Prepared, Preparer
-from explain.runs.request import RunRequest
+from explain.runs.job import Job
+from explain.runs.preparing import Prepared
 from explain.store.sources import Failed, Source, entries_of
 from explain.store.writing import PhotoRecord
 from explain.targets.resolve import as_targets
@@ -24,19 +23,20 @@ from explain.training.writing import stored_name
 MOST = 64  # photos; their inputs stay in memory
 
 
-class LabelRequest(RunRequest):
+class LabelJob(Job):
     """Asks for the label of each photo, if no target is given; without a label, for the top class.
 
     During training the top class changes, and a map of another class is another map: the label stays.
     """
 
+    is_training = True
     by_label = False
 
-    def answers(self, photos: list[Prepared], labels: Labels) -> list[PhotoRecord]:
+    def answers(self, photos: list[Prepared]) -> list[PhotoRecord]:
         if self.by_label:
-            classes = [labels.first_class(photo.label) for photo in photos]
+            classes = [self.labels.first_class(photo.label) for photo in photos]
             self.targets = as_targets(None if None in classes else classes)
-        return super().answers(photos, labels)
+        return super().answers(photos)
 
 
 class WatchedPhotos:
@@ -59,12 +59,10 @@ class WatchedPhotos:
         target: Any,
         **options: Any,
     ) -> None:
-        self.source = source
-        self.request = LabelRequest(explainer, methods, target, (), **options)
+        self.job = LabelJob(source, explainer, methods, target, **options)
         asked = (target, options.get("targets"), options.get("top_k"))
-        self.request.by_label = asked == (None, None, None)
-        self.labels = Labels(explainer.categories, source.classes)
-        self.photos = _read(source, Preparer(source, explainer.preprocess))
+        self.job.by_label = asked == (None, None, None)
+        self.photos = _read(self.job)
 
     def explained(self, step: int) -> list[PhotoRecord | Failed]:
         """Explain the photos; each is called as it is at this step."""
@@ -72,18 +70,18 @@ class WatchedPhotos:
         others: list[Prepared] = []
         names = [stored_name(step, photo.entry.name) for photo in self.photos]
         for photo, name in zip(self.photos, names, strict=True):
-            group = others if self.labels.first_class(photo.label) is None else labelled
+            group = others if self.job.labels.first_class(photo.label) is None else labelled
             group.append(replace(photo, entry=replace(photo.entry, name=name)))
         records: dict[str, PhotoRecord | Failed] = {}
         for group in (labelled, others):
-            for batch in self.request.each(group, self.labels):
+            for batch in self.job.explained(group):
                 for record in batch:
                     records[record.name] = record
         return [records[name] for name in names]
 
     def scene(self, photo: Prepared, side: int) -> Scene | None:
         """The photo at a size for looking at, and where its map lies; None for one that came as a tensor."""
-        image = self.source.read(photo.entry).image
+        image = self.job.source.read(photo.entry).image
         return None if isinstance(image, torch.Tensor) else shrunk_scene(load_image(image), photo.box, side)
 
 
@@ -100,10 +98,10 @@ def shrunk_scene(image: Image.Image, box: Box, side: int) -> Scene:
     return Scene(image.resize((width, height)), where, (where,))
 
 
-def _read(source: Source, preparer: Preparer) -> Sequence[Prepared]:
+def _read(job: Job) -> Sequence[Prepared]:
     photos: list[Prepared] = []
-    for entry in entries_of(source):
-        photo = preparer(entry)
+    for entry in entries_of(job.source):
+        photo = job.preparer(entry)
         if not isinstance(photo, Prepared):
             raise RunError(f"photos must be readable to be watched, but {photo.reason}; leave this one out")
         photos.append(photo)

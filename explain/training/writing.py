@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from explain.attribution.result import Attribution
 from explain.render.styles import get_style
 from explain.runs.preparing import Prepared
 from explain.store.sources import Failed
-from explain.store.writing import MapRecord, PhotoRecord, Store, unpack
+from explain.store.writing import PhotoRecord, Store, unpacked
 
 TABLES = (resources.files("explain.training") / "tables.sql").read_text("utf-8").split(";\n")
 
@@ -60,9 +61,9 @@ def stored_name(step: int, name: str) -> str:
 class TrainingStore(Store):
     """The file of a watched training, opened for writing; as `Store`."""
 
-    def _open(self, manifest: Mapping[str, Any], compare: bool) -> None:
-        super()._open(manifest, compare)
-        with self._transaction():
+    def __init__(self, file: Path, manifest: Mapping[str, Any]) -> None:
+        super().__init__(file, manifest)
+        with self.transaction():
             for statement in TABLES:
                 self._db.execute(statement)
 
@@ -73,7 +74,7 @@ class TrainingStore(Store):
 
     def go_back(self, step: int) -> None:
         """Forget what comes after a step: a training that begins there goes another way."""
-        with self._transaction():
+        with self.transaction():
             later = "SELECT photo FROM steps WHERE step > ?"
             self._db.execute(f"DELETE FROM photos WHERE id IN ({later})", (step,))
             for table in ("figures", "gradients", "units"):
@@ -84,7 +85,7 @@ class TrainingStore(Store):
         start = len(stored_name(snapshot.step, "")) + 1
         photo = "INSERT OR REPLACE INTO steps SELECT id, ?, substr(name, ?) FROM photos WHERE name = ?"
         units = [(layer, count, len(dead), json.dumps(dead)) for layer, count, dead in snapshot.units]
-        with self._transaction():
+        with self.transaction():
             self.write(snapshot.photos)
             for record in snapshot.photos:
                 if isinstance(record, PhotoRecord):
@@ -113,7 +114,7 @@ class TensorBoardLog:
         for photo, record, scene in zip(self._photos, snapshot.photos, self._scenes, strict=True):
             if isinstance(record, PhotoRecord):
                 for result in record.results:
-                    self._enter_map(snapshot.step, photo, result, scene, styles[result.method])
+                    self._enter_map(snapshot.step, photo, result, scene, styles[result["method"]])
         for name, value in snapshot.figures.items():
             self._writer.add_scalar(name, value, snapshot.step)
         for parameter, rms, *_ in snapshot.gradients:
@@ -121,17 +122,19 @@ class TensorBoardLog:
         if snapshot.units:
             self._writer.add_scalar("dead units", snapshot.dead, snapshot.step)
 
-    def _enter_map(self, step: int, photo: Prepared, result: MapRecord, scene: Scene | None, style: str) -> None:
-        tag = f"{photo.entry.name}/{result.method}/{result.target}"
-        self._writer.add_scalar(f"score/{tag}", result.score, step)
-        if result.probability is not None:
-            self._writer.add_scalar(f"probability/{tag}", result.probability, step)
+    def _enter_map(
+        self, step: int, photo: Prepared, result: Mapping[str, Any], scene: Scene | None, style: str
+    ) -> None:
+        tag = f"{photo.entry.name}/{result['method']}/{result['target']}"
+        self._writer.add_scalar(f"score/{tag}", result["score"], step)
+        if result["probability"] is not None:
+            self._writer.add_scalar(f"probability/{tag}", result["probability"], step)
         if scene is None:
             return
-        values = unpack(result.map.content, result.map.shape, result.map.scale)[None]
+        values = unpacked(result)[None]
         size = tuple(photo.x.shape[-2:])
         attribution = Attribution(
-            result.method, values, result.target, torch.tensor([result.score]), result.layer, size
+            result["method"], values, result["target"], torch.tensor([result["score"]]), result["layer"], size
         )
         picture = scene.overlay(attribution, get_style(style))
         self._writer.add_image(f"maps/{tag}", np.asarray(picture), step, dataformats="HWC")

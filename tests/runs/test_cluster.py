@@ -27,7 +27,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
 ray: Any = pytest.importorskip("ray", reason="the extra ray is not installed")
-pytest.importorskip("ray.data", reason="the extra ray is not installed")
 parquet: Any = pytest.importorskip("pyarrow.parquet", reason="the extra ray is not installed")
 METHODS = ["gradcam", "saliency"]
 ACTORS = 2

@@ -25,7 +25,7 @@ import explain
 from explain._utils.errors import RunError, quiet
 from explain.runs import workers as processes
 from explain.runs.preparing import Preparer
-from explain.runs.workers import Workers
+from explain.runs.workers import read_ahead
 from explain.store.sources import Content, Entry, Photos, Source
 from tests.runs.networks import as_it_is, assert_same, explainer, folder_of, picture
 
@@ -171,6 +171,22 @@ def test_a_worker_that_dies_costs_its_photo_only(tmp_path: Path) -> None:
     assert (run.photos, run.failures) == (4, {})
 
 
+def test_a_worker_that_dies_raises_nothing_where_a_loader_of_torch_was_used_before(tmp_path: Path) -> None:
+    loader = torch.utils.data.DataLoader([1, 2], num_workers=1, multiprocessing_context="fork")  # type: ignore[arg-type, var-annotated]
+    with quiet():
+        assert len(list(loader)) == 2
+    handler = signal.getsignal(signal.SIGCHLD)
+    assert callable(handler)
+    trap = Trap(c=lambda: os.kill(os.getpid(), signal.SIGKILL))
+    made = explain.Explainer(explainer().model, preprocess=slowly)
+    try:
+        run = explain.run(trap, made, output=tmp_path / "run.sqlite", workers=1, batch_size=1)
+        assert (list(run.failures), run.photos) == (["c"], 3)
+        assert signal.getsignal(signal.SIGCHLD) is handler
+    finally:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
 def test_a_source_that_breaks_off_is_told_and_what_came_before_is_kept(tmp_path: Path) -> None:
     class Broken(Trap):
         def entries(self) -> Iterator[Entry]:
@@ -193,8 +209,8 @@ def test_workers_read_ahead_but_not_without_end() -> None:
             listed.append(number)
             yield Entry(f"photo {number}", 97)
 
-    found = Workers(Preparer(Trap(), as_it_is), entries(), 1, 60.0)
-    first = next(iter(found))
+    found = read_ahead(Preparer(Trap(), as_it_is), entries(), 1, 60.0)
+    first = next(found)
     until(lambda: len(listed) > processes.AHEAD)
     time.sleep(0.3)  # in which many more would be read
     found.close()
@@ -252,7 +268,7 @@ def test_no_interrupt_is_lost_while_workers_start(monkeypatch: pytest.MonkeyPatc
         for seconds in random_times:
             try:
                 signal.setitimer(signal.ITIMER_REAL, seconds)
-                Workers(preparer, iter(()), 2, 5.0).close()
+                list(read_ahead(preparer, iter(()), 2, 5.0))
                 signal.setitimer(signal.ITIMER_REAL, 0)
             except KeyboardInterrupt:
                 came += 1

@@ -20,7 +20,7 @@ from explain.data.boxes import locate
 from explain.methods import RISE, GradCAM
 from explain.metrics import evaluate
 from explain.runs.runner import State
-from explain.store.writing import pack, unpack
+from explain.store.writing import packed, unpacked
 from tests.conftest import TinyNet, settled, snapshot
 from tests.runs.networks import as_it_is, assert_same, contents, explainer, folder_of, picture
 
@@ -57,13 +57,13 @@ def test_each_row_is_what_the_photo_gives_alone(tmp_path: Path) -> None:
 
 def test_maps_are_stored_in_half_precision_with_a_scale() -> None:
     values = np.random.default_rng(0).standard_normal((3, 8, 9)).astype(np.float32) * 1e-7
-    found = pack(values)
-    assert (len(found.content), found.shape, found.scale) == (2 * 3 * 8 * 9, (3, 8, 9), float(np.abs(values).max()))
-    back = unpack(found.content, found.shape, found.scale)
+    found = packed(values)
+    assert (len(found["map"]), found["shape"], found["scale"]) == (2 * 3 * 8 * 9, "[3, 8, 9]", np.abs(values).max())
+    back = unpacked(found)
     error = (back.numpy().astype(np.float64) - values) / np.abs(values)
     assert np.abs(error).max() < 2.0**-11 * 1.01
     assert back.abs().max() == np.abs(values).max()
-    assert unpack(*vars(pack(np.zeros((2, 2), np.float32))).values()).tolist() == [[0, 0], [0, 0]]
+    assert unpacked(packed(np.zeros((2, 2), np.float32))).tolist() == [[0, 0], [0, 0]]
 
 
 def test_workers_find_the_same_in_the_same_order(tmp_path: Path) -> None:
@@ -258,14 +258,14 @@ def test_methods_and_metrics_are_added_to_a_run_and_nothing_is_computed_twice(tm
     done: list[list[tuple[str, int]]] = []
     for options in more:
         made, states, asked = explainer(), list[State](), list[tuple[str, int]]()
-        gather = explain.runs.request.attribute
+        gather = explain.runs.job.attribute
 
         def noted(model: Any, x: Any, methods: Any, asked: list[Any] = asked, **given: Any) -> Any:
             asked += [(method.name, len(x)) for method in methods]
             return gather(model, x, methods, **given)  # noqa: B023
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("explain.runs.request.attribute", noted)
+            patch.setattr("explain.runs.job.attribute", noted)
             run = explain.run(
                 folder, made, **options, output=tmp_path / "run.sqlite", target=1, workers=0, batch_size=5,
                 progress=states.append,
@@ -294,7 +294,7 @@ def test_versions_are_part_of_what_a_run_is(tmp_path: Path, monkeypatch: pytest.
     options: dict[str, Any] = {"output": tmp_path / "run.sqlite", "workers": 0}
     run = explain.run([picture(0)], explainer(), **options)
     assert run.manifest["versions"]["torch"] == str(torch.__version__)
-    monkeypatch.setattr("explain.runs.request.versions", lambda: {**run.manifest["versions"], "torch": "1.0"})
+    monkeypatch.setattr("explain.runs.job.versions", lambda: {**run.manifest["versions"], "torch": "1.0"})
     with pytest.raises(RunError, match="versions"):
         explain.run([picture(0)], explainer(), **options)
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
-import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +15,9 @@ import explain
 from explain import ExplainWarning, LayerError, RunError, open_run
 from explain.runs import Content, Entry, Source, run_on_ray
 from explain.runs.cluster import PartExplainer, Report, explain_in_pieces
+from explain.runs.job import Job
 from explain.runs.parts import Storage
-from explain.runs.runner import Job, State
+from explain.runs.runner import State
 from tests.fuzz.damage import damaged
 from tests.runs.networks import explainer, folder_of, picture
 
@@ -27,30 +26,40 @@ METHODS = ["gradcam", "saliency"]
 
 
 class Cluster:
-    """In place of Ray: takes each piece to a process that has got the job pickled, in an order of its own."""
+    """In place of Ray: takes each piece to a process that has got the job pickled; the last piece comes back first."""
 
     def __init__(self) -> None:
         self.pieces: list[list[str]] = []
+        self.sent: list[bytes] = []
 
-    def __call__(self, job: Job, folder: Storage, pieces: Iterator[list[Entry]]) -> Iterator[Report]:
-        there = PartExplainer(*pickle.loads(pickle.dumps((job, folder))))
-        sent = [pickle.dumps(piece) for piece in pieces]
-        random.Random(0).shuffle(sent)
-        for piece in sent:
-            entries = pickle.loads(piece)
-            self.pieces.append([entry.name for entry in entries])
-            yield pickle.loads(pickle.dumps(self.report(there, entries)))
+    def joined(self, job: Job, folder: Storage) -> Cluster:
+        self.there = PartExplainer(*pickle.loads(pickle.dumps((job, folder))))
+        return self
 
-    def report(self, there: PartExplainer, entries: list[Entry]) -> Report:
-        return there(entries)
+    def are_busy(self) -> bool:
+        return len(self.sent) == 2
+
+    def send(self, piece: list[Entry]) -> None:
+        self.sent.append(pickle.dumps(piece))
+
+    def receive(self) -> tuple[list[Entry], Report | None] | None:
+        if not self.sent:
+            return None
+        piece = pickle.loads(self.sent.pop())
+        self.pieces.append([entry.name for entry in piece])
+        return piece, pickle.loads(pickle.dumps(self.report(piece)))
+
+    def report(self, piece: list[Entry]) -> Report | None:
+        return self.there(piece)
 
 
 def spread(
     source: Any, output: Any, methods: Any = "gradcam", cluster: Cluster | None = None, *, made: Any = None,
     metrics: Any = (), per_file: int = 64, progress: Any = None, **options: Any,
 ) -> explain.Run:  # fmt: skip
-    job = Job.of(source, made or explainer(), methods, None, metrics, **options)
-    explain_in_pieces(job, Storage(output), cluster or Cluster(), per_file, progress)
+    job = Job(source, made or explainer(), methods, None, metrics, **options)
+    folder = Storage(output)
+    explain_in_pieces(job, folder, lambda: (cluster or Cluster()).joined(job, folder), per_file, progress)
     return open_run(output)
 
 
@@ -99,16 +108,15 @@ def test_rows_are_those_of_one_machine_to_the_last_digit(tmp_path: Path) -> None
 
 def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     class Stopped(Cluster):
-        def report(self, there: PartExplainer, entries: list[Entry]) -> Report:
+        def report(self, piece: list[Entry]) -> Report | None:
             if len(self.pieces) == 3:
                 raise KeyboardInterrupt
-            return there(entries)
+            return self.there(piece)
 
     photos, maps = folder_of(tmp_path / "photos", 10), tmp_path / "maps"
     with pytest.raises(KeyboardInterrupt):
         spread(photos, maps, cluster=Stopped(), per_file=2)
-    with pytest.warns(ExplainWarning, match="2 new"):
-        before = open_run(maps)
+    before = open_run(maps)
     assert (before.photos, before.ended) == (4, False)
     names, cluster = set(before.known), Cluster()
     states: list[State] = []
@@ -123,9 +131,9 @@ def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
 
 def test_a_piece_that_is_explained_twice_is_there_once(tmp_path: Path) -> None:
     class Lossy(Cluster):
-        def report(self, there: PartExplainer, entries: list[Entry]) -> Report:
-            there(entries)  # and the actor is lost before it could report
-            return there(entries)
+        def report(self, piece: list[Entry]) -> Report | None:
+            self.there(piece)  # and the actor is lost before it could report
+            return self.there(piece)
 
     found = spread(folder_of(tmp_path / "photos", 6), tmp_path / "maps", cluster=Lossy(), per_file=3)
     assert len(by_key(tmp_path / "maps")) == found.photos == 6
@@ -156,44 +164,17 @@ def test_a_photo_that_ends_each_process_costs_itself_only(tmp_path: Path) -> Non
     deaths = []
 
     class Restarting(Cluster):
-        def report(self, there: PartExplainer, entries: list[Entry]) -> Report:
-            while True:
-                try:
-                    return there(entries)
-                except Death:
-                    deaths.append(entries)
+        def report(self, piece: list[Entry]) -> Report | None:
+            try:
+                return self.there(piece)
+            except Death:
+                deaths.append(piece)
+                return None
 
     found = spread(Deadly(), tmp_path / "maps", cluster=Restarting())
-    assert len(deaths) == 3  # twice with the others, and once alone
+    assert list(map(len, deaths)) == [4, 4, 1, 1]  # twice with the others, and twice alone
     assert (list(found.failures), found.photos) == (["c"], 3)
     assert found.failures["c"].startswith("image 'c' ended the process that explained it")
-    assert not list((tmp_path / "maps").glob("_begun*"))
-
-
-def test_attempts_of_an_interrupted_call_do_not_count(tmp_path: Path) -> None:
-    class Ended(Cluster):
-        def report(self, there: PartExplainer, entries: list[Entry]) -> Report:
-            try:
-                return there(entries)
-            except Death:
-                raise KeyboardInterrupt from None
-
-    for _ in range(3):
-        with pytest.raises(KeyboardInterrupt):
-            spread(Deadly(), tmp_path / "maps", cluster=Ended())
-        (begun,) = (tmp_path / "maps").glob("_begun*")
-        assert json.loads(begun.read_bytes()) == {"attempts": 1, "ended": [], "now": None}
-
-
-def test_a_piece_that_does_not_come_back_is_no_end(tmp_path: Path) -> None:
-    class Losing(Cluster):
-        def __call__(self, *args: Any) -> Iterator[Report]:
-            yield from list(super().__call__(*args))[1:]
-
-    with pytest.raises(RunError, match="2 photos"):
-        spread(folder_of(tmp_path / "photos", 6), tmp_path / "maps", cluster=Losing(), per_file=2)
-    with pytest.warns(ExplainWarning):
-        assert not open_run(tmp_path / "maps").ended
 
 
 def test_bad_photos_are_listed_and_tried_again(tmp_path: Path) -> None:
@@ -208,15 +189,15 @@ def test_bad_photos_are_listed_and_tried_again(tmp_path: Path) -> None:
 
 def test_errors_of_all_photos_and_machines_are_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Elsewhere(Cluster):
-        def report(self, there: PartExplainer, entries: list[Entry]) -> Report:
-            there.folder.path = str(tmp_path)
-            return there(entries)
+        def report(self, piece: list[Entry]) -> Report | None:
+            self.there.folder.path = str(tmp_path)
+            return self.there(piece)
 
     photos = folder_of(tmp_path / "photos", 3)
     with pytest.raises(LayerError, match="nolayer"):
         spread(photos, tmp_path / "layer", layer="nolayer")
     assert not list((tmp_path / "layer").glob("*.parquet"))
-    with pytest.raises(RunError, match="3 photos were written elsewhere"):
+    with pytest.raises(RunError, match="photos were written elsewhere"):
         spread(photos, tmp_path / "elsewhere", cluster=Elsewhere())
     monkeypatch.setattr("explain.runs.cluster.versions", lambda: {"explain": "9", "torch": "9"})
     with pytest.raises(RunError, match="explain must have the same version"):
@@ -231,12 +212,12 @@ def test_a_folder_that_holds_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "maps" / "x.parquet").write_text("")
     with pytest.raises(RunError, match="Parquet"):
         spread([picture(0)], tmp_path / "maps")
-    with pytest.raises(RunError, match=r"_manifest.json"):
+    with pytest.raises(RunError, match=r"_run.json"):
         open_run(tmp_path)
 
 
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("ray", "ray.data", "s3fs"):
+    for name in ("ray", "s3fs"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(RunError, match="ray"):
         run_on_ray([picture(0)], explainer(), output=tmp_path / "maps")
@@ -257,16 +238,6 @@ def test_a_file_appears_complete_or_not_at_all(tmp_path: Path, monkeypatch: pyte
     assert os.listdir(tmp_path / "maps") == ["a.json"]
 
 
-def test_a_photo_in_two_files_is_noticed(maps: Path) -> None:
-    file = min(maps.glob("*.parquet"))
-    (maps / "copy.parquet").write_bytes(file.read_bytes())
-    with pytest.raises(RunError, match="is in two"):
-        open_run(maps)
-    file.unlink()
-    with pytest.warns(ExplainWarning):
-        assert open_run(maps).photos == 6
-
-
 def test_a_folder_is_indexed_once_and_again_where_it_changed(maps: Path) -> None:
     index, complete = maps / "_run.sqlite", digests(open_run(maps))
     before = index.stat()
@@ -279,7 +250,7 @@ def test_a_folder_is_indexed_once_and_again_where_it_changed(maps: Path) -> None
     first = min(maps.glob("*.parquet"))
     content = first.read_bytes()
     first.unlink()
-    with pytest.warns(ExplainWarning, match="1 of 3 files"), pytest.warns(ExplainWarning, match="2 new"):
+    with pytest.warns(ExplainWarning, match="2 of 6 photos"), pytest.warns(ExplainWarning, match="2 new"):
         assert (open_run(maps).photos, len(open_run(maps))) == (4, 4)
     first.write_bytes(content[:-100])
     with pytest.raises(RunError, match="cannot be read"):
@@ -323,9 +294,9 @@ def test_a_part_that_is_missing_is_noticed_and_made_again(maps: Path) -> None:
     whole = digests(open_run(maps))
     parts = sorted(maps.glob("*.parquet"))
     parts[1].unlink()
-    with pytest.warns(ExplainWarning, match="2 new"), pytest.warns(ExplainWarning, match="1 of 3 files"):
+    with pytest.warns(ExplainWarning, match="2 new"), pytest.warns(ExplainWarning, match="2 of 6 photos"):
         open_run(maps)
-    with pytest.warns(ExplainWarning, match="1 of 3 files"):  # also where the index has been brought up to date already
+    with pytest.warns(ExplainWarning, match="2 of 6 photos"):  # also where all is imported already
         run = open_run(maps)
     assert not run.ended
     assert run.photos == 4
@@ -334,11 +305,9 @@ def test_a_part_that_is_missing_is_noticed_and_made_again(maps: Path) -> None:
     assert again.ended
 
 
-@pytest.mark.parametrize("name", ["manifest.json", "remarks.json"])
-@pytest.mark.parametrize("content", [b"{", b"[]", b"\xff", b"[" * 100_000])
-def test_damaged_json_of_a_folder_is_refused_in_one_line(maps: Path, name: str, content: bytes) -> None:
-    file = next(path for path in maps.iterdir() if path.suffix == ".json" and name.split(".")[0] in path.name)
-    file.write_bytes(content)
+@pytest.mark.parametrize("content", [b"{", b"[]", b"\xff", b"[" * 100_000, b'{"manifest": 1}'])
+def test_damaged_json_of_a_folder_is_refused_in_one_line(maps: Path, content: bytes) -> None:
+    (maps / "_run.json").write_bytes(content)
     for call in (lambda: open_run(maps), lambda: spread(maps.parent / "photos", maps, per_file=2)):
-        with pytest.raises(RunError, match=file.name):
+        with pytest.raises(RunError, match=r"_run\.json"):
             call()

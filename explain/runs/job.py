@@ -1,13 +1,14 @@
-"""What is asked of every photo of a run: maps, metrics and labels of a batch, as they are stored."""
+"""`Job`: what is explained of every photo of a source, and how; its answers as they are stored."""
 
 import json
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
+from torch import nn
 
 from explain._utils.errors import RunError, TargetError, naming, overheard, shown
 from explain.attribution.api import attribute
@@ -20,13 +21,15 @@ from explain.explanation.photos import rows_are_apart
 from explain.hooks import intervene
 from explain.methods.base import Method, MethodLike
 from explain.metrics import Metric, ReattributionMetric, evaluate, get_metric
+from explain.models import Classifier
 from explain.runs import preparing
 from explain.runs.labels import Labels
 from explain.runs.manifest import identity, named_layer
-from explain.runs.preparing import Prepared, Ready
+from explain.runs.preparing import Prepared, Preparer, Ready
+from explain.store.lists import source_of
 from explain.store.manifest import described_method
-from explain.store.sources import Failed, Source, boxes_as_text, labels_as_text, on_input
-from explain.store.writing import FORMAT, MapRecord, PhotoRecord, pack
+from explain.store.sources import Corners, Failed, boxes_as_text, labels_as_text, on_input, text
+from explain.store.writing import FORMAT, PhotoRecord, packed
 from explain.targets.outputs import Outputs, Prediction
 from explain.targets.resolve import TargetLike, one_per_image
 
@@ -34,39 +37,49 @@ TIME = "%Y-%m-%dT%H:%M:%SZ"
 Figures = dict[str, float | None]
 
 
-class RunRequest:
-    """What to explain of every photo of a run, and how.
+class Job:
+    """All that fixes a run, whatever machine does it; it can be sent to others.
 
     Args:
+        source: where the photos come from, as for `explain.run`.
         explainer: the model with all that belongs to it.
         methods, target, options: as for calling an `Explainer`.
         metrics: how the maps are evaluated.
 
     Raises:
-        ExplainError: something of it is unknown, or does not go together.
+        RunError: the source cannot be used, or has no photos.
+        ExplainError: something is unknown, or does not go together.
     """
+
+    is_training = False
+    """Whether the model changes meanwhile."""
 
     def __init__(
         self,
-        explainer: Explainer,
+        source: Any,
+        explainer: Explainer | nn.Module | Classifier | str | None,
         methods: MethodLike | Iterable[MethodLike],
-        target: TargetLike,
-        metrics: Sequence[Metric | str],
+        target: TargetLike = None,
+        metrics: Iterable[Metric | str] = (),
         **options: Any,
     ) -> None:
-        if explainer.layout is not None:
-            got = f"one of frames or tiles, layout {explainer.layout}"
+        self.source = source_of(source)
+        self.explainer = explainer if isinstance(explainer, Explainer) else Explainer(explainer)
+        if self.explainer.layout is not None:
+            got = f"one of frames or tiles, layout {self.explainer.layout}"
             raise RunError(f"explainer must be one of photos in a run, got {got}; take explainer.each")
         if one_per_image(target) is not None:
             raise TargetError(f"target must be one for all photos, got {shown(target)}; targets= takes several")
-        request = explainer._request(methods, target, **options)
-        self.explainer = explainer
+        request = self.explainer._request(methods, target, **options)
+        if self.source.count == 0:
+            raise RunError(f"source must have photos, but {text(str(source))!r:.100} has none; check its content")
         self.requested: Sequence[Method] | str = request.methods
         self.methods = None if isinstance(request.methods, str) else list(request.methods)
         self.targets = request.targets
         self.options: Any = request.options
         self.metrics = list({metric.name: metric for metric in map(get_metric, metrics)}.values())
-        self.batch_size: int | None = options.get("batch_size")
+        self.labels = Labels(self.explainer.categories, self.source.classes)
+        self.preparer = Preparer(self.source, self.explainer.preprocess)
         self._independent: bool | None = False if request.alone else None
 
     @property
@@ -74,18 +87,19 @@ class RunRequest:
         """The device of the model."""
         return next((p.device for p in self.explainer.model.parameters()), torch.device("cpu"))
 
-    def manifest(self, source: Source, *, trained: bool = False) -> dict[str, Any]:
-        """What fixes a run, in values of JSON; ``trained`` says that the model changes meanwhile."""
+    @cached_property
+    def manifest(self) -> dict[str, Any]:
+        """What fixes a run, in values of JSON."""
         methods: Any = self.requested
         if not isinstance(methods, str):
             methods = {method.name: described_method(method) for method in methods}
         options = {name: encode(value) for name, value in self.options.items() if name != "layer"}
         for name in ("progress", "keep_partial"):
             options.pop(name, None)
-        found = {
+        content = {
             "format": FORMAT,
-            "source": source.identity(),
-            **identity(self.explainer, trained=trained),
+            "source": self.source.identity(),
+            **identity(self.explainer, trained=self.is_training),
             "methods": methods,
             "targets": [encode(target) for target in self.targets],
             "metrics": {metric.name: repr(metric) for metric in self.metrics},
@@ -95,54 +109,59 @@ class RunRequest:
             "device": str(self.device),
             "begun": time.strftime(TIME, time.gmtime()),
         }
-        plain: dict[str, Any] = json.loads(json.dumps(found))  # so that it compares with what was read
+        plain: dict[str, Any] = json.loads(json.dumps(content))  # so that it compares with what was read
         return plain
 
-    def at_once(self, photo: Prepared) -> int:
-        """How many photos like this one are explained together."""
-        if self._independent is False:
-            return 1
-        return self.batch_size or preparing.at_once(photo.x, self.device)
-
-    def each(self, ready: Iterable[Ready], labels: Labels) -> Iterator[list[PhotoRecord | Failed]]:
+    def explained(self, ready: Iterable[Ready]) -> Iterator[list[PhotoRecord | Failed]]:
         """Explain photos in batches, as they come; the results of each batch."""
-        for batch in preparing.in_batches(ready, self.at_once):
+        for batch in preparing.in_batches(ready, self._at_once, self._kind):
             if isinstance(batch, Failed):
                 yield [batch]
             else:
                 with intervene(self.explainer.model, self.explainer.interventions):
-                    found = preparing.each_explained(batch, lambda photos: self.answers(photos, labels))
-                yield found
+                    answers = preparing.each_explained(batch, self.answers)
+                yield answers
 
-    def answers(self, photos: list[Prepared], labels: Labels) -> list[PhotoRecord]:
-        """Explain photos whose inputs have one shape, together where that is the same as each alone."""
+    def _at_once(self, photo: Prepared) -> int:
+        """How many photos like this one are explained together."""
+        if self._independent is False:
+            return 1
+        return self.options.get("batch_size") or preparing.at_once(photo.x, self.device)
+
+    def _kind(self, photo: Prepared) -> object:
+        """What the photos of a batch have in common."""
+        judged = any(metric.needs_object for metric in self.metrics) and bool(_boxes(photo))
+        return photo.x.shape, photo.x.dtype, photo.lacking, judged
+
+    def answers(self, photos: list[Prepared]) -> list[PhotoRecord]:
+        """Explain photos of one kind, together where that is the same as each alone."""
         if self._independent is None and len(photos) > 1:
             self._independent = rows_are_apart(self.explainer.model, self._batch(photos[:1]))
         if len(photos) > 1 and not self._independent:
-            return [answer for photo in photos for answer in self.answers([photo], labels)]
+            return [answer for photo in photos for answer in self.answers([photo])]
         notes: list[str] = []
         with overheard(notes), naming([photo.entry.name for photo in photos]):
             x = self._batch(photos)
-            found = self._explained(x, photos[0].lacking)  # of a batch, all photos lack the same
-            logits = next(iter(found[0].values())).logits
+            of_targets = self._explained(x, photos[0].lacking)
+            logits = next(iter(of_targets[0].values())).logits
             probabilities = self.explainer._probabilities(x, logits)
             predictions = self.explainer._answers(len(photos), probabilities, logits)
-            of_photos: list[torch.Tensor | None] = [None] * len(photos)
-            if probabilities is not None:
-                of_photos = list(probabilities.float().cpu())
-            results: list[list[MapRecord]] = [[] for _ in photos]
-            for target, maps in zip(self.targets, found, strict=False):
-                figures = self._evaluated(photos, x, maps, target)
-                for name, attribution in maps.items():
-                    rows = self._results(attribution.converted(torch.Tensor.cpu), of_photos)
-                    for i, row in enumerate(rows):
-                        results[i].append(replace(row, metrics={**row.metrics, **figures[i][name]}))
-        records_of_photos = []
-        for i, photo in enumerate(photos):
-            columns = self._columns(photo, labels, of_photos[i], predictions[i])
-            said = photo.notes if i else (*photo.notes, *notes)
-            records_of_photos.append(PhotoRecord(columns, tuple(results[i]), said, photo.lacking is not None))
-        return records_of_photos
+            figures = [
+                self._evaluated(photos, x, maps, target) for target, maps in zip(self.targets, of_targets, strict=False)
+            ]
+        of_photos = [None] * len(photos) if probabilities is None else list(probabilities.float().cpu())
+        results: list[list[dict[str, Any]]] = [[] for _ in photos]
+        for maps, of_maps in zip(of_targets, figures, strict=False):
+            for name, attribution in maps.items():
+                on_cpu = attribution.converted(torch.Tensor.cpu)
+                for image, rows in enumerate(results):
+                    rows.append(self._result(on_cpu, image, of_photos[image], of_maps[name]))
+        records = []
+        for image, photo in enumerate(photos):
+            columns = self._columns(photo, of_photos[image], predictions[image])
+            said = photo.notes if image else (*photo.notes, *notes)
+            records.append(PhotoRecord(columns, tuple(results[image]), said, photo.lacking is not None))
+        return records
 
     def _batch(self, photos: list[Prepared]) -> torch.Tensor:
         return self.explainer._placed(torch.stack([photo.x for photo in photos]))
@@ -172,82 +191,67 @@ class RunRequest:
 
     def _evaluated(
         self, photos: Sequence[Prepared], x: torch.Tensor, maps: Mapping[str, Attribution], target: TargetLike
-    ) -> list[dict[str, Figures]]:
-        """The metrics of each photo by method, None where one is not defined: those of boxes need photos with boxes."""
-        boxes = [on_input(photo.boxes, photo.box, photo.x.shape[-2:]) for photo in photos]
-        of_objects = [metric for metric in self.metrics if metric.needs_object]
-        others = [metric for metric in self.metrics if not metric.needs_object]
-        undefined: Figures = {metric.name: None for metric in self.metrics}
-        figures = [{name: dict(undefined) for name in maps} for _ in photos]
-        everywhere = list(range(len(photos)))
-        with_boxes = [i for i in everywhere if boxes[i]]
-        for metrics, rows in ((others, everywhere), (of_objects, with_boxes)):
-            if not metrics or not rows:
-                continue
-            chosen = {name: _rows(attribution, rows) for name, attribution in maps.items()}
-            objects = [boxes[i] for i in rows] if metrics is of_objects else None
-            for name, columns in self._table(x[rows], chosen, metrics, target, objects).items():
-                for metric, values in columns.items():
-                    for i, value in zip(rows, values.tolist(), strict=True):
-                        figures[i][name][metric] = None if math.isnan(value) else value
-        return figures
-
-    def _table(
-        self,
-        x: torch.Tensor,
-        maps: Mapping[str, Attribution],
-        metrics: Sequence[Metric],
-        target: TargetLike,
-        boxes: Any,
-    ) -> Mapping[str, Mapping[str, torch.Tensor]]:
+    ) -> dict[str, dict[str, list[float]]]:
+        """The metrics of each photo by method: those of boxes are NaN for photos without boxes."""
+        boxes = [_boxes(photo) for photo in photos]
+        metrics = [metric for metric in self.metrics if boxes[0] or not metric.needs_object]
+        undefined = {metric.name: [math.nan] * len(photos) for metric in self.metrics}
+        if not metrics:
+            return dict.fromkeys(maps, undefined)
         judged: Any = maps
         if any(isinstance(metric, ReattributionMetric) for metric in metrics):
             judged = {method.name: method for method in self.methods or () if method.name in maps}
         classes = next(iter(maps.values())).target
-        return evaluate(
+        table = evaluate(
             self.explainer.model,
             x,
             judged,
             metrics,
-            boxes=boxes,
+            boxes=boxes if any(metric.needs_object for metric in metrics) else None,
             target=target if isinstance(classes, str) else classes,
             activation=self.explainer.activation,
             layer=self.options.get("layer"),
             fuse=self.options.get("fuse"),
             batch_size=self.options.get("batch_size"),
         )
+        return {
+            name: undefined | {metric: values.tolist() for metric, values in columns.items()}
+            for name, columns in table.items()
+        }
 
-    def _results(self, attribution: Attribution, probabilities: Sequence[torch.Tensor | None]) -> Iterator[MapRecord]:
-        """The rows of one method and target, one for each photo, whose ``probabilities`` are known."""
+    def _result(
+        self,
+        attribution: Attribution,
+        image: int,
+        probabilities: torch.Tensor | None,
+        figures: Mapping[str, list[float]],
+    ) -> dict[str, Any]:
+        """The columns of ``results`` for one image of a batch."""
         outputs = self.explainer._outputs or Outputs()
         classes = None if attribution.logits is None else attribution.logits.shape[1]
-        layer = json.dumps(attribution.layer) if isinstance(attribution.layer, tuple) else attribution.layer
-        errors = attribution.relative_error
-        for image, of_photo in enumerate(probabilities):
-            index = None if isinstance(attribution.target, str) else int(attribution.target[image])
-            target = str(attribution.target)
-            if index is not None:
-                target = outputs.label(self.explainer.categories, index, classes)
-            samples = _figure(attribution.spent, image)
-            yield MapRecord(
-                method=attribution.method,
-                target=target,
-                index=index,
-                score=float(attribution.score[image]),
-                probability=_probability(of_photo, index),
-                layer=layer,
-                map=pack(attribution.values[image].float().numpy()),
-                delta=_figure(attribution.delta, image),
-                runs=None if samples is None else int(samples),
-                error=_figure(errors, image),
-                metrics=_set_figures(attribution, image),
-            )
+        index = None if isinstance(attribution.target, str) else int(attribution.target[image])
+        target = str(attribution.target)
+        if index is not None:
+            target = outputs.label(self.explainer.categories, index, classes)
+        samples = _figure(attribution.spent, image)
+        metrics = {metric: values[image] for metric, values in figures.items()} | _set_figures(attribution, image)
+        return {
+            "method": attribution.method,
+            "target": target,
+            "class": index,
+            "score": float(attribution.score[image]),
+            "probability": _probability(probabilities, index),
+            "layer": json.dumps(attribution.layer) if isinstance(attribution.layer, tuple) else attribution.layer,
+            "delta": _figure(attribution.delta, image),
+            "runs": None if samples is None else int(samples),
+            "error": _figure(attribution.relative_error, image),
+            "metrics": json.dumps({name: _finite(metrics[name]) for name in sorted(metrics)}),
+            **packed(attribution.values[image].float().numpy()),
+        }
 
-    def _columns(
-        self, photo: Prepared, labels: Labels, probabilities: torch.Tensor | None, best: Prediction | None
-    ) -> dict[str, Any]:
+    def _columns(self, photo: Prepared, probabilities: torch.Tensor | None, best: Prediction | None) -> dict[str, Any]:
         """The columns of ``photos``."""
-        true_labels = labels.of(photo.label)
+        true_labels = self.labels.of(photo.label)
         index, label = _most_probable(true_labels, probabilities)
         # Labels of a model with one output may be 0 for no and 1 for yes: its class 0 is none of them.
         single = probabilities is not None and len(probabilities) == 1
@@ -279,8 +283,9 @@ class RunRequest:
         }
 
 
-def _rows(attribution: Attribution, rows: list[int]) -> Attribution:
-    return attribution.converted(lambda tensor: tensor[rows])
+def _boxes(photo: Prepared) -> list[Corners]:
+    """Where the object is, in pixels of the input."""
+    return on_input(photo.boxes, photo.box, photo.x.shape[-2:])
 
 
 def _figure(values: torch.Tensor | None, image: int) -> float | None:
@@ -288,6 +293,10 @@ def _figure(values: torch.Tensor | None, image: int) -> float | None:
     if values is None or values[image].isnan():
         return None
     return float(values[image])
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _set_figures(attribution: Attribution, image: int) -> Figures:
