@@ -12,11 +12,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 
 from explain._utils.errors import ExplainError, ImageError, RecordError, keywords, raised, shown, warn
 from explain.attribution import records, result
-from explain.attribution.encoding import decode, described, method_of, unknown
+from explain.attribution.encoding import decode, described, method_of
 from explain.data.files import restored
 from explain.data.images import ImageLike, load_image
 from explain.data.opening import opened
@@ -109,33 +108,46 @@ class Saved:
             RecordError: something is missing, or is not what it was; the message says all of it.
         """
         record = self.content
-        given = {
+        arguments: dict[str, Any] = {
             "explainer": explainer, "image": image, "method": method, "target": target, "interventions": interventions,
         }  # fmt: skip
-        reasons = self._not_recorded()
-        missing = [name for name, value in given.items() if value is None and name in reasons]
+        recorded = {
+            "explainer": self._explainer,
+            "image": lambda: load_image(record.image.path),  # type: ignore[arg-type]  # which refuses None
+            "method": lambda: method_of(record.method, record.options),
+            "target": lambda: record.target if record.asked is None else decode(record.asked),
+            "interventions": lambda: decode(record.interventions),
+        }
+        missing = {}
+        for name, read in recorded.items():
+            if arguments[name] is None:
+                try:
+                    arguments[name] = read()
+                except (RecordError, ImageError) as error:
+                    missing[name] = str(error)
         if missing:
-            arguments = ", ".join(f"{name}=..." for name in missing)
-            why = "; ".join(reasons[name] for name in missing)
-            raise RecordError(f"{self._name} cannot be repeated alone: {why}; use repeat({arguments})")
-        photo = self._photo(image)
-        if explainer is None:
-            explainer = self._explainer()
-        size = explainer.as_input(photo).shape[-2:]
+            names = ", ".join(f"{name}=..." for name in missing)
+            why = "; ".join(missing.values())
+            raise RecordError(f"{self._name} cannot be repeated alone: {why}; use repeat({names})")
+        photo = load_image(arguments["image"])
+        if records.digest(photo.tobytes()) != record.image.sha256:
+            raise RecordError(f"image for {self._name} must have the pixels that were explained; use repeat(image=...)")
+        photo.filename = record.image.path or ""  # type: ignore[attr-defined]  # as Pillow does for those that it opens
+        explainer = arguments["explainer"]
+        assert explainer is not None
         self._check_same("preprocessing", record.preprocess, described(explainer.preprocess))
         self._check_same("weights", record.weights, explainer.weights)
         self._check_same("activation", record.activation, explainer.activation)
+        size = explainer.as_input(photo).shape[-2:]
         self._check_same("size of inputs", list(record.input_size), list(size))
-        if target is None:
-            target = record.target if record.asked is None else decode(record.asked)
         explanation = explainer(
             photo,
-            [method_of(record.method, record.options) if method is None else method],
-            targets=[target],
+            [arguments["method"]],
+            targets=[arguments["target"]],
             layer=record.layer,
             fuse=record.fuse,
             precision=record.precision,
-            interventions=decode(record.interventions) if interventions is None else interventions,
+            interventions=arguments["interventions"],
         )
         if method is None:
             self._warn_of_difference(explanation)
@@ -145,50 +157,25 @@ class Saved:
     def _name(self) -> str:
         return f"record {str(self.path)!r}"
 
-    def _not_recorded(self) -> dict[str, str]:
-        """Why a repetition needs arguments, by their names."""
-        record = self.content
-        reasons = {}
-        if not record.image.path:
-            reasons["image"] = "the photo had no file"
-        parts = {"method": record.options, "target": record.asked, "interventions": record.interventions}
-        for name, part in parts.items():
-            if unknown(part):
-                reasons[name] = f"the {name} was made with {', '.join(unknown(part))}, which no record holds"
-        if "method" not in reasons:
-            try:
-                method_of(record.method, record.options)
-            except RecordError as error:
-                reasons["method"] = f"the method ({record.method}) cannot be made ({error})"
-        of_caller = [
-            f"the {part} ({getattr(record, part, None)}) was the caller's own" for part in record.explainer.own
-        ]
-        model = str(record.explainer.arguments.get("model", ""))
-        if is_file_or_code(model):
-            of_caller.append(f"the model ({model}) is a file or code of the caller's own, which no record may run")
-        if of_caller:
-            reasons["explainer"] = " and ".join(of_caller)
-        return reasons
-
-    def _photo(self, image: ImageLike | None) -> Image.Image:
-        path = self.content.image.path
-        try:
-            photo = load_image(path if image is None else image)  # type: ignore[arg-type]
-        except ImageError as error:
-            raise RecordError(f"{self._name} cannot be repeated: {error}; use repeat(image=...)") from None
-        if records.digest(photo.tobytes()) != self.content.image.sha256:
-            raise RecordError(f"image for {self._name} must have the pixels that were explained; use repeat(image=...)")
-        photo.filename = path or ""  # type: ignore[attr-defined]  # as Pillow does for those that it opens
-        return photo
-
     def _explainer(self) -> Explainer:
-        """Load the model by its name."""
-        arguments = {name: decode(value) for name, value in self.content.explainer.arguments.items()}
+        """Load the model by its name.
+
+        Raises:
+            RecordError: it, or a part of the explainer, was the caller's own, or cannot be loaded by these arguments.
+        """
+        origin = self.content.explainer
+        parts = [f"the {part} ({getattr(self.content, part, None)}) was the caller's own" for part in origin.own]
+        model = str(origin.arguments.get("model", ""))
+        if is_file_or_code(model):
+            parts.append(f"the model ({model}) is a file or code of the caller's own, which no record may run")
+        if parts:
+            raise RecordError(" and ".join(parts))
+        arguments = {name: decode(value) for name, value in origin.arguments.items()}
         try:
             return Explainer(**arguments)
         except (TypeError, ValueError) as error:
             got = f"they are refused: {error}" if isinstance(error, ExplainError) else raised(error)
-            raise RecordError(f"{self._name} must hold arguments of an Explainer, but {got}; give explainer=") from None
+            raise RecordError(f"it must hold arguments of an Explainer, but {got}") from None
 
     def _check_same(self, what: str, recorded: Any, now: Any) -> None:
         """Refuse an explainer that differs; weights are the same wherever their file is, if they have its digest."""

@@ -18,7 +18,7 @@ from PIL import Image, ImageOps
 
 from explain._utils.errors import ExplainError, muted, printable
 from explain.attribution.api import plan
-from explain.attribution.encoding import decode, unknown
+from explain.attribution.encoding import decode
 from explain.attribution.pictures import array, layer_of, remark, sentence
 from explain.attribution.result import Attribution
 from explain.baselines.base import scale_of
@@ -29,7 +29,7 @@ from explain.engine.settings import Progress
 from explain.hooks.preserve import untouched
 from explain.methods.base import Style, get_method, innermost, title_of
 from explain.report.reproduce import Reproduction, Subject, reproduction
-from explain.targets import Detections, Segmentation
+from explain.targets import Segmentation
 
 DIGITS = 5
 STEPS = 20
@@ -170,7 +170,7 @@ def _target_and_score(subject: Subject, index: int) -> tuple[Any, Any]:
         several = subject.probabilities is not None and len(subject.probabilities) > 1
         return int(chosen[0]), "probability" if several else "logit"
     with suppress(ExplainError):
-        return None if unknown(requested) else decode(requested), "logit"
+        return decode(requested), "logit"
     return None, "logit"
 
 
@@ -252,15 +252,13 @@ def place(subject: Subject, index: int, *, live: bool = False) -> dict[str, Any]
 
     Where the target itself does not have it and ``live`` is set, the model runs once to find it.
     """
-    encoded = subject.asked[index]
-    if encoded is None or unknown(encoded) or subject.crops:
+    box = subject.boxes[index] if index < len(subject.boxes) else None
+    if box is not None and box.box is not None:
+        return {"box": _shares(box.box, subject.box)}
+    if subject.asked[index] is None or subject.crops:
         return None
     with suppress(ExplainError):
-        target = decode(encoded)
-        if isinstance(target, Detections) and target.box is not None:
-            left, top, right, bottom = torch.as_tensor(target.box).reshape(-1, 4)[0].tolist()
-            height, width = subject.input_size
-            return {"box": [left / width, top / height, right / width, bottom / height]}
+        target = decode(subject.asked[index])
         if isinstance(target, Segmentation) and live and subject.explainer is not None:
             model = subject.explainer.model
             inputs = Inputs((subject.explainer.as_input(subject.photo),))

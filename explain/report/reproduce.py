@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from explain._utils.errors import ExplainError, printable
-from explain.attribution.encoding import decode, described, unknown
+from explain.attribution.encoding import decode, described
 from explain.attribution.records import ModelOrigin
 from explain.attribution.result import Attribution
 from explain.baselines.base import Baseline
@@ -90,81 +90,55 @@ def reproduction(subject: Subject) -> Reproduction:
     arguments = {name: value for name, value in origin.arguments.items() if name in ARGUMENTS and value is not None}
     if arguments.get("crop") == "center":
         del arguments["crop"]
-    methods = subject.results[0]
-    typed = {name: _typed_method(attribution) for name, attribution in methods.items()}
-    options = _layer_options(list(methods.values()))
-    if any(attribution.precision == "bf16" for attribution in methods.values()):
-        options["precision"] = "bf16"
-    python = _python(subject, arguments, typed, options)
+    own = {part: origin.name if part == "model" else "own" for part in origin.own}
+    labels = arguments.get("categories")
+    if isinstance(labels, list) and len(labels) > LONG:
+        own["categories"] = f"{len(labels)} labels"
+    attributions = list(subject.results[0].values())
+    typed = [_typed_method(attribution) for attribution in attributions]
+    values = {
+        "source": subject.source,
+        "model": origin.name,
+        "own": own,
+        "arguments": arguments,
+        "flags": FLAGS,
+        "typed": typed,
+        "methods": list(map(_method_code, attributions, typed)),
+        "targets": [_target_code(subject, index) for index in range(len(subject.results))],
+        "labels": list(map(printable, subject.targets)),
+        "options": _layer_options(attributions),
+        "is_bf16": any(attribution.precision == "bf16" for attribution in attributions),
+        "is_checked": bool(subject.verdicts),
+        "html": f"{Path(subject.source).stem if subject.source else 'report'}.html",
+    }
+    python = _template("repeat.txt").render(values)
     reasons = [f"the {part} was your own" for part in origin.own]
-    reasons += [f"{name} was made with options that cannot be typed" for name, text in typed.items() if text is None]
+    for attribution, text in zip(attributions, typed, strict=True):
+        if text is None:
+            reasons.append(f"{attribution.method} was made with options that cannot be typed")
     if any(target is not None for target in subject.asked):
         reasons.append("a target was an object")
-    if isinstance(arguments.get("categories"), list):
+    if isinstance(labels, list):
         reasons.append("the labels were a list")
     if not subject.source:
         reasons.append("the photo had no file")
     if reasons:
         return Reproduction(python, None, "; ".join(dict.fromkeys(reasons)))
-    return Reproduction(python, _command(subject, arguments, list(typed.values()), options))
-
-
-def _command(subject: Subject, arguments: Mapping[str, Any], methods: Sequence[Any], options: Mapping[str, Any]) -> str:
-    flags = [(FLAGS.get(name, name), value) for name, value in arguments.items()]
-    flags += [("method", text) for text in methods]
-    for result in subject.results:
-        category = next(iter(result.values())).target
-        if isinstance(category, torch.Tensor):
-            flags.append(("target", int(category[0])))
-    layer = options.get("layer", ())
-    flags += [("layer", name) for name in ([layer] if isinstance(layer, str) else layer)]
-    flags += [(name, value) for name, value in options.items() if name == "fuse"]
-    source = str(subject.source)
-    words = ["explain", f"./{source}" if source.startswith("-") else source]
-    for name, value in flags:
-        words += [f"--{name}", ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)]
-    if subject.verdicts:
-        words.append("--check")
-    if "precision" in options:
-        words.append("--bf16")
-    return shlex.join([*words, "--html"])
-
-
-def _python(
-    subject: Subject, arguments: Mapping[str, Any], typed: Mapping[str, str | None], options: Mapping[str, Any]
-) -> str:
-    own = {part: subject.origin.name if part == "model" else "own" for part in subject.origin.own}
-    codes = {"model": repr(subject.origin.name)}
-    codes |= {name: repr(value) for name, value in arguments.items()}
-    labels = arguments.get("categories")
-    if isinstance(labels, list) and len(labels) > LONG:
-        own["categories"] = f"{len(labels)} labels"
-    codes |= {name: name for name in own}
-    methods = []
-    for name, attribution in subject.results[0].items():
-        text = typed[name]
-        methods.append(_method_code(attribution) if text is None else repr(text))
-    targets = [_target_code(subject, index) for index in range(len(subject.results))]
-    stem = Path(subject.source).stem if subject.source else "report"
-    return _template().render(
-        source=repr(subject.source) if subject.source else "",
-        own=own,
-        arguments=[codes.pop("model"), *(f"{name}={code}" for name, code in codes.items())],
-        methods=methods,
-        target=f"target={targets[0]}" if len(targets) == 1 else f"targets=[{', '.join(targets)}]",
-        labels=map(printable, subject.targets),
-        options={name: repr(value) for name, value in options.items()},
-        is_checked=bool(subject.verdicts),
-        is_incomplete=any("your_" in code for code in (*methods, *targets)),
-        html=repr(f"{stem}.html"),
-    )
+    return Reproduction(python, _template("command.txt").render(values))
 
 
 @cache
-def _template() -> "Template":
+def _template(name: str) -> "Template":
     from jinja2 import Environment, PackageLoader
 
-    return Environment(loader=PackageLoader("explain.report", "static")).get_template("repeat.txt")
+    templates = Environment(loader=PackageLoader("explain.report", "static"))
+    templates.filters |= {"code": repr, "typed": _typed}
+    return templates.get_template(name)
+
+
+def _typed(value: Any) -> str:
+    """A value as a shell takes it."""
+    return shlex.quote(",".join(map(str, value)) if isinstance(value, tuple | list) else str(value))
 
 
 def _layer_options(attributions: Sequence[Attribution]) -> dict[str, Any]:
@@ -193,7 +167,9 @@ def _typed_method(attribution: Attribution) -> str | None:
     return None
 
 
-def _method_code(attribution: Attribution) -> str:
+def _method_code(attribution: Attribution, typed: str | None) -> str:
+    if typed is not None:
+        return repr(typed)
     with suppress(ExplainError, ValueError):
         return written(attribution.applied(), as_python=True)
     return "your_" + re.sub(r"\W", "_", attribution.method)
@@ -204,7 +180,9 @@ def _target_code(subject: Subject, index: int) -> str:
     if encoded is None:
         category = next(iter(subject.results[index].values())).target
         return str(int(category[0])) if isinstance(category, torch.Tensor) else repr(category)
-    return "your_target" if unknown(encoded) else written(decode(encoded), as_python=True)
+    with suppress(ExplainError, ValueError):
+        return written(decode(encoded), as_python=True)
+    return "your_target"
 
 
 def written(value: Any, *, as_python: bool) -> str:

@@ -11,6 +11,7 @@ import re
 import zlib
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,14 +21,15 @@ from PIL import Image
 
 import explain
 from explain import ExplainError, MetricError, OutputError
+from explain.attribution.encoding import encode_target
 from explain.cli import main
 from explain.methods import LRP, GradCAM, IntegratedGradients, Smooth
 from explain.methods.base import get_method
 from explain.metrics import Deletion, Insertion
-from explain.report.item import Detail, cost_ahead, item, plane
+from explain.report.item import Detail, cost_ahead, item, place, plane
 from explain.report.pages import entry, page, sheet, sheet_of
 from explain.report.reproduce import reproduction
-from explain.targets import Detections, Segmentation
+from explain.targets import Segmentation
 from tests.conftest import ROOT
 from tests.report.conftest import HOSTILE, KINDS, LABELS, checked, of_kind, photo
 
@@ -288,23 +290,12 @@ def test_the_code_of_methods_and_targets_makes_them_again(explainer: explain.Exp
     assert eval(arguments[2], {"explain": explain}).terms == target.terms
 
 
-def test_boxes_and_regions_that_were_asked_for_are_marked(explainer: explain.Explainer) -> None:
-    from explain.attribution.encoding import encode_target
-    from explain.report.item import place
-
-    class Asked:
-        input_size, crops = (32, 64), ()
-
-        def __init__(self, target: Any) -> None:
-            self.asked = [encode_target(target)]
-
-    found: Any = place(Asked(Detections(1, (16, 8, 48, 32))), 0)  # type: ignore[arg-type]
-    assert found == {"box": [0.25, 0.25, 0.75, 1.0]}
+def test_regions_that_were_asked_for_are_marked(explainer: explain.Explainer) -> None:
     mask = torch.zeros(32, 64)
     mask[:8, 8:] = 1
-    found = place(Asked(Segmentation(1, mask)), 0)  # type: ignore[arg-type]
+    asked = SimpleNamespace(crops=(), boxes=(), asked=[encode_target(Segmentation(1, mask))])
+    found: Any = place(asked, 0)  # type: ignore[arg-type]
     assert (unpacked(found["mask"]) == mask.numpy()).all()
-    assert place(Asked(Detections(1)), 0) is None  # type: ignore[arg-type]
     assert item(explainer(photo(), "gradcam", 0), Detail())["targets"][0]["place"] is None
 
 
