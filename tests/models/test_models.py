@@ -201,7 +201,7 @@ def test_weights_of_another_network_name_the_first_difference(own_module: str, t
     state = load(f"{own_module}:Net").model.state_dict()
     state["fc.weight"] = torch.zeros(7, 4)
     torch.save(state, tmp_path / "shape.pt")
-    with pytest.raises(ModelError, match="instead"):
+    with pytest.raises(ModelError, match="size mismatch"):
         load(f"{own_module}:Net", weights=tmp_path / "shape.pt")
 
 
