@@ -3,7 +3,7 @@
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -335,7 +335,7 @@ class ExplainJob(Job):
         """Explain with the methods that take a few passes, and queue the others."""
         served = self.served
         chosen = self.request.chosen
-        known = self.explanation or {}
+        known: Collection[str] = () if self.explanation is None else self.explanation.methods
         start = time.perf_counter()
         quick = [method for name, method in chosen.items() if served.is_quick(name)] or [served.preview_method()]
         slow = [method for name, method in chosen.items() if not (served.is_quick(name) or name in known)]
