@@ -2,7 +2,7 @@
 
 import importlib.util
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from math import ceil, sqrt
 from pathlib import Path
@@ -82,6 +82,13 @@ def words(
     return drawn
 
 
+def line_of(
+    text: str, width: float, size: int, color: RGB = INK, *, bold: bool = False, line: float = 1.35, end: str = ""
+) -> Image.Image:
+    """Draw a text in one line that `fit` shortens."""
+    return words(fit(text, width, size, bold, end), size, color, bold=bold, line=line)
+
+
 def stacked(pictures: Sequence[Image.Image], width: int, align: float = 0.0) -> Image.Image:
     """Put pictures below each other: at the left of ``width`` with ``align`` 0, in its middle with 0.5.
 
@@ -96,23 +103,34 @@ def stacked(pictures: Sequence[Image.Image], width: int, align: float = 0.0) -> 
     return canvas
 
 
+def placed(pictures: Sequence[tuple[float, Image.Image]], width: int, align: float = 0.0) -> Image.Image:
+    """Put pictures side by side by their left edges: at the top with ``align`` 0, with middles at one height by 0.5.
+
+    >>> placed([(0, Image.new("RGB", (60, 40))), (70, Image.new("RGB", (20, 5)))], 90).size
+    (90, 40)
+    """
+    height = max((picture.height for _, picture in pictures), default=0)
+    canvas = space(width, height)
+    for left, picture in pictures:
+        canvas.paste(picture, (round(left), int((height - picture.height) * align)))
+    return canvas
+
+
 def beside(pictures: Sequence[Image.Image], gap: float) -> Image.Image:
     """Put pictures side by side, with their middles at one height.
 
     >>> beside([Image.new("RGB", (60, 40)), Image.new("RGB", (60, 30))], 2).size
     (122, 40)
     """
-    lefts = [0.0]
+    left = 0.0
+    places = []
     for picture in pictures:
-        lefts.append(lefts[-1] + picture.width + gap)
-    height = max(picture.height for picture in pictures)
-    canvas = space(max(1, round(lefts[-1] - gap)), height)
-    for left, picture in zip(lefts, pictures, strict=False):
-        canvas.paste(picture, (round(left), (height - picture.height) // 2))
-    return canvas
+        places.append((left, picture))
+        left += picture.width + gap
+    return placed(places, max(1, round(left - gap)), align=0.5)
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Legend:
     """The colours of a picture as they are on the photo, and what they stand for.
 
@@ -123,13 +141,10 @@ class Legend:
         ramp: whether the colours pass into each other.
     """
 
-    colors: tuple[RGB, ...]
+    colors: tuple[RGB, ...] = field(repr=False)
     labels: tuple[str, ...]
     about: str
     ramp: bool = True
-
-    def __repr__(self) -> str:
-        return f"Legend({self.about!r}, {' to '.join(self.labels) if self.ramp else ', '.join(self.labels)})"
 
 
 def bar(legend: Legend, width: int, size: int, *, about: bool = False) -> Image.Image:
@@ -149,13 +164,12 @@ def bar(legend: Legend, width: int, size: int, *, about: bool = False) -> Image.
     between = legend.ramp and len(labels) == 2 and sum(label.width for label in labels) < room
     if about and between:
         labels.insert(1, named)
-    below = space(width, named.height)
-    for i, label in enumerate(labels):
-        if legend.ramp:
-            left = (width - label.width) * i / max(1, len(labels) - 1)
-        else:
-            left = width * (i + 0.5) / len(labels) - label.width / 2
-        below.paste(label, (round(left), 0))
+    if legend.ramp:
+        steps = max(1, len(labels) - 1)
+        lefts = [(width - label.width) * i / steps for i, label in enumerate(labels)]
+    else:
+        lefts = [width * (i + 0.5) / len(labels) - label.width / 2 for i, label in enumerate(labels)]
+    below = placed(list(zip(lefts, labels, strict=True)), width)
     thick = max(6, round(size * 0.8))
     colors = _ramp(legend, width, thick) if legend.ramp else _steps(legend, width, thick)
     parts = [colors, space(width, max(2, size // 5)), below]
@@ -290,7 +304,7 @@ def caption(
     if legend is not None:
         colors = bar(legend, max(70, min(width // 4, 13 * small)), small, about=not legend.ramp)
         room -= colors.width + pad
-    lines = [words(fit(title, room, large, True, end), large, bold=True)]
+    lines = [line_of(title, room, large, bold=True, end=end)]
     lines += [words(line, small, FAINT) for line in wrapped(detail, room, small, 3) or [""]]
     if marks:
         lines += [space(0, small // 2), row(marks, room, small)]

@@ -28,6 +28,8 @@ from explain.render.captions import (
     fit,
     font,
     lettering,
+    line_of,
+    placed,
     space,
     stacked,
     words,
@@ -92,21 +94,20 @@ def outlined(photo: Image.Image, boxes: Mapping[str, Edges]) -> Image.Image:
     size = lettering(photo.size)
     draw = ImageDraw.Draw(drawn)
     wide = max(1, round(min(photo.size) / 160))
-    for color, (label, edges) in zip(cycle(COLORS), boxes.items(), strict=False):
-        left = max(edges[0], 0)
-        top = max(edges[1], 0)
-        right = min(edges[2], photo.width) - 1
-        bottom = min(edges[3], photo.height) - 1
+    for color, (label, (x0, y0, x1, y1)) in zip(cycle(COLORS), boxes.items(), strict=False):
+        left = max(x0, 0)
+        top = max(y0, 0)
+        right = min(x1, photo.width) - 1
+        bottom = min(y1, photo.height) - 1
         if left >= right or top >= bottom:
             continue
-        rim = (left - wide, top - wide, right + wide, bottom + wide)
-        draw.rectangle(rim, outline=PAPER, width=2 * wide)
+        draw.rectangle((left - wide, top - wide, right + wide, bottom + wide), outline=PAPER, width=2 * wide)
         draw.rectangle((left, top, right, bottom), outline=color, width=wide)
         if label:
             name = fit(label, photo.width - left, size, True)
-            length = font(size, True).getlength(name) + size
-            draw.rectangle((left, top, left + length, top + 1.5 * size), fill=color)
-            draw.text((left + size / 2, top + 0.1 * size), name, PAPER, font(size, True))
+            face = font(size, True)
+            draw.rectangle((left, top, left + face.getlength(name) + size, top + 1.5 * size), fill=color)
+            draw.text((left + size / 2, top + 0.1 * size), name, PAPER, face)
     return drawn
 
 
@@ -193,18 +194,16 @@ def _with_lines(picture: Image.Image, entries: Sequence[tuple[Any, str, str]], t
     room = width - 2 * pad
     lines = []
     if title:
-        lines.append(words(fit(title, room, large, True), large, bold=True, line=1.45))
+        lines.append(line_of(title, room, large, bold=True, line=1.45))
     if detail:
-        lines.append(words(fit(detail, room, size), size, FAINT, line=1.6))
+        lines.append(line_of(detail, room, size, FAINT, line=1.6))
     shares = [words(end, size, bold=True, line=1.2) for _, end, _ in entries]
     column = max((share.width + size for share in shares if share.width), default=0)
-    left = room - 2 * size - column
+    left = 2 * size + column
     for (color, _, label), share in zip(entries, shares, strict=True):
-        line = space(room, round(size * 1.7))
-        line.paste(tuple(color), (0, 0, size + 1, size + 1))
-        line.paste(share, (2 * size, 0))
-        line.paste(words(fit(label, left, size), size, line=1.2), (2 * size + column, 0))
-        lines.append(line)
+        square = Image.new("RGB", (size + 1, size + 1), tuple(color))
+        text = line_of(label, room - left, size, line=1.7)
+        lines.append(placed([(0, square), (2 * size, share), (left, text)], room))
     strip = space(width, pad)
     return stacked([picture, strip, stacked(lines, room), strip], width, align=0.5)
 

@@ -15,7 +15,7 @@ from PIL import Image, ImageDraw
 
 from explain._utils.errors import ExplainError, shown
 from explain._utils.html import picture_html
-from explain.render.captions import FAINT, INK, Legend, Mark, bar, fit, space, stacked, words, wrapped
+from explain.render.captions import FAINT, INK, Legend, Mark, bar, line_of, placed, space, stacked, words, wrapped
 from explain.render.captions import row as marked
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ Places = Mapping[int, tuple[Group, Tile]]
 """The tiles of a row with their groups, by column."""
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Layout:
     """A contact sheet: title and detail at the top, and the groups in their order."""
 
@@ -72,9 +72,6 @@ class Layout:
     @property
     def tiles(self) -> list[Tile]:
         return [tile for group in self.groups for tile in group.tiles]
-
-    def __repr__(self) -> str:
-        return f"Layout({self.title!r}, {len(self.tiles)} tiles in {len(self.groups)} groups)"
 
     def places(self) -> list[Places]:
         """Return the rows.
@@ -205,35 +202,33 @@ class _Sheet:
 
     def across(self, pictures: Mapping[int, Image.Image], align: float = 0.5) -> Image.Image:
         """Put pictures by their columns into a strip, in the middle of these or at their left."""
-        strip = space(self.width, max((picture.height for picture in pictures.values()), default=0))
+        step = self.tile + self.gap
+        places = []
         for column, picture in pictures.items():
-            left = self.gap + column * (self.tile + self.gap)
-            strip.paste(picture, (left + round((self.tile - picture.width) * align), 0))
-        return strip
+            indent = round((self.tile - picture.width) * align)
+            places.append((self.gap + column * step + indent, picture))
+        return placed(places, self.width)
 
     def head(self, layout: Layout) -> Image.Image:
         """The title, and a fainter line."""
-        large = round(self.text * 1.5)
         room = self.width - 2 * self.gap
-        title = words(fit(layout.title, room, large, True), large, bold=True, line=1.4)
-        detail = words(fit(layout.detail, room, self.text), self.text, FAINT)
+        title = line_of(layout.title, room, round(self.text * 1.5), bold=True, line=1.4)
+        detail = line_of(layout.detail, room, self.text, FAINT)
         return self.across({0: stacked([title, detail], room)}, align=0)
 
     def names(self, columns: Sequence[str]) -> Image.Image:
-        texts = [fit(name, self.tile, self.text, bold=True) for name in columns]
-        return self.across({i: words(text, self.text, bold=True) for i, text in enumerate(texts)})
+        return self.across({i: line_of(name, self.tile, self.text, bold=True) for i, name in enumerate(columns)})
 
     def row(self, places: Places, legends: Mapping[int, Legend]) -> Image.Image:
         """A row of tiles and legends by column, each group under its heading and a rule."""
-        small = [
-            tile.picture.resize(self._fitted(tile.picture), Image.Resampling.LANCZOS) for _, tile in places.values()
-        ]
-        tallest = max((picture.height for picture in small), default=1)
+        small = {column: self._fitted(tile.picture) for column, (_, tile) in places.items()}
+        tallest = max((picture.height for picture in small.values()), default=1)
         cells = {}
-        for (column, (_, tile)), picture in zip(places.items(), small, strict=True):
-            centred = space(self.tile, tallest)
-            centred.paste(picture, ((self.tile - picture.width) // 2, (tallest - picture.height) // 2))
-            cells[column] = stacked([centred, *self._texts(tile)], self.tile, align=0.5)
+        for column, (_, tile) in places.items():
+            margin = (tallest - small[column].height) // 2
+            above = space(0, margin)
+            below = space(0, tallest - small[column].height - margin)
+            cells[column] = stacked([above, small[column], below, *self._texts(tile)], self.tile, align=0.5)
         parts = [self.across(cells)]
         if any(group.heading for group, _ in places.values()):
             parts.insert(0, self.across(self._headings(places), align=0))
@@ -249,12 +244,12 @@ class _Sheet:
         for _, cells in groupby(places.items(), lambda place: id(place[1][0])):
             (column, (group, tile)), *others = cells
             width = self.tile + len(others) * (self.tile + self.gap)
-            text = fit(group.heading, width, self.text, bold=True)
-            name = words(text, self.text, INK if tile is group.tiles[0] else FAINT, bold=True)
+            color = INK if tile is group.tiles[0] else FAINT
+            name = line_of(group.heading, width, self.text, color, bold=True)
             headings[column] = space(width, round(self.line * 1.5))
             headings[column].paste(name)
             start = name.width + self.gap
-            if text and start < width:
+            if group.heading and start < width:
                 middle = round(self.text * 0.65)
                 thick = max(1, self.text // 10)
                 ImageDraw.Draw(headings[column]).line((start, middle, width, middle), RULE, thick)
@@ -272,9 +267,10 @@ class _Sheet:
             lines.append(marked(tile.marks, self.tile, round(self.text * 0.9)))
         return [space(0, round(self.line * 0.3)), *lines] if lines else []
 
-    def _fitted(self, picture: Image.Image) -> tuple[int, int]:
+    def _fitted(self, picture: Image.Image) -> Image.Image:
         scale = min(self.tile / picture.width, self.high / picture.height)
-        return max(1, round(picture.width * scale)), max(1, round(picture.height * scale))
+        sides = [max(1, round(side * scale)) for side in picture.size]
+        return picture.resize(sides, Image.Resampling.LANCZOS)
 
 
 DPI = 120  # of figures

@@ -13,7 +13,7 @@ To add one, write a subclass of `Style` and enter it in `STYLES`.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
@@ -25,6 +25,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from PIL import Image, ImageDraw
 
 from explain._utils.errors import ExplainError, did_you_mean, option, shown
+from explain._utils.options import Options
 from explain.data.boxes import Box
 from explain.render.captions import COLORS, INK, RGB, Legend
 
@@ -35,8 +36,6 @@ SIGNED = "RdBu_r"  # blue against, white nothing, red for
 
 def lookup_table(name: str) -> np.ndarray[Any, Any]:
     """Return the 256 colours of a colour map, ``(256, 3)`` uint8."""
-    if not isinstance(name, str):
-        raise ExplainError(f"{option('colormap')} must be the name of a colour map, got {shown(name)}; use 'plasma'")
     if name in default_colormaps():
         return np.frombuffer(bytes.fromhex(default_colormaps()[name]), np.uint8).reshape(256, 3)
     from matplotlib import colormaps
@@ -222,25 +221,22 @@ SHARES = (0.5, 0.75, 0.9)
 STEPS = 65  # colours in the legend of a ramp; that of zero is in the middle
 
 
-class Style:
+class Style(Options):
     """A way to draw a map on a photo: a frozen dataclass whose fields are its options."""
 
     name: ClassVar[str]
     reads: ClassVar[Reading] = "heatmap"
     ends: ClassVar[tuple[str, str]] = ("0", "max")
-    about: ClassVar[str] = "evidence"
+    shows: ClassVar[str] = "evidence"
+    error: ClassVar[type[ExplainError]] = ExplainError
+    minimums: ClassVar[Mapping[str, float]] = {"alpha": 0, "dark": 0}
+    maximums: ClassVar[Mapping[str, float]] = {"alpha": 1, "dark": 0.99}
 
     def __post_init__(self) -> None:
-        options = vars(self)
-        if "colormap" in options:
-            lookup_table(options["colormap"])
-        alpha = options.get("alpha", 1.0)
-        if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not 0 <= alpha <= 1:
-            raise ExplainError(f"{option('alpha')} must be an opacity from 0 to 1, got {shown(alpha)}; 0.65 is usual")
-        dark = options.get("dark", 0.0)
-        if not 0 <= dark < 1:
-            raise ExplainError(f"dark of {self.name} must be a brightness from 0 to below 1, got {shown(dark)}")
-        shares = options.get("shares", (1.0,))
+        super().__post_init__()
+        if "colormap" in vars(self):
+            lookup_table(vars(self)["colormap"])
+        shares = vars(self).get("shares", (1.0,))
         if not shares or not all(a < b for a, b in pairwise((0, *shares))) or shares[-1] > 1:
             raise ExplainError(f"shares of {self.name} must rise within 0 to 1, got {shown(shares)}; use (0.5, 0.9)")
 
@@ -253,7 +249,7 @@ class Style:
         ramp = np.linspace(-1 if self.reads == "signed" else 0, 1, STEPS)[None]
         flat = Image.new("RGB", (STEPS, 1), _mean(photo))
         drawn = self.draw(flat, ramp, Box(0, 0, STEPS, 1))
-        return Legend(_rgb(np.asarray(drawn)[0]), self.ends, self.about)
+        return Legend(_rgb(np.asarray(drawn)[0]), self.ends, self.shows)
 
 
 StyleLike: TypeAlias = str | Style
@@ -376,7 +372,7 @@ class Intensity(Style):
     colormap: str = INTENSITY
 
     name: ClassVar[str] = "intensity"
-    about: ClassVar[str] = "magnitude"
+    shows: ClassVar[str] = "magnitude"
 
     def draw(self, photo: Image.Image, values: Array, region: Box) -> Image.Image:
         return Image.fromarray(lookup_table(self.colormap)[place(_stretched(values), photo.size, region)])
@@ -391,7 +387,7 @@ class Signed(Style):
     name: ClassVar[str] = "signed"
     reads: ClassVar[Reading] = "signed"
     ends: ClassVar[tuple[str, str]] = ("against", "for")
-    about: ClassVar[str] = "contribution"
+    shows: ClassVar[str] = "contribution"
 
     def draw(self, photo: Image.Image, values: Array, region: Box) -> Image.Image:
         spread = _stretched(values)

@@ -117,7 +117,7 @@ def test_options_of_styles_go_to_those_that_have_them() -> None:
     assert Look("contour", "PuOr").of("signed") == styles.SignedContour(colormap="PuOr")
     with pytest.raises(ExplainError, match="alpha is for"):
         Look("contour", alpha=0.3)
-    with pytest.raises(ExplainError, match="alpha must"):
+    with pytest.raises(ExplainError, match="alpha of heat must"):
         Look(alpha=2.0)
 
 
