@@ -43,9 +43,10 @@ class Output:
         if not (self.as_json or self.quiet):
             self._print(*lines)
 
-    def add(self, item: Any) -> None:
-        """Enter something in the document."""
+    def add(self, item: Any, *lines: object) -> None:
+        """Enter something in the document, or say the lines that tell the same."""
         self.items.append(item)
+        self.say(*lines)
 
     def complain(self, message: str) -> int:
         """Say in one line on standard error what went wrong, and enter it in the document."""

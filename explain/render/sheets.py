@@ -67,7 +67,7 @@ class Layout:
 
     title: str
     detail: str
-    groups: tuple[Group, ...]
+    groups: tuple[Group, ...] = field(repr=False)
 
     @property
     def tiles(self) -> list[Tile]:
