@@ -1,9 +1,9 @@
-"""Pieces of HTML for notebooks: everything is escaped, every picture has an alternative text."""
+"""Tables as text, and pieces of HTML for notebooks: everything is escaped, every picture has an alternative text."""
 
 import base64
 import html
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from PIL import Image
 
@@ -51,6 +51,19 @@ def table_html(header: Sequence[str], rows: Sequence[Sequence[str]], caption: st
     body = "".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in rows)
     title = f"<caption>{escaped(caption)}</caption>" if caption else ""
     return f"<table>{title}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def aligned(rows: Sequence[Sequence[str]], to_the_right: Collection[int] = ()) -> list[str]:
+    """A line of text for each row, with columns of equal width; those with these numbers go to the right.
+
+    >>> aligned([("layer", "ms"), ("conv", "9")], to_the_right=[1])
+    ['layer  ms', 'conv    9']
+    """
+    columns = []
+    for number, column in enumerate(zip(*rows, strict=True)):
+        width = max(map(len, column))
+        columns.append([cell.rjust(width) if number in to_the_right else cell.ljust(width) for cell in column])
+    return ["  ".join(cells).rstrip() for cells in zip(*columns, strict=True)]
 
 
 def lines_html(lines: Iterable[str]) -> str:

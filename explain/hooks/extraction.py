@@ -48,24 +48,23 @@ class FeatureExtractor(nn.Module):
         self.graph = graph
 
     def forward(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        places = {name: place_of(name, self.model) for name in self.layers}
         features: dict[str, Any] = {}
         calls = Counter[str]()
 
-        def keep(layer: str, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            for name, place in places.items():
-                if place.layer == layer and (place.call or 0) == calls[layer]:
-                    features[name] = nested.replace(output, lambda path, tensor: tensor.clone())  # before it is changed
-            calls[layer] += 1
-            if len(features) == len(places):
+        def keep(name: str, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            place = place_of(name, self.model)
+            if (place.call or 0) == calls[name]:
+                features[name] = nested.replace(output, lambda path, tensor: tensor.clone())  # before it is changed
+            calls[name] += 1
+            if len(features) == len(self.layers):
                 raise _AllCaptured
 
         with preserve.recording(self.graph), HookGroup(self.model) as group:
-            for layer in {place.layer for place in places.values()}:  # several calls of it may be named
-                group.forward(layer, partial(keep, layer))
+            for name in self.layers:
+                group.forward(place_of(name, self.model).layer, partial(keep, name))
             with suppress(_AllCaptured):
                 self.model(*args, **kwargs)
-        for name, place in places.items():
+        for name in self.layers:
             if name not in features:
-                raise LayerError(why_not_called(self.model, name, calls[place.layer]))
+                raise LayerError(why_not_called(self.model, name, calls[name]))
         return {name: features[name] for name in self.layers}

@@ -3,7 +3,7 @@
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from explain._utils.errors import HookError, printable
-from explain._utils.html import table_html
+from explain._utils.html import aligned, table_html
 from explain._utils.nested import as_sources, first_tensor
 from explain.hooks import preserve, unwrap
 from explain.hooks.graph import differentiate
@@ -77,15 +77,7 @@ class Inspection:
         return table_html(HEADER, rows, caption=repr(self))
 
     def __str__(self) -> str:
-        lines = [HEADER, *map(_cells, self.rows)]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        to_the_left = (0, 1, 2, 9)
-        text = []
-        for line in lines:
-            cells = enumerate(zip(line, widths, strict=True))
-            padded = [cell.ljust(width) if i in to_the_left else cell.rjust(width) for i, (cell, width) in cells]
-            text.append("  ".join(padded).rstrip())
-        return "\n".join(text)
+        return "\n".join(aligned([HEADER, *map(_cells, self.rows)], to_the_right=(3, 4, 5, 6, 7, 8)))
 
     def to_json(self) -> str:
         """Return the rows as a JSON array."""
@@ -118,33 +110,37 @@ def inspect(
     >>> [(row.name, row.output, row.parameters) for row in found.rows]
     [('', [1, 3], 29), ('0', [1, 2, 1, 1], 20), ('1', [1, 2, 1, 1], 0), ('2', [1, 2], 0), ('3', [1, 3], 9)]
     """
-    watch = _Watch()
     options = kwargs or {}
-    names = list(unwrap.hookable(model))
+    hookable = unwrap.hookable(model)
+    sources = as_sources(inputs) if gradients else list(inputs)
     with preserve.untouched(model, grad=gradients), HookGroup(model) as group:
-        for name in names:
-            watch.put(group, name, gradients)
-        sources = as_sources(inputs) if gradients else list(inputs)
+        watch = _Watch(group, hookable, gradients)
         with watch.operations:
             output = model(*sources, **options)
         if gradients:
             _differentiate(output, score, sources)
-    rows = iter(watch.rows)
+    sources = as_sources(inputs) if gradients else list(inputs)
+    with preserve.untouched(model, grad=gradients), HookGroup(model) as group:
+        _time_calls(group, hookable, watch.rows)
+        model(*sources, **options)
+    return Inspection(watch.rows, watch.ended)
+
+
+def _time_calls(group: HookGroup, names: Iterable[str], rows: Sequence[Row]) -> None:
+    """Note the seconds of each call, in a pass that makes the calls of these rows again."""
+    again = iter(rows)
     running: list[Row] = []
 
     def begin(module: nn.Module, args: Any) -> None:
-        running.append(next(rows, replace(watch.rows[-1])))
-        running[-1].seconds = -time.perf_counter()
+        row = next(again, replace(rows[-1]))
+        row.seconds = -time.perf_counter()
+        running.append(row)
 
     def end(module: nn.Module, args: Any, output: Any) -> None:
         running.pop().seconds += time.perf_counter()
 
-    with preserve.untouched(model, grad=gradients), HookGroup(model) as group:
-        group.forward_pre(names, begin)
-        group.forward(names, end)
-        sources = as_sources(inputs) if gradients else list(inputs)
-        model(*sources, **options)
-    return Inspection(watch.rows, watch.ended)
+    group.forward_pre(names, begin)
+    group.forward(names, end)
 
 
 class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -172,20 +168,21 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 class _Watch:
     """Fills the rows from hooks."""
 
-    def __init__(self) -> None:
+    def __init__(self, group: HookGroup, modules: Mapping[str, nn.Module], gradients: bool) -> None:
         self.rows: list[Row] = []
         self.ended: list[Row] = []
         self.operations = _Operations()
         self._running: list[tuple[Row, int]] = []
-        self._finished: dict[str, list[Row]] = {}
-
-    def put(self, group: HookGroup, name: str, gradients: bool) -> None:
-        group.forward_pre(name, partial(self._begin, name), with_kwargs=True)
+        self._awaiting: dict[nn.Module, list[Row]] = {}
+        """The calls of each module whose gradients have not come back yet."""
+        self._names = {module: name for name, module in modules.items()}
+        group.forward_pre(modules, self._begin, with_kwargs=True)
         if gradients:
-            group.backward(name, partial(self._came_back, name))
-        group.forward(name, self._end)
+            group.backward(modules, self._came_back)
+        group.forward(modules, self._end)
 
-    def _begin(self, name: str, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+    def _begin(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        name = self._names[module]
         shapes = [list(value.shape) for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
         count = sum(p.numel() for p in module.parameters())
         row = Row(len(self.rows), name, type(module).__name__, _depth(name), shapes, parameters=count)
@@ -203,10 +200,10 @@ class _Watch:
             if "ReLU" in row.type and tensor.ndim > 1 and tensor.numel():
                 row.dead = (tensor == 0).transpose(0, 1).flatten(1).all(1).float().mean().item()
         self.ended.append(row)
-        self._finished.setdefault(row.name, []).append(row)
+        self._awaiting.setdefault(module, []).append(row)
 
-    def _came_back(self, name: str, module: nn.Module, grad_input: Any, grad_output: Any) -> None:
-        row = self._finished[name].pop()  # backward meets the calls of a module in reverse
+    def _came_back(self, module: nn.Module, grad_input: Any, grad_output: Any) -> None:
+        row = self._awaiting[module].pop()  # backward meets the calls of a module in reverse
         total = math.hypot(*(g.detach().double().norm().item() for g in grad_output if g is not None))
         row.gradient_finite = math.isfinite(total)
         row.gradient = total if row.gradient_finite else None
@@ -295,10 +292,16 @@ def timeline(model: nn.Module, *inputs: Any) -> Timeline:
     """
     events = Timeline()
     sources = as_sources(inputs)
+    modules = unwrap.hookable(model)
+    names = {module: name for name, module in modules.items()}
+
+    def note(kind: str, module: nn.Module, *values: Any) -> None:
+        events.append(Event(kind, names[module], type(module).__name__))
+
     with preserve.untouched(model, grad=True), HookGroup(model) as group:
-        for name, module in unwrap.hookable(model).items():
-            for kind in ("forward_pre", "forward", "backward_pre", "backward"):
-                event = Event(kind.replace("_", "-"), name, type(module).__name__)
-                getattr(group, kind)(name, lambda *given, event=event: events.append(event))
+        group.forward_pre(modules, partial(note, "forward-pre"))
+        group.forward(modules, partial(note, "forward"))
+        group.backward_pre(modules, partial(note, "backward-pre"))
+        group.backward(modules, partial(note, "backward"))
         _differentiate(model(*sources), None, sources)
     return events

@@ -25,12 +25,17 @@ def select(model: nn.Module, where: Where) -> dict[str, nn.Module]:
     >>> list(select(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()), nn.ReLU))
     ['1']
     """
-    return {name: module for item in _items(where) for name, module in _select_one(model, item).items()}
+    modules: dict[str, nn.Module] = {}
+    for item in _items(where):
+        modules |= _select_one(model, item)
+    return modules
 
 
 def _items(where: Any) -> list[Any]:
     """What a selection is made of, one or several."""
-    items = [*where] if isinstance(where, Iterable) and not isinstance(where, (str, nn.Module, type)) else [where]
+    if isinstance(where, (str, nn.Module, type)) or not isinstance(where, Iterable):
+        return [where]
+    items = list(where)
     if not items:
         raise LayerError("layer must name at least one layer, got an empty list; leave it out for the last feature map")
     return items
@@ -39,27 +44,27 @@ def _items(where: Any) -> list[Any]:
 def _select_one(model: nn.Module, where: object) -> dict[str, nn.Module]:
     if isinstance(where, str):
         return _by_name(model, where)
-    known = modules_of(model)
-    remedy = "explain.list_layers(model, x) shows the names"
+    names = modules_of(model)
     if isinstance(where, nn.Module):
-        if where in known:
-            return {known[where]: where}
+        if where in names:
+            return {names[where]: where}
         raise LayerError(f"layer must be one of the model, got a {type(where).__name__} that is not in it; name it")
-    if isinstance(where, type) and issubclass(where, nn.Module):
-        found = {name: module for module, name in known.items() if isinstance(module, where)}
-        if not found:
-            raise LayerError(f"layer must select a module, but the model has no {where.__name__}; {remedy}")
-        return found
-    raise LayerError(f"layer must be a name, a pattern, a module or a module class, got {where!r}; {remedy}")
+    remedy = "explain.list_layers(model, x) shows the names"
+    if not isinstance(where, type) or not issubclass(where, nn.Module):
+        raise LayerError(f"layer must be a name, a pattern, a module or a module class, got {where!r}; {remedy}")
+    modules = {name: module for module, name in names.items() if isinstance(module, where)}
+    if not modules:
+        raise LayerError(f"layer must select a module, but the model has no {where.__name__}; {remedy}")
+    return modules
 
 
 def _by_name(model: nn.Module, where: str) -> dict[str, nn.Module]:
     if _is_module(where, model):
         return {where: submodule(model, where)}  # a shared module has several names
     names = {name: module for module, name in modules_of(model).items() if name}
-    found = {name: module for name, module in names.items() if fnmatch.fnmatchcase(name, where)}
-    if found:
-        return found
+    matches = [name for name in names if fnmatch.fnmatchcase(name, where)]
+    if matches:
+        return {name: names[name] for name in matches}
     listed = either("explain.list_layers(model, x) lists them", "'explain layers PHOTO' lists them")
     hint = did_you_mean(where, names)
     more = "" if close_to(where, names) or len(names) <= 8 else f"; {listed}"
@@ -117,13 +122,13 @@ def find_places(model: nn.Module, where: Where) -> dict[str, LayerPlace]:
     >>> list(find_places(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()), ["*:input", nn.ReLU]))
     ['0:input', '1:input', '1']
     """
-    found: dict[str, LayerPlace] = {}
+    places: dict[str, LayerPlace] = {}
     for item in _items(where):
-        place = place_of(item, model) if isinstance(item, str) else LayerPlace("")
-        for module in select(model, place.module if isinstance(item, str) else item):
-            named = place._replace(module=module)
-            found[name_of(named)] = named
-    return found
+        pattern = place_of(item, model) if isinstance(item, str) else LayerPlace("")
+        for module in _select_one(model, pattern.module if isinstance(item, str) else item):
+            place = pattern._replace(module=module)
+            places[name_of(place)] = place
+    return places
 
 
 def select_places(model: nn.Module, where: Where) -> list[str]:

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from PIL import Image
 
 from explain._utils.errors import RunError, printable
+from explain._utils.html import aligned
 from explain.data.boxes import Box
-from explain.metrics.evaluation import aligned
 from explain.render import overlays, styles
 from explain.store.reading import Row, StoredRun
 from explain.store.sources import on_input

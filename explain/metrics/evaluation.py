@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from explain._utils.errors import MetricError, did_you_mean, keywords
-from explain._utils.html import lines_html, table_html
+from explain._utils.html import aligned, lines_html, table_html
 from explain._utils.options import by_name
 from explain.attribution.api import attribute
 from explain.attribution.diagnostics import image_names
@@ -134,7 +134,9 @@ class Table(Mapping[str, Mapping[str, torch.Tensor]]):
         return table_html(head, rows) + lines_html(f"note: {note}" for note in self.notes)
 
     def __repr__(self) -> str:
-        return "\n".join([*aligned(self._rows, figures=True), *(f"note: {note}" for note in self.notes)])
+        rows = self._rows
+        lines = aligned(rows, to_the_right=range(1, len(rows[0])))
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
     def _one(self, method: str, metric: str) -> MetricResult:
         if metric not in self[method]:
@@ -146,15 +148,6 @@ def _shown(value: float) -> str:
     if math.isnan(value):
         return "–"
     return f"{value:.4g}" if value and abs(value) < 1e-3 else f"{value:.3f}"
-
-
-def aligned(rows: Sequence[Sequence[str]], *, figures: bool = False) -> list[str]:
-    """A line for each row, with columns of equal width; ``figures``, in all columns but the first, go to the right."""
-    columns = []
-    for number, column in enumerate(zip(*rows, strict=True)):
-        width = max(map(len, column))
-        columns.append([cell.rjust(width) if figures and number else cell.ljust(width) for cell in column])
-    return ["  ".join(cells).rstrip() for cells in zip(*columns, strict=True)]
 
 
 MapSource: TypeAlias = MethodLike | MapsLike

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from explain._utils.errors import ExplainError, MethodError, MetricError, did_you_mean, muted, naming, shown
-from explain._utils.html import lines_html, table_html
+from explain._utils.html import aligned, lines_html, table_html
 from explain.attribution.api import attribute, plan
 from explain.attribution.options import Settings
 from explain.attribution.result import Attribution
@@ -27,7 +27,7 @@ from explain.hooks.unwrap import unwrapped
 from explain.layers.costs import cost_after
 from explain.methods.base import Method, options, title_of
 from explain.metrics.base import MetricInput, MetricResult, ScoreRequest
-from explain.metrics.evaluation import NotEvaluatedError, aligned, scored
+from explain.metrics.evaluation import NotEvaluatedError, scored
 from explain.metrics.masked_scores import MaskedScores
 from explain.metrics.sanity import LEVEL, Check, CheckResult, DependsOnClass, Faithful, default_checks
 from explain.metrics.variants import EvaluatedMethod, ModelContext, ReattributionMetric, Results, reattribute
