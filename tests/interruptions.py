@@ -22,9 +22,8 @@ from torch.nn.modules import module as torch_modules
 import explain
 from explain import hooks
 from explain._utils import errors, signals
-from explain.hooks import preserve
+from explain.hooks import preserve, unwrap
 from explain.hooks.intervening import active_interventions
-from explain.hooks.unwrap import _inserted
 
 METHODS = ["gradcam", "saliency", "guidedbackprop", "integratedgradients", "scorecam", "smooth(gradcam)"]
 DICTS = ["_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"]
@@ -188,7 +187,8 @@ def state(model: nn.Module) -> dict[str, Any]:
         "gradients": (torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
         "mixed precision": (torch.is_autocast_enabled("cpu"), torch.is_autocast_cache_enabled()),
         "function modes": torch._C._len_torch_function_stack(),
-        "interventions": (active_interventions(model), sorted(_inserted.of.get(model, {}))),
+        "interventions": (active_interventions(model), sorted(unwrap._here.inserted.get(model, {}))),
+        "walked": dict(unwrap._here.walked),
         "warning filters": list(warnings.filters),
         "handlers": (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGALRM)),
         "counters": (

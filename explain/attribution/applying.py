@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from explain._utils.errors import ModelError
+from explain._utils.rounding import all_finite
 from explain.attribution.diagnostics import warn_of_coverage
 from explain.attribution.result import Attribution, Channels, fused
 from explain.data.inputs import InputLayout
@@ -76,7 +77,7 @@ def first_of(evidence: EvidenceOfCalls) -> Evidence:
 
 
 def _check_finite(values: torch.Tensor, method: Method, layer: str) -> None:
-    if torch.isfinite(values).all():
+    if all_finite(values):
         return
     where = f" at layer {layer}" if uses_layer(method) else ""
     got = f"but {method.name} found NaN or infinity{where}; look for a root, logarithm or division at zero"

@@ -149,23 +149,30 @@ def warn_of_result(
     """
     name = attribution.method
     score = attribution.score
-    negative = (score < 0) & attribution.values.flatten(1).any(1)
-    if method.by_score and negative.any():
-        scores = ", ".join(f"{each:.3g}" for each in score[negative].tolist())
-        which = f"which is negative for image {image_names(negative)} ({scores}): that reverses all signs"
-        warn(f"{name} divides by the score, {which}; choose a target with a positive score, or gradcam")
+    nonzero = attribution.values.flatten(1).any(1)
+    if method.by_score:
+        negative = (score < 0) & nonzero
+        if negative.any():
+            scores = ", ".join(f"{value:.3g}" for value in score[negative].tolist())
+            which = f"which is negative for image {image_names(negative)} ({scores}): that reverses all signs"
+            warn(f"{name} divides by the score, {which}; choose a target with a positive score, or gradcam")
     few = isinstance(method, IntegratedGradients) and method.steps < _POINTS
     if isinstance(method, (DeepLIFT, DeepLIFTSHAP, IntegratedGradients)) and attribution.delta is not None and not few:
         _warn_of_missed(method, attribution, method.expected_sum(evidence[0]).abs(), follows_gradient)
     if attribution.rounding is not None and attribution.rounding > _ROUNDED:
         warn(f"{name} has {attribution.rounded}; use precision='full'")
     taken = {} if attribution.coverage is None else attribution.coverage.taken
-    share = taken.get("stabiliser", torch.zeros_like(score)).abs() / score.abs()
-    if (wrong := share > _STABILISED).any():
-        lost = f"loses up to {float(share[wrong].max()):.2g} of the score to the epsilon of its rules"
-        warn(f"{name} {lost} for image {image_names(wrong)}; take a smaller epsilon, or one that is not absolute")
+    if "stabiliser" in taken:
+        share = taken["stabiliser"].abs() / score.abs()
+        wrong = share > _STABILISED
+        if wrong.any():
+            lost = f"loses up to {float(share[wrong].max()):.2g} of the score to the epsilon of its rules"
+            warn(f"{name} {lost} for image {image_names(wrong)}; take a smaller epsilon, or one that is not absolute")
+    empty = [image for image, has_values in enumerate(nonzero.tolist()) if not has_values]
+    if not empty:
+        return
     reasons: dict[str, list[str]] = {}
-    for image in (attribution.values.flatten(1) == 0).all(1).nonzero().flatten().tolist():
+    for image in empty:
         negative_score = method.by_score and bool(score[image] < 0)
         if attribution.sets is not None:
             same = attribution.options.get("becomes") is None

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from explain._utils.errors import LayerError, ModelError, TargetError
+from explain._utils.rounding import all_finite
 from explain.data.inputs import Inputs, Path
 from explain.engine import perturbations
 from explain.engine.ends import outputs_of
@@ -107,10 +108,11 @@ class Forward:
         if scores is None:
             return None  # not a classifier
         logits = scores.detach().reshape(self.count, -1)
-        self._check_finite(logits, torch.isnan(logits) | torch.isposinf(logits))
+        if not all_finite(logits):  # minus infinity is the score of a class that cannot be
+            self._refuse(logits, torch.isnan(logits) | torch.isposinf(logits))
         return at_least_float32(logits)
 
-    def _check_finite(self, scores: Tensor, wrong: Tensor) -> None:
+    def _refuse(self, scores: Tensor, wrong: Tensor) -> None:
         """Where scores are wrong, run the model again and inspect every layer, to name the first that is not finite."""
         if not wrong.any():
             return
@@ -125,7 +127,8 @@ class Forward:
             settled = target.settled(self.output, self.count)
             score, classes = settled.pick(self.output, self.count)
             total = score.sum()
-        self._check_finite(score.detach(), ~torch.isfinite(score.detach()))
+        if not all_finite(score):
+            self._refuse(score.detach(), ~torch.isfinite(score.detach()))
         name = settled.name if isinstance(target, (ClassTarget, TopClass)) else target.name
         return ResolvedTarget(name, settled, at_least_float32(detached(score)), total, classes)
 

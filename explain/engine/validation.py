@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from explain._utils.errors import ImageError, ModelError
+from explain._utils.rounding import all_finite
 from explain.data.inputs import InputLayout, Inputs, InputsLike, as_inputs, dotted
 from explain.hooks import preserve, unwrap
 from explain.layers.frames import with_layout
@@ -59,7 +60,6 @@ def check_inputs(model: nn.Module, given: InputsLike, layout: InputLayout | None
             raise ImageError(f"{name} must be floating point, got {tensor.dtype}; leave it out of explained")
         if path != inputs.path and not inputs.goes_with_images(path):
             raise ImageError(f"{name} must have {len(inputs)} rows, got {tuple(tensor.shape)}; leave it out")
-        # The sum is quick, and finite only if all values are; one that overflows is no reason to refuse.
-        if not tensor.sum().isfinite() and not tensor.isfinite().all():
+        if not all_finite(tensor):
             raise ImageError(f"{name} must hold finite values, got NaN or infinity; check the preprocessing")
     return with_layout(model, inputs) if x.ndim == 5 else inputs

@@ -14,7 +14,7 @@ from torch import nn
 
 from explain._utils.errors import ExplainError, HookError, ModelError
 from explain._utils.signals import Shared, SignalSafe, at_fork, lock, signal_safe
-from explain.hooks.unwrap import modules_of
+from explain.hooks.unwrap import WalkedOnce, modules_of
 
 DEVICES = ("cpu", "cuda")
 
@@ -256,6 +256,7 @@ class _LeftAsFound(SignalSafe[None]):
         self._gradients = gradients
         self._create_graph = create_graph
         self._alone = alone
+        self._walk = WalkedOnce()
         self._modes: list[_HeldMode] = []
         self._shared: Shared | None = None
         self._torch: _TorchState | None = None
@@ -266,7 +267,7 @@ class _LeftAsFound(SignalSafe[None]):
         if self._alone and _here.alone:
             raise ExplainError("an explanation was started from inside another one (hook or target); run them in turn")
         _used_threads = _used_threads or torch.get_num_threads() > 1
-        modules = modules_of(self._model)
+        modules = self._walk.begin(self._model)
         self._torch = _TorchState()
         self._torch.switch_gradients(self._gradients or self._create_graph)
         self._shared = Shared(self._settings_of_process(modules))
@@ -300,6 +301,7 @@ class _LeftAsFound(SignalSafe[None]):
     def end(self, error: BaseException | None) -> None:
         if self._shared is None or self._torch is None:
             return
+        self._walk.end()
         disturbed = _release_modes(self._modes)
         self._shared.end(error)
         self._torch.restore(error)

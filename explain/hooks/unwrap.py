@@ -54,9 +54,11 @@ def modules_of(model: nn.Module) -> dict[nn.Module, str]:
     >>> list(modules_of(nn.Sequential(layer, nn.Sequential(nn.ReLU(), layer))).values())
     ['', '0', '1', '1.0']
     """
+    inserted = _here.inserted.get(model)
+    if model in _here.walked and inserted is None:
+        return _here.walked[model]
     names: dict[nn.Module, str] = {}
     ahead: list[tuple[str, nn.Module]] = [("", model)]
-    inserted = _inserted.of.get(model)
     while ahead:
         name, module = ahead.pop()
         if module in names:
@@ -70,18 +72,34 @@ def modules_of(model: nn.Module) -> dict[nn.Module, str]:
     return names
 
 
-class _Inserted(threading.local):
+class _Here(threading.local):
+    """What this thread knows of models: the modules that are inserted, and those that it has walked over."""
+
     def __init__(self) -> None:
-        self.of: dict[nn.Module, dict[str, nn.Module]] = {}
+        self.inserted: dict[nn.Module, dict[str, nn.Module]] = {}
+        self.walked: dict[nn.Module, dict[nn.Module, str]] = {}
 
 
-_inserted = _Inserted()
+_here = _Here()
+
+
+class WalkedOnce:
+    """Between the beginning and the end, `modules_of` has the modules of a model at hand; see `SignalSafe`."""
+
+    def begin(self, model: nn.Module) -> dict[nn.Module, str]:
+        self._previous = _here.walked
+        names = modules_of(model)
+        _here.walked = {**_here.walked, model: names}
+        return names
+
+    def end(self) -> None:
+        _here.walked = self._previous
 
 
 def inserting(model: nn.Module, modules: Iterable[tuple[str, nn.Module]]) -> AbstractContextManager[None]:
     """Let modules that hooks insert into a model have names in it, such as ``layer3/sae``, for this thread."""
-    others = _inserted.of
-    return temporarily(_inserted, of={**others, model: {**others.get(model, {}), **dict(modules)}})
+    outer = _here.inserted
+    return temporarily(_here, inserted={**outer, model: {**outer.get(model, {}), **dict(modules)}})
 
 
 def submodule(model: nn.Module, name: str) -> nn.Module:
@@ -90,7 +108,7 @@ def submodule(model: nn.Module, name: str) -> nn.Module:
     Raises:
         AttributeError: there is none.
     """
-    for start, module in _inserted.of.get(model, {}).items():
+    for start, module in _here.inserted.get(model, {}).items():
         if name == start or name.startswith(f"{start}."):
             return module.get_submodule(name[len(start) + 1 :])
     return model.get_submodule(name)
