@@ -35,7 +35,7 @@ from explain.engine.needs import (
     Multipliers,
     Relevance,
 )
-from explain.engine.perturbations import PerturbationRuns, Scores
+from explain.engine.perturbations import Scores, Searches
 from explain.methods import Method, list_methods
 from explain.methods.base import get_method
 
@@ -49,7 +49,7 @@ WORDS: dict[type, str] = {
     **dict.fromkeys((Attention, BlockAttention, InputAttention), "attention"),
     BlockTokens: "tokens of all blocks",
     **dict.fromkeys((Relevance, AttentionRelevance, Multipliers), "a rule for every operation"),
-    **dict.fromkeys((PerturbationRuns, Attributions, Scores), "further runs"),
+    **dict.fromkeys((Searches, Attributions, Scores), "further runs"),
 }
 
 

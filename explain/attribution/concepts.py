@@ -12,7 +12,7 @@ from explain._utils.random_numbers import normal
 from explain.data.inputs import Inputs, InputsLike
 from explain.engine import Activations
 from explain.engine.execution import gather
-from explain.engine.perturbations import GivenRows, PerturbationRuns, ScoreOf, rows_of
+from explain.engine.perturbations import GivenRows, ScoreOf, Scores, rows_of
 from explain.engine.plan import plan_of
 from explain.engine.settings import RuntimeSettings
 from explain.engine.validation import check_inputs
@@ -112,9 +112,8 @@ def find_concepts(
     model = unwrap.unwrapped(model)
     inputs = check_inputs(model, x)
     name = one_layer(model, inputs, layer)
-    runs = PerturbationRuns(of_layer=True)
-    plan = plan_of([Activations(), runs], [name])
-    (evidence_of,) = gather(model, inputs, plan, [TopClass()], RuntimeSettings(batch_size))
+    settings = RuntimeSettings(batch_size)
+    (evidence_of,) = gather(model, inputs, plan_of([Activations()], [name]), [TopClass()], settings)
     evidence = evidence_of(name)
     with preserve.calculating(inputs.x.device.type):
         maps = _present(evidence.activations, name)
@@ -134,9 +133,10 @@ def find_concepts(
         error = float((rows - where @ what).norm() / rows.norm())
         shown = what.to(maps).reshape(count, channels, *[1] * len(places)).expand(-1, -1, *places)
         replaced = rows_of([count], shown.device, lambda images, numbers: shown[numbers])
-        logits = evidence[runs].read(GivenRows(replaced, "concepts"), ScoreOf("all"))
         placed = where.reshape(n, *places, count).movedim(-1, 1).to(maps)
-        return Concepts(placed, what.to(maps), logits, name, evidence.size, error)
+    scores = Scores(GivenRows(replaced, "a concept alone"), ScoreOf("all"))
+    (scores_of,) = gather(model, inputs, plan_of([scores], [name]), [TopClass()], settings)
+    return Concepts(placed, what.to(maps), scores_of(name)[scores], name, evidence.size, error)
 
 
 def _present(maps: torch.Tensor, layer: str) -> torch.Tensor:

@@ -22,7 +22,7 @@ from explain.engine import Evidence
 from explain.engine.ends import reading
 from explain.engine.execution import gather
 from explain.engine.needs import EvidenceLookup, FollowsGradient, NeedAtLayer, needs_at
-from explain.engine.perturbations import PerturbationRuns
+from explain.engine.perturbations import Searches
 from explain.engine.plan import Plan, planned
 from explain.engine.settings import MEMORY, Footprint, RuntimeSettings
 from explain.engine.validation import check_inputs
@@ -255,7 +255,7 @@ class Request:
         rounding = plan.rounding(name, every[0].rounding) if every[0].rounding else None
         if rounding is None:
             return attribution
-        runs_again = any(isinstance(need, PerturbationRuns) for need in method.needs)
+        runs_again = any(isinstance(need, Searches) for need in method.needs)
         if not runs_again and all(item.inexact for item in every):
             rounding = max(rounding, self._off_by_rounding(method, evidence, attribution))
         return replace(attribution, rounding=rounding)

@@ -47,7 +47,7 @@ def methods_of(context: click.Context, options: SimpleNamespace) -> "tuple[str |
 
 def _refuse_unheeded(context: click.Context, options: SimpleNamespace, methods: "Sequence[Method]") -> None:
     """Refuse the first option that none of these methods heeds."""
-    from explain.engine.perturbations import Attributions, PerturbationRuns, Scores
+    from explain.engine.perturbations import Attributions, Scores, Searches
     from explain.methods.base import options as options_of
     from explain.methods.base import uses_layer
     from explain.render.styles import get_style
@@ -57,7 +57,7 @@ def _refuse_unheeded(context: click.Context, options: SimpleNamespace, methods: 
     layers = options.layer
     has_several = len(layers) > 1 or any(re.search(r"[*?\[]", layer) for layer in layers)
     fuses = has_several or (not layers and any(method.fusion for method in methods))
-    many = (Attributions, PerturbationRuns, Scores)  # what takes more than the photo itself
+    many = (Attributions, Scores, Searches)  # what takes more than the photo itself
     reruns = any(isinstance(need, many) for method in methods for need in method.needs)
     evaluates = bool(options.metric or getattr(options, "check", False))
     has_layer = any(uses_layer(method) or method.layer_optional for method in methods)

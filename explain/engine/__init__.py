@@ -15,6 +15,7 @@
     reruns            all perturbed rows, in batches; those of inputs
     layer_reruns      those of a layer's feature maps
     token_reruns      those of a transformer's tokens
+    searches          rows that are chosen by the scores of earlier ones, step by step
     accumulators      where the results of perturbed rows add up
     replay            the operations before a layer, recorded and replayed
     incremental       of perturbed inputs, what has to be computed

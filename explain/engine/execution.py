@@ -29,14 +29,15 @@ from torch.utils.hooks import RemovableHandle
 from explain._utils import nested
 from explain._utils.errors import LayerError, MethodError, note, warn
 from explain.data.inputs import Inputs, InputsLike, Path, as_inputs
-from explain.engine import collectors, needs, perturbations, replay, reruns
+from explain.engine import collectors, needs, replay, reruns
 from explain.engine.derivative import custom_functions, is_derivative
 from explain.engine.ends import reading
 from explain.engine.forward import Forward, ResolvedTarget
 from explain.engine.needs import Backward, Concept, Evidence, EvidenceLookup, NeedAtLayer, RowOrigin, at_least_float32
 from explain.engine.plan import Plan
 from explain.engine.rerun_context import RerunContext, RerunState
-from explain.engine.settings import Footprint, Precision, RuntimeSettings, autocast, mixed_precision_now
+from explain.engine.searches import run_searches
+from explain.engine.settings import Footprint, Precision, RuntimeSettings, autocast
 from explain.hooks import HookGroup
 from explain.hooks.attention import attention
 from explain.hooks.capturing import Capture, Source, cut_where_allowed, read_outputs
@@ -105,7 +106,7 @@ def gather(
                     resolved = [passes.forward.of_image(each, origin.image) for each in resolved]
             for each in resolved:
                 passes.answer(each, last=each is resolved[-1])
-        evidence = partial(_evidence, passes.forward, origin, {})
+        evidence = partial(_evidence, passes.forward, origin)
         if plan.reruns:
             context = RerunContext(
                 forward=passes.forward,
@@ -119,26 +120,21 @@ def gather(
             )
             with reading(model, inputs, settings.activation):
                 reruns.run_streams(plan, context)
-            # Runners are made on demand: one among what was found would keep it, and all it holds, in a circle.
-            runner = partial(reruns.PerturbationRunner, context, precision=mixed_precision_now(inputs.x.device))
-            kinds = [need.kind for need in plan.needs if isinstance(need.kind, perturbations.PerturbationRuns)]
-            evidence = partial(_evidence, passes.forward, origin, dict.fromkeys(kinds, runner))
+                for each in resolved:
+                    for need in plan.searches:
+                        if not context.state.interrupted:
+                            run_searches(need, context, each)
     return [partial(evidence, each) for each in resolved]
 
 
 def _evidence(
     forward: Forward,
     origin: RowOrigin | None,
-    runners: Mapping[Any, Callable[..., reruns.PerturbationRunner]],
     resolved: ResolvedTarget,
     layer: str | None,
     path: Path | None = None,
 ) -> Evidence:
     """What was found for a target that is about a layer or none, and of several explained inputs about one."""
-
-    answers = _at_place(resolved.found, layer, path)
-    for kind, make in runners.items():
-        answers[kind] = make(resolved=resolved, layer=layer)
     return Evidence(
         inputs=at_least_float32(forward.inputs.tensor(path or forward.inputs.path)),
         score=resolved.score,
@@ -147,7 +143,7 @@ def _evidence(
         grids=forward.grids,
         logits=forward.logits,
         layer=layer,
-        found=answers,
+        found=_at_place(resolved.found, layer, path),
         origin=origin,
         find_outputs=(lambda: forward.outputs) if origin is None else origin.outputs,
         rounding=resolved.rounding,

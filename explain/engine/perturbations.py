@@ -4,7 +4,7 @@ Methods, metrics and checks give the engine these values. Equal ones are run onc
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -355,9 +355,69 @@ class GivenRows(Perturbation):
         return replace(self.given, build=lambda images, numbers: x[images])
 
 
-class PerturbationRuns(Need[Any]):
-    """A `PerturbationRunner`, for perturbed rows that depend on earlier scores; ``of_layer`` for a layer's maps."""
+def given_rows(made: Tensor, words: str, inputs: Tensor) -> GivenRows:
+    """One row for each image of ``inputs``, which is ``made`` already."""
+    return GivenRows(rows_of([1] * len(made), made.device, lambda images, numbers: made[images]), words, inputs)
 
-    of_layer: bool = False  # type: ignore[misc]
+
+Steps = Generator[Scores, Any, None]
+"""Asks for the values of perturbed rows, and is sent them, in the order of the rows."""
+
+
+class OutOfTimeError(Exception):
+    """Raised where a search has asked for rows when its time is over; it may ask for a few more to finish."""
+
+
+class Search(ABC):
+    """Looks for something by perturbed rows that depend on earlier ones: `steps` asks, and the engine runs the rows."""
+
+    samples = 0
+    """How many rows were run by now."""
+    finished = False
+    """False before its end, and after an interrupt."""
+    finishing = False
+    """Whether what it asks for is run however late it is."""
+    images = 1
+    """How many images it is about."""
+
+    @property
+    @abstractmethod
+    def planned(self) -> int:
+        """How many rows there would be without an early end."""
+
+    @property
+    def has_result(self) -> bool:
+        """Whether there is something to show after an interrupt."""
+        return self.samples > 0
+
+    @abstractmethod
+    def steps(self) -> Steps: ...
+
+    @abstractmethod
+    def map(self) -> Tensor:
+        """The map of each image by now."""
+
+
+class Searcher(Protocol):
+    """A method that searches, as far as the engine uses it; the searches share its ``max_seconds``, if it has any."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def needs(self) -> frozenset[Need[Any]]: ...
+
+    def searches(self, evidence: Evidence) -> Sequence[Search]:
+        """New searches, one after the other in the order of the images."""
+
+
+class Searches(Need[Sequence[Search]]):
+    """The searches of a method, over; after an interrupt, some have found nothing."""
+
+    method: Searcher
 
     detached = True
+
+    @property
+    def of_layer(self) -> bool:  # type: ignore[override]
+        return any(need.of_layer for need in self.method.needs if not isinstance(need, Searches))

@@ -16,7 +16,7 @@ from typing import Any
 from explain._utils.html import lines_html
 from explain._utils.progress import duration
 from explain.engine.needs import Attention, AttentionRelevance, Backward, BlockAttention, Need, NeedAtLayer, needs_at
-from explain.engine.perturbations import Attributions, Perturbation, PerturbationRuns, Unperturbed
+from explain.engine.perturbations import Attributions, Perturbation, Searches, Unperturbed
 from explain.engine.settings import Precision
 
 
@@ -108,14 +108,19 @@ class Plan:
 
     def rounding(self, name: str, found: Mapping[Perturbation, float]) -> float | None:
         """The largest error that was found for the perturbed rows of a method, and for those that were named later."""
-        later = self.names_of([need for need in self.needs if isinstance(need.kind, PerturbationRuns)])
+        later = self.names_of(self.searches)
         names = {stream.of: self.names_of(stream.needs) for stream in self.streams}
         return max((error for of, error in found.items() if name in names.get(of, later)), default=None)
 
     @cached_property
     def answered_at_once(self) -> tuple[NeedAtLayer, ...]:
         """The needs that the forward pass and the backward passes over it answer."""
-        return tuple([need for need in self.needs if not isinstance(need.kind, (Attributions, PerturbationRuns))])
+        return tuple([need for need in self.needs if not isinstance(need.kind, (Attributions, Searches))])
+
+    @cached_property
+    def searches(self) -> tuple[NeedAtLayer, ...]:
+        """The searches by perturbed rows, which come after all else."""
+        return tuple([need for need in self.needs if isinstance(need.kind, Searches)])
 
     @cached_property
     def reruns(self) -> bool:
@@ -200,7 +205,7 @@ class Plan:
         >>> plan.cost(), plan.cost({"layer4": 0.01})
         (101.0, 2.0)
         """
-        if any(isinstance(need.kind, PerturbationRuns) for need in self.needs):
+        if self.searches:
             return float("inf")
         total = float(self.images * (self.passes + self.passes_back))
         for stream, inner in self._perturbed():

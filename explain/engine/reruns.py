@@ -9,9 +9,8 @@ Rows are built when they are needed and dropped when their results have been add
 their number. `rerun_context` finds out how rows can be run, before the first of them.
 """
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -23,10 +22,9 @@ from explain._utils.signals import came_by_signal
 from explain.data.inputs import Inputs, Path, dotted
 from explain.engine import settings as runtime
 from explain.engine.accumulators import Add, RowErrors, TargetAccumulators
-from explain.engine.forward import ResolvedTarget
 from explain.engine.layer_reruns import LayerRerun
-from explain.engine.needs import EvidenceLookup, Need, NeedAtLayer, RowOrigin, at_least_float32
-from explain.engine.perturbations import Attributor, Perturbation, PerturbedRows, Scores
+from explain.engine.needs import EvidenceLookup, NeedAtLayer, RowOrigin, at_least_float32
+from explain.engine.perturbations import PerturbedRows, Scores
 from explain.engine.plan import Plan, Stream
 from explain.engine.rerun_context import RerunContext, Way
 from explain.engine.settings import Precision, RuntimeSettings
@@ -341,59 +339,3 @@ class ProgressCallback:
         self._done += rows
         if rows:
             runtime.report_progress(self._progress, self._done, self._total, maps)
-
-
-@dataclass(frozen=True)
-class PerturbationRunner:
-    """Runs perturbed rows that a method can name only when it sees the evidence."""
-
-    context: RerunContext
-    resolved: ResolvedTarget
-    layer: str | None
-    precision: torch.autocast
-    kept: dict[Any, Any] = field(default_factory=dict)
-    """Where a method may keep what it has worked out from its runs."""
-
-    @property
-    def ended(self) -> bool:
-        """Whether an interrupt has ended the work: no more rows are run."""
-        return bool(self.context.state.interrupted)
-
-    def end(self, error: KeyboardInterrupt, *, partial: bool) -> None:
-        """End the work early; ``partial`` says whether a method has something to show by now.
-
-        Raises:
-            KeyboardInterrupt: it has nothing, or partial results are not wanted.
-        """
-        if not partial or not self.context.settings.keep_partial:
-            raise error
-        self.context.state.interrupted.append(error)
-
-    def read(self, of: Perturbation, method: Attributor, *, for_all: bool = False) -> Any:
-        """A method's results for all perturbed rows, in their order; the method reports its progress itself.
-
-        They are not remembered, except those of the other targets when run ``for_all`` of them at once.
-        """
-        need = NeedAtLayer(Scores(of, method), self.layer)
-        found = self.resolved.found
-        interrupted = self.context.state.interrupted
-        if interrupted:
-            raise interrupted[0]
-        if need not in found:
-            # The method decides what to do with an interrupt.
-            settings = replace(self.context.settings, keep_partial=False, progress=None)
-            targets = self.context.targets if for_all else [self.resolved]
-            context = replace(self.context, targets=targets, settings=settings)
-            with self.precision:
-                noted = run_streams(Plan({"": frozenset({need})}), context, math.inf if "noted" in self.kept else FEW)
-            if noted:
-                self.kept["noted"] = True
-        return found[need] if for_all else found.pop(need)
-
-    def report_progress(self, done: int, total: int, maps: Callable[[], Mapping[str, Tensor]] = dict) -> None:
-        """Report how many of a method's own rows are done, and the ``maps`` so far by its name."""
-        runtime.report_progress(self.context.settings.progress, done, total, maps)
-
-    def remembered(self) -> Iterator[tuple[Need[Any], Any]]:
-        """The needs that have been answered for this target, also on the way for another one, and the answers."""
-        return ((need.kind, found) for need, found in list(self.resolved.found.items()) if need.layer == self.layer)

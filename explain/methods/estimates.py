@@ -6,7 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -16,11 +16,10 @@ from explain._utils.errors import MethodError
 from explain.baselines import Zero
 from explain.baselines.base import Baseline
 from explain.engine import Accumulator, Attributions, Evidence, Need, Perturbation, PerturbedRows, Reducer
-from explain.engine.perturbations import OneForEach, PerturbationRuns, ScoreKind, ScoreOf, Scores, Unperturbed, rows_of
+from explain.engine.perturbations import OneForEach, ScoreKind, ScoreOf, Scores, Search, Searches, Unperturbed, rows_of
 from explain.methods.base import PERTURBATION, Method, Outcome, relative_error
 from explain.methods.regions import Cell, Regions, Squares, pixels_of
 
-T = TypeVar("T")
 Score = Literal["logit", "probability"]
 """What is explained: the score as the target picks it, or the probability of its class."""
 
@@ -342,14 +341,6 @@ class _StopEarly(Accumulator):
         return torch.tensor(figures, dtype=dtype, device=self._device)
 
 
-def remembered(method: Method, evidence: Evidence, make: Callable[[], T]) -> T:
-    """What a method works out from its own runs; it is made once, and kept with the evidence."""
-    kept = evidence[PerturbationRuns()].kept
-    if method not in kept:
-        kept[method] = make()
-    return kept[method]  # type: ignore[no-any-return]
-
-
 class PerturbationMethod(Method):
     """A method that runs the model on perturbed photos; its budget is checked."""
 
@@ -358,81 +349,32 @@ class PerturbationMethod(Method):
     below = {"tolerance": math.inf, "max_seconds": math.inf}
 
 
-class Search(ABC):
-    """A search in one image, which chooses which photos to run next by the scores so far.
-
-    ``samples`` says how many photos were run, and ``planned`` how many there would be without an early end.
-    """
-
-    samples: int = 0
-    finished: bool = False
-    """False before its end, and after an interrupt."""
-
-    @property
-    @abstractmethod
-    def planned(self) -> int: ...
-
-    @property
-    def has_result(self) -> bool:
-        """Whether there is something to show after an interrupt."""
-        return self.samples > 0
-
-    @abstractmethod
-    def run(self, end: float, report: Callable[[], None]) -> None:
-        """Search up to the time ``end`` of ``time.monotonic``; ``report`` is called after runs."""
-
-    @abstractmethod
-    def map(self) -> torch.Tensor:
-        """The map ``(H, W)`` by now."""
-
-
 class SearchMethod(PerturbationMethod):
     """A method that chooses which photos to run next by the scores so far, in one image after the other."""
-
-    samples: int
-    max_seconds: float | None
 
     def search(self, evidence: Evidence, image: int) -> Search:
         """A new search in one image."""
         raise NotImplementedError
 
-    def searches(self, evidence: Evidence) -> list[Search]:
-        """The search in each image, over; the images share the time. Those behind an interrupt have found nothing."""
-        return remembered(self, evidence, lambda: self._search_all(evidence))
+    def searches(self, evidence: Evidence) -> Sequence[Search]:
+        return [self.search(evidence, image) for image in range(len(evidence.inputs))]
 
-    def _search_all(self, evidence: Evidence) -> list[Search]:
-        runner = evidence[PerturbationRuns()]
-        searches = [self.search(evidence, image) for image in range(len(evidence.inputs))]
-        planned = len(searches) * self.samples
-
-        def maps() -> dict[str, torch.Tensor]:
-            return {self.name: torch.stack([search.map() * (search.samples > 0) for search in searches])}
-
-        began = time.monotonic()
-        for image, search in enumerate(searches):
-            end = math.inf if self.max_seconds is None else began + self.max_seconds * (image + 1) / len(searches)
-
-            def report(before: int = image * self.samples, search: Search = search) -> None:
-                runner.report_progress(before + search.samples, planned, maps)
-
-            try:
-                search.run(end, report)
-                search.finished = True
-            except KeyboardInterrupt as error:
-                runner.end(error, partial=search.has_result)
-                break
-        return searches
+    @property
+    def needs(self) -> frozenset[Need[Any]]:
+        return frozenset({Searches(self)})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        return torch.stack([search.map() for search in self.searches(evidence)])
+        return torch.cat([search.map() for search in evidence[Searches(self)]])
 
     def outcome(self, evidence: Evidence) -> Outcome:
-        searches = self.searches(evidence)
-        device = evidence.inputs.device
+        def of_images(figure: Callable[[Search], float]) -> torch.Tensor:
+            listed = [figure(search) for search in evidence[Searches(self)] for _ in range(search.images)]
+            return torch.tensor(listed, device=evidence.inputs.device)
+
         return Outcome(
-            spent=torch.tensor([search.samples for search in searches], device=device),
-            planned=torch.tensor([search.planned for search in searches], device=device),
-            finished=torch.tensor([search.finished for search in searches], device=device),
+            spent=of_images(lambda search: search.samples // search.images),
+            planned=of_images(lambda search: search.planned // search.images),
+            finished=of_images(lambda search: search.finished),
         )
 
 

@@ -1,10 +1,9 @@
 """The smallest evidence: regions that are enough for an answer, and regions that it cannot do without."""
 
 import math
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 import torch
 import torch.nn.functional as F
@@ -13,15 +12,30 @@ from explain._utils.errors import MethodError
 from explain.baselines import Mean
 from explain.baselines.base import Baseline
 from explain.engine import Activations, Attributions, Evidence, Need
-from explain.engine.perturbations import AnswerTo, GivenRows, InOrder, Perturbation, PerturbationRuns, ScoreOf, rows_of
-from explain.engine.reruns import PerturbationRunner
+from explain.engine.perturbations import (
+    AnswerTo,
+    GivenRows,
+    InOrder,
+    OutOfTimeError,
+    Perturbation,
+    ScoreOf,
+    Scores,
+    Search,
+    Searches,
+    Steps,
+    rows_of,
+)
 from explain.layers.layouts import enlarge
 from explain.methods.base import Method, Outcome, register
-from explain.methods.estimates import FullyMasked, Search, SearchMethod, ShownParts
+from explain.methods.estimates import FullyMasked, SearchMethod, ShownParts
 from explain.methods.regions import Regions, Squares, region_values
 
 Proof = Literal["none", "found", "minimal", "smallest"]
 PROOFS: tuple[Proof, ...] = get_args(Proof)
+
+T = TypeVar("T")
+Asking = Generator[Scores, Any, T]
+"""A part of a search, which asks for scores, and what it returns."""
 
 SHARE = 0.9  # of the answer that has to stay, where no top class can be kept
 EXHAUSTIVE = 12  # regions of which all sets are tried
@@ -96,31 +110,18 @@ class EvidenceSets:
 
 
 @dataclass(frozen=True)
-class Strength:
+class Strength(ScoreOf):
     """How strong an answer is, ``(b,)``.
 
     As a "margin", the distance of its class score to the best other one; of labels of which several may be true, of
-    the probability to one half. As a "probability", its logarithm. As a "score", the score.
+    the probability to one half. As a "probability", its logarithm. As a "logit", the score.
     """
 
-    kind: Literal["margin", "probability", "score"]
-    category: int | None = None
-
-    needs: ClassVar[frozenset[Need[Any]]] = frozenset()
-
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        logits = evidence.logits
-        classes = evidence.classes
-        if self.kind == "score" or logits is None or classes is None:
-            return evidence.score
-        if self.category is not None:
-            classes = torch.full_like(classes, self.category)
-        if self.kind == "probability":
-            return evidence.outputs.of_classes(logits, classes).clamp(min=LEAST).log()
-        if evidence.outputs.kind == "labels":
-            return evidence.outputs.of_classes(logits, classes) - 0.5
-        score = logits.gather(1, classes[:, None])[:, 0]
-        return score - logits.scatter(1, classes[:, None], -math.inf).amax(1)
+        if self.kind == "margin" and evidence.outputs.kind == "labels":
+            return ScoreOf("probability", self.category)(evidence) - 0.5
+        score = super().__call__(evidence)
+        return score.clamp(min=LEAST).log() if self.kind == "probability" else score
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,7 @@ class SmallestSet(SearchMethod):
 
     @property
     def needs(self) -> frozenset[Need[Any]]:
-        needs: set[Need[Any]] = {PerturbationRuns(), PerturbationRuns(self.of_layer)}
+        needs: set[Need[Any]] = {Searches(self)}
         if self.of_layer:
             needs |= {Activations(), *map(baseline_maps, self.baselines)}
         if self.guide is not None:
@@ -169,7 +170,7 @@ class SmallestSet(SearchMethod):
         return RegionSearch(self, evidence, image)
 
     def outcome(self, evidence: Evidence) -> Outcome:
-        sets = [search.sets() for search in self.searches(evidence)]  # type: ignore[attr-defined]
+        sets = [search.sets() for search in evidence[Searches(self)]]  # type: ignore[attr-defined]
         parts = [torch.cat(of_images) for of_images in zip(*sets, strict=True)]
         return replace(super().outcome(evidence), sets=EvidenceSets(*parts))
 
@@ -183,7 +184,7 @@ class SmallestSet(SearchMethod):
         if evidence.logits is None or evidence.classes is None or evidence.outputs.kind == "numbers":
             if self.keep == "class":
                 raise MethodError(f"keep of {self.name} must be a share for a target that is no class, got 'class'")
-            return Strength("score"), score - (1 - (self.keep or SHARE)) * abs(score)
+            return Strength("logit"), score - (1 - (self.keep or SHARE)) * abs(score)
         margin = Strength("margin")
         if self.keep == "class" or (self.keep is None and float(margin(evidence)[image]) > 0):
             return margin, 0.0
@@ -280,10 +281,6 @@ class Necessary(SmallestSet):
         return Strength("margin", self.becomes), 0.0
 
 
-class _SpentError(Exception):
-    """No runs or seconds are left."""
-
-
 @dataclass
 class RegionSet:
     """The best set of regions ``(M,)`` so far, and what is proved of it.
@@ -320,7 +317,6 @@ class RegionSearch(Search):
         self._method = method
         self._evidence = evidence
         self._image = image
-        self._runner: PerturbationRunner = evidence[PerturbationRuns(method.of_layer)]
         self._seen = evidence.activations if method.of_layer else evidence.inputs
         self._cells = method.regions(self._seen)[image]
         self._labels = self._cells
@@ -344,19 +340,20 @@ class RegionSearch(Search):
     def _best(self) -> RegionSet:
         return self._sets[-1]
 
-    def run(self, end: float, report: Callable[[], None]) -> None:
+    def steps(self) -> Steps:
         """Find one set after the other, each among the regions that are in no earlier one."""
-        self._end = end
-        self._report = report
         allowed = torch.ones(len(self._levels[-1]), dtype=torch.bool, device=self._labels.device)
         try:
-            while len(self._sets) < self._method.reasons and self._find(allowed):
+            while len(self._sets) < self._method.reasons and (yield from self._find(allowed)):
                 allowed = allowed & ~self._best.regions
-        except _SpentError:
+        except OutOfTimeError:
             self._spent = True
+        self.finishing = True
+        first = self._method.baselines[0]
+        probability = ScoreOf("probability")
         for one in self._sets:
-            one.alone = self._score(one.regions)
-            one.lost = self._score(~one.regions)
+            one.alone = float((yield self._shown(one.regions[None], first, probability)))
+            one.lost = float((yield self._shown(~one.regions[None], first, probability)))
 
     def sets(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """The masks ``(1, R, H, W)``, the scores alone and without ``(1, R)``, and the proofs ``(1, R)``."""
@@ -369,18 +366,19 @@ class RegionSearch(Search):
         return torch.stack([one.regions[self._labels] for one in sets])[None], alone, without, proofs
 
     def map(self) -> torch.Tensor:
-        """The map ``(H, W)``."""
+        """The map ``(1, H, W)``."""
         most = self._method.reasons
         values = self._evidence.inputs.new_zeros(len(self._levels[-1]))
         for number, one in enumerate(self._sets):
             values[one.regions] = ((most - number - 0.5 + one.ranks / 2) / most).to(values)
-        return values[self._labels]
+        return values[self._labels][None]
 
-    def _find(self, allowed: torch.Tensor) -> bool:
+    def _find(self, allowed: torch.Tensor) -> Asking[bool]:
         """Find a small set of the allowed regions that is good; false where even all of them are not."""
         nothing = torch.zeros_like(allowed)
         untried = torch.zeros(len(allowed), dtype=torch.float64, device=allowed.device)
-        all_are_good, none_is_good = self._good(torch.stack([allowed, nothing])).tolist()
+        good = yield from self._good(torch.stack([allowed, nothing]))
+        all_are_good, none_is_good = good.tolist()
         if not all_are_good:
             return False
         if none_is_good:
@@ -388,31 +386,31 @@ class RegionSearch(Search):
             return False
         self._sets.append(RegionSet(allowed, untried))
         if int(allowed.sum()) <= EXHAUSTIVE:
-            self._try_all(allowed)
+            yield from self._try_all(allowed)
             return True
-        self._start(allowed)
+        yield from self._start(allowed)
         for level in self._levels:
-            self._reduce(level, thorough=level is self._levels[-1])
+            yield from self._reduce(level, thorough=level is self._levels[-1])
         self._best.proof = "minimal"
         return True
 
-    def _start(self, allowed: torch.Tensor) -> None:
+    def _start(self, allowed: torch.Tensor) -> Asking[None]:
         """Rank the largest groups in several ways, and take the shortest beginning of a ranking that is good."""
         groups = members(self._levels[0], allowed)
         lengths = step_lengths(len(groups), range(STEPS))
 
-        def take(*rankings: torch.Tensor) -> None:
-            sets = [union(groups[ranking.argsort(descending=True)], lengths) for ranking in rankings]
-            self._take_smallest(torch.cat(sets))
+        def beginnings(ranking: torch.Tensor) -> torch.Tensor:
+            return union(groups[ranking.argsort(descending=True)], lengths)
 
         if self._method.guide is not None:
-            take(groups.double() @ self._guided(self._method.guide) / groups.sum(1))
-        within = self._values(groups)
-        take(within)  # so that little budget has a result, too
-        without = self._values(allowed & ~groups)
-        take(-without, within - without)
+            guided = groups.double() @ self._guided(self._method.guide) / groups.sum(1)
+            yield from self._take_smallest(beginnings(guided))
+        within = yield from self._values(groups)
+        yield from self._take_smallest(beginnings(within))  # so that little budget has a result, too
+        without = yield from self._values(allowed & ~groups)
+        yield from self._take_smallest(torch.cat([beginnings(-without), beginnings(within - without)]))
 
-    def _reduce(self, level: torch.Tensor, *, thorough: bool) -> None:
+    def _reduce(self, level: torch.Tensor, *, thorough: bool) -> Asking[None]:
         """Leave out groups of regions as long as the set stays good.
 
         A group that a larger set needs is mostly needed by a smaller one. It is not tried again until no other can be
@@ -421,33 +419,35 @@ class RegionSearch(Search):
         before = math.inf
         while self._best.size < SLOW * before:
             before = self._best.size
-            if not self._round(level, self._best.regions) or not thorough:
+            changed = yield from self._round(level, self._best.regions)
+            if not changed or not thorough:
                 return
-        self._in_turn(level)
+        yield from self._in_turn(level)
 
-    def _round(self, level: torch.Tensor, regions: torch.Tensor) -> bool:
+    def _round(self, level: torch.Tensor, regions: torch.Tensor) -> Asking[bool]:
         """Try all groups in some regions, and leave out as many together as can be; false where none can."""
-        groups = waiting = self._leave_out(members(level, regions))
+        groups = yield from self._leave_out(members(level, regions))
+        waiting = groups
         while len(waiting):
-            waiting = self._leave_out(members(level, self._best.regions & waiting.any(0)))
+            waiting = yield from self._leave_out(members(level, self._best.regions & waiting.any(0)))
         return len(groups) > 0
 
-    def _in_turn(self, level: torch.Tensor) -> None:
+    def _in_turn(self, level: torch.Tensor) -> Asking[None]:
         """Try a few regions at a time, dispensable ones first, until all were tried since one was left out."""
         order = self._best.without.argsort(descending=True)
         tried = 0
         while tried < len(order := order[self._best.regions[order]]):
             some = order[:TURN]
             order = order.roll(-len(some))
-            changed = self._round(level, torch.zeros_like(self._best.regions).scatter(0, some, True))
+            changed = yield from self._round(level, torch.zeros_like(self._best.regions).scatter(0, some, True))
             tried = 0 if changed else tried + len(some)
 
-    def _leave_out(self, groups: torch.Tensor) -> torch.Tensor:
+    def _leave_out(self, groups: torch.Tensor) -> Asking[torch.Tensor]:
         """Leave out as many of these groups as can be; return those that could have been left out one by one."""
         best = self._best.regions
         if not len(groups):
             return groups
-        values = self._values(best & ~groups)
+        values = yield from self._values(best & ~groups)
         self._best.without = torch.where(groups.any(0), values[groups.int().argmax(0)], self._best.without)
         good = self._method.good(values)
         order = values.masked_fill(~good, -math.inf).argsort(descending=True)
@@ -455,48 +455,53 @@ class RegionSearch(Search):
         if len(groups):
             self._best.regions = best & ~groups[0]
         if len(groups) > 1:
-            self._take_smallest(best & ~union(groups, step_lengths(len(groups), range(1, STEPS + 1))))
+            lengths = step_lengths(len(groups), range(1, STEPS + 1))
+            yield from self._take_smallest(best & ~union(groups, lengths))
         return groups
 
-    def _take_smallest(self, sets: torch.Tensor) -> None:
+    def _take_smallest(self, sets: torch.Tensor) -> Asking[None]:
         """Note the smallest good one of some sets, if it is smaller than the best one."""
-        sizes = sets.sum(1).masked_fill(~self._good(sets), sets.shape[1] + 1)
+        good = yield from self._good(sets)
+        sizes = sets.sum(1).masked_fill(~good, sets.shape[1] + 1)
         if int(sizes.min()) < self._best.size:
             self._best.regions = sets[sizes.argmin()]
 
-    def _try_all(self, allowed: torch.Tensor) -> None:
+    def _try_all(self, allowed: torch.Tensor) -> Asking[None]:
         """Try all sets of the allowed regions, small ones first."""
         regions = allowed.nonzero()[:, 0]
         for size in range(1, len(regions) + 1):
             chosen = torch.combinations(regions, size)
             sets = torch.zeros(len(chosen), len(allowed), dtype=torch.bool, device=allowed.device)
-            values = self._values(sets.scatter_(1, chosen, True))
+            values = yield from self._values(sets.scatter_(1, chosen, True))
             if bool(self._method.good(values).any()):
                 self._sets[-1] = replace(self._best, regions=sets[values.argmax()], proof="smallest")
                 return
 
-    def _good(self, sets: torch.Tensor) -> torch.Tensor:
+    def _good(self, sets: torch.Tensor) -> Asking[torch.Tensor]:
         """Which of some sets ``(P, M)`` do what they have to do."""
-        return self._method.good(self._values(sets))
+        values = yield from self._values(sets)
+        return self._method.good(values)
 
-    def _values(self, sets: torch.Tensor) -> torch.Tensor:
+    def _values(self, sets: torch.Tensor) -> Asking[torch.Tensor]:
         """How far sets ``(P, M)`` do what they have to do ``(P,)``, with the baseline that is worst for each.
 
         Raises:
-            _SpentError: no runs are left for them, or no time.
+            OutOfTimeError: no runs are left for them.
         """
         baselines = self._method.baselines
-        cost = len(sets) * len(baselines)
-        if self.samples + cost > self._method.samples or time.monotonic() > self._end:
-            raise _SpentError
+        if self.samples + len(sets) * len(baselines) > self._method.samples:
+            raise OutOfTimeError
         shows = self._method.shows
         visible = sets if shows else ~sets
-        above = torch.stack([self._run(visible, each, self._strength) for each in baselines]) - self._threshold
-        self.samples += cost
-        self._report()
+        strengths = []
+        for baseline in baselines:
+            strength = yield self._shown(visible, baseline, self._strength)
+            strengths.append(strength.double())
+        above = torch.stack(strengths) - self._threshold
         return above.amin(0) if shows or self._strength.category is not None else (-above).amin(0)
 
-    def _run(self, visible: torch.Tensor, baseline: Baseline, read: Strength | ScoreOf) -> torch.Tensor:
+    def _shown(self, visible: torch.Tensor, baseline: Baseline, read: ScoreOf) -> Scores:
+        """The scores of the image with these regions ``(P, M)`` alone."""
         perturbed: Perturbation
         if self._method.of_layer:
             own = self._seen[self._image]
@@ -507,13 +512,7 @@ class RegionSearch(Search):
             perturbed = GivenRows(rows, "maps of which some regions are absent")
         else:
             perturbed = ShownParts(baseline, self._image, list(visible), lambda regions: regions[self._cells])
-        scores: torch.Tensor = self._runner.read(perturbed, read)
-        return scores.double()
-
-    def _score(self, visible: torch.Tensor) -> float:
-        """The probability of the answer with these regions alone, with the baseline that is named first."""
-        self.samples += 1
-        return float(self._run(visible[None], self._method.baselines[0], ScoreOf("probability")))
+        return Scores(perturbed, read)
 
     def _guided(self, guide: Method) -> torch.Tensor:
         """The mean of the guide's map over each region ``(M,)``."""

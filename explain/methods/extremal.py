@@ -9,11 +9,10 @@ from explain._utils.errors import MethodError
 from explain.baselines import Defocus
 from explain.baselines.base import Baseline
 from explain.engine import Evidence
-from explain.engine.perturbations import GivenRows, PerturbationRuns, rows_of
-from explain.engine.reruns import PerturbationRunner
+from explain.engine.perturbations import GivenRows, Scores, Search, Steps, rows_of
 from explain.hooks.preserve import recording
-from explain.methods.base import Outcome, register
-from explain.methods.estimates import PerturbationMethod, remembered
+from explain.methods.base import register
+from explain.methods.estimates import SearchMethod
 from explain.methods.path import ScoreAndGradient
 
 COLDNESS = 20.0  # the inverse of the temperature of the smooth maximum
@@ -78,7 +77,7 @@ USUAL_STEP = 32  # points of the lattice along the shorter side: 7 pixels of 224
 
 
 @register
-class ExtremalPerturbation(PerturbationMethod):
+class ExtremalPerturbation(SearchMethod):
     r"""Smooth mask of a given area that maximises the score.
 
     Look for the smooth mask of a given area through which the score is highest.
@@ -123,33 +122,16 @@ class ExtremalPerturbation(PerturbationMethod):
     sigma: float | None = None
 
     minimums = {"steps": 1, "step": 1, "sigma": 1e-6}
-    below = PerturbationMethod.below | {"area": 1}
+    below = SearchMethod.below | {"area": 1}
 
-    needs = frozenset({PerturbationRuns()})
-
-    def __call__(self, evidence: Evidence) -> torch.Tensor:
-        return self._ascent(evidence).map()
-
-    def outcome(self, evidence: Evidence) -> Outcome:
-        ascent = self._ascent(evidence)
-        rows = torch.full((len(evidence.inputs),), len(self.area), device=evidence.inputs.device)
-        finished = torch.full_like(rows, ascent.steps == self.steps, dtype=torch.bool)
-        return Outcome(spent=rows * ascent.steps, finished=finished, planned=rows * self.steps)
-
-    def _ascent(self, evidence: Evidence) -> "_Ascent":
-        """The masks that were found; they are remembered with the evidence."""
+    def searches(self, evidence: Evidence) -> list[Search]:
+        """One ascent in all images."""
         if len(evidence.size) != 2:
             raise MethodError(f"input of {self.name} must be photos, got {evidence.inputs.shape}; take occlusion")
-
-        def climbed() -> _Ascent:
-            ascent = _Ascent(self, evidence)
-            ascent.climb(evidence[PerturbationRuns()])
-            return ascent
-
-        return remembered(self, evidence, climbed)
+        return [_Ascent(self, evidence)]
 
 
-class _Ascent:
+class _Ascent(Search):
     """Masks of all images and areas, made better step by step."""
 
     def __init__(self, method: ExtremalPerturbation, evidence: Evidence) -> None:
@@ -166,22 +148,20 @@ class _Ascent:
         self._whole = evidence.score
         self._scores = evidence.score.repeat_interleave(areas)
         self._masks = x.new_ones(len(self._owners), 1, *evidence.size)
-        self.steps = 0
+        self.images = len(x)
         area = torch.tensor(method.area).to(x).repeat(len(x))[:, None]
         places = self._smooth.full(self._values)[0].numel()
         numbers = torch.arange(places, device=x.device)
         self._wanted = (numbers >= (places * (1 - area)).floor()).to(x)  # sorted masks of these areas
 
-    def climb(self, runner: PerturbationRunner) -> None:
-        """Take all steps; an interrupt leaves the masks of the last one, where they are wanted."""
-        rows = len(self._owners)
-        try:
-            while self.steps < self._method.steps:
-                self._step(runner)
-                total = self._method.steps * rows
-                runner.report_progress(self.steps * rows, total, lambda: {self._method.name: self.map()})
-        except KeyboardInterrupt as error:
-            runner.end(error, partial=self.steps > 0)
+    @property
+    def planned(self) -> int:
+        return self._method.steps * len(self._owners)
+
+    def steps(self) -> Steps:
+        """Take all steps; an interrupt leaves the masks of the last one."""
+        for number in range(self._method.steps):
+            yield from self._step(number)
 
     def map(self) -> torch.Tensor:
         """The map of the masks that there are by now."""
@@ -197,7 +177,8 @@ class _Ascent:
         smallest = order[enough.int().argmax(1)]
         return masks.take_along_dim(smallest[:, None, None, None], 1)[:, 0]
 
-    def _step(self, runner: PerturbationRunner) -> None:
+    def _step(self, number: int) -> Steps:
+        areas = len(self._method.area)
         with recording(True):
             values = self._values.clone().requires_grad_()
             full = self._smooth.full(values)
@@ -207,27 +188,25 @@ class _Ascent:
                 baseline = self._method.baseline.name
                 name = self._method.name
                 raise MethodError(f"baseline of {name} must change evenly with a mask, got {baseline}; take blur")
-            seen = photos.flip(-1) if self.steps % 2 == 0 else photos
-        areas = len(self._method.area)
+            seen = photos.flip(-1) if number % 2 == 0 else photos
         made = seen.detach()
-        given = rows_of([areas] * len(self._x), made.device, lambda images, numbers: made[images * areas + numbers])
-        rows = GivenRows(given, "photos seen through masks that are looked for", self._x)
-        scores_and_gradients = runner.read(rows, ScoreAndGradient()).to(self._x)
+        rows = rows_of([areas] * len(self._x), made.device, lambda images, numbers: made[images * areas + numbers])
+        given = GivenRows(rows, "photos seen through masks that are looked for", self._x)
+        scores_and_gradients = (yield Scores(given, ScoreAndGradient())).to(self._x)
         of_photos = scores_and_gradients[:, 1:].reshape(seen.shape)
-        of_area = self._towards_area(full.detach())
+        of_area = self._towards_area(full.detach(), number)
         gradient = -torch.autograd.grad((seen, full), values, (of_photos, of_area))[0]
         momentum = gradient if self._momentum is None else self._momentum
         self._momentum = MOMENTUM * momentum + (1 - MOMENTUM) * gradient
         self._values = (self._values - RATE * self._momentum).clamp(0, 1)
         self._masks = masks.detach()
         self._scores = scores_and_gradients[:, 0]
-        self.steps += 1
 
-    def _towards_area(self, full: torch.Tensor) -> torch.Tensor:
+    def _towards_area(self, full: torch.Tensor, number: int) -> torch.Tensor:
         """The gradient that draws sorted masks towards zeros and then as many ones as the area has places."""
         flat = full.flatten(1)
         ordered, order = flat.sort(1)
-        weight = WEIGHT * GROWTH**self.steps
+        weight = WEIGHT * GROWTH**number
         pulls = -2 * weight / flat.shape[1] * (ordered - shared(ordered, self._wanted))
         return torch.zeros_like(flat).scatter_(1, order, pulls).reshape(full.shape)
 

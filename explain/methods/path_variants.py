@@ -1,9 +1,7 @@
 """What is built on integrated gradients: a path that the network chooses (GIG), changes of the score shared out by
 direction (IDGI), and regions that are ranked (XRAI)."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -12,16 +10,10 @@ import torch.nn.functional as F
 from explain._utils.errors import MethodError, in_short
 from explain.baselines.base import Baseline
 from explain.engine import Accumulator, Attributions, Evidence, Need, Reducer
-from explain.engine.perturbations import GivenRows, PerturbationRuns, Scores, rows_of
+from explain.engine.perturbations import Scores, Search, Searches, Steps, given_rows
 from explain.methods.base import GRADIENTS, Method, check_range, register
-from explain.methods.estimates import remembered
 from explain.methods.path import CompleteMethod, IntegratedGradients, PathStart, ScoreAndGradient, StraightPath
 from explain.methods.regions import USUAL_AREA, Felzenszwalb, Regions
-
-
-def _at(points: torch.Tensor, images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    return points[images]
-
 
 TINY = 1e-12  # of the whole way: what rounding leaves
 
@@ -77,31 +69,15 @@ class GuidedIntegratedGradients(CompleteMethod):
 
     @property
     def needs(self) -> frozenset[Need[Any]]:
-        return frozenset({PerturbationRuns(), self.baseline_score})
+        return frozenset({Searches(self), self.baseline_score})
+
+    def searches(self, evidence: Evidence) -> list[Search]:
+        return [Walk(self, evidence)]
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        parts = (gradient * moved for _, gradient, moved in self.walked(evidence))
-        return remembered(self, evidence, lambda: sum(parts, torch.zeros_like(evidence.inputs)))
+        return evidence[Searches(self)][0].map()
 
-    def walked(self, evidence: Evidence) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-        """For each step of the path, the scores and the gradients where it begins, and how far it goes."""
-        x = evidence.inputs
-        runner = evidence[PerturbationRuns()]
-        start = self.start.perturbed(evidence)
-        way = x - start
-        share = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
-        for step in range(self.steps):
-            made = start + share.to(x) * way
-            given = rows_of([1] * len(x), x.device, partial(_at, made))
-            points = GivenRows(given, "points of a path", x)
-            scores_and_gradients = runner.read(points, ScoreAndGradient())
-            gradient = scores_and_gradients[:, 1:].reshape(x.shape)
-            further = torch.stack([self._further(share[i], gradient[i], way[i], step) for i in range(len(x))])
-            yield scores_and_gradients[:, 0], gradient, (further - share).to(x) * way
-            share = further
-            runner.report_progress((step + 1) * len(x), self.steps * len(x))
-
-    def _further(self, share: torch.Tensor, gradient: torch.Tensor, way: torch.Tensor, step: int) -> torch.Tensor:
+    def further(self, share: torch.Tensor, gradient: torch.Tensor, way: torch.Tensor, step: int) -> torch.Tensor:
         """How far each value of an image is after a step, from how far it was before."""
         done = (step + 1) / self.steps
         lowest = max(done - self.distance, 0.0)
@@ -124,6 +100,46 @@ class GuidedIntegratedGradients(CompleteMethod):
             if bool(left < gain):
                 return torch.where(chosen, share + left / gain * (highest - share), share)
             share = torch.where(chosen, highest, share)
+
+
+class Walk(Search):
+    """A way along a path that the network chooses; ``changes`` may share out the changes of the score along it."""
+
+    has_result = False
+
+    def __init__(
+        self, method: GuidedIntegratedGradients, evidence: Evidence, changes: "_Changes | None" = None
+    ) -> None:
+        self._method = method
+        self._x = evidence.inputs
+        self._start = method.start.perturbed(evidence)
+        self._changes = changes
+        self._values = torch.zeros_like(evidence.inputs)
+        self.images = len(evidence.inputs)
+
+    @property
+    def planned(self) -> int:
+        return self._method.steps * self.images
+
+    def steps(self) -> Steps:
+        x = self._x
+        way = x - self._start
+        share = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
+        for step in range(self._method.steps):
+            point = self._start + share.to(x) * way
+            scores_and_gradients = yield Scores(given_rows(point, "points of a path", x), ScoreAndGradient())
+            gradient = scores_and_gradients[:, 1:].reshape(x.shape)
+            moved = [self._method.further(share[i], gradient[i], way[i], step) for i in range(self.images)]
+            further = torch.stack(moved)
+            if self._changes is None:
+                self._values += gradient * ((further - share).to(x) * way)
+            else:
+                images = torch.arange(self.images)
+                self._changes.add(images, images, scores_and_gradients)
+            share = further
+
+    def map(self) -> torch.Tensor:
+        return self._values if self._changes is None else self._changes.result()
 
 
 @dataclass(frozen=True)
@@ -212,21 +228,17 @@ class IDGI(CompleteMethod):
 
     @property
     def needs(self) -> frozenset[Need[Any]]:
-        return frozenset({PerturbationRuns() if self._changes is None else self._changes, self.baseline_score})
+        return frozenset({Searches(self) if self._changes is None else self._changes, self.baseline_score})
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
-        if self._changes is not None:
-            return evidence[self._changes]  # type: ignore[no-any-return]
-        return remembered(self, evidence, lambda: self._walked(evidence))
+        if self._changes is None:
+            return evidence[Searches(self)][0].map()
+        return evidence[self._changes]  # type: ignore[no-any-return]
 
-    def _walked(self, evidence: Evidence) -> torch.Tensor:
-        """The values along a path that is found on the way."""
+    def searches(self, evidence: Evidence) -> list[Search]:
+        """The way along a path that is found on the way."""
         assert isinstance(self.path, GuidedIntegratedGradients)
-        changes = _Changes(evidence)
-        images = torch.arange(len(evidence.inputs))
-        for score, gradient, _ in self.path.walked(evidence):
-            changes.add(images, images, torch.cat([score[:, None], gradient.flatten(1)], 1))
-        return changes.result()
+        return [Walk(self.path, evidence, _Changes(evidence))]
 
 
 SCALES = (50, 100, 150, 250, 500, 1200)

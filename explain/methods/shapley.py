@@ -2,8 +2,7 @@
 
 import itertools
 import math
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
@@ -16,11 +15,21 @@ from explain._utils.random_numbers import seeded, uniform
 from explain.baselines import Zero
 from explain.baselines.base import Baseline
 from explain.engine import Evidence, Need
-from explain.engine.perturbations import PerturbationRuns, ScoreOf, Scores
-from explain.engine.reruns import PerturbationRunner
-from explain.methods import estimates
+from explain.engine.perturbations import ScoreOf, Scores, Search, Steps
 from explain.methods.base import register
-from explain.methods.estimates import CoalitionDesign, Estimate, SampledRegions, Score, blank_score, whole_score
+from explain.methods.estimates import (
+    CoalitionDesign,
+    Estimate,
+    SampledRegions,
+    Score,
+    SearchMethod,
+    ShownParts,
+    blank_score,
+    box_mask,
+    floored_error,
+    whole_score,
+    widened,
+)
 from explain.methods.regions import Cell, pixels_of, region_values
 
 THREES = (0.0, 0.01, 0.1, 0.3, 1.0)
@@ -71,7 +80,7 @@ def regress_pairs(seen: torch.Tensor, scores: torch.Tensor, whole: float, blank:
     values = best.across(signs).T @ torch.cholesky_solve(half[:, None], best.factor)[:, 0]
     error = None
     if freedom > max(regions, TESTED):
-        factor = estimates.widened(freedom) * math.sqrt(len(half) / freedom)
+        factor = widened(freedom) * math.sqrt(len(half) / freedom)
         error = factor * torch.stack([fit.error(signs, half) for fit in plausible]).amax(0)
     return Estimate(values + (gain - values.sum()) / regions, error)
 
@@ -327,7 +336,7 @@ class ShapleySampling(ShapleyMethod):
         reach = gains.abs().max()
         if bool(variance.mean().sqrt() <= 1e-6 * reach):  # all agree, but for rounding
             return Estimate(values, (reach / pairs).expand(regions))
-        return Estimate(values, estimates.floored_error(variance, pairs - 1))
+        return Estimate(values, floored_error(variance, pairs - 1))
 
 
 TOGETHER = 8  # cells that are cut in one go, so that their runs share full pieces
@@ -371,7 +380,7 @@ def cut(cell: Cell) -> tuple[Cell, Cell] | None:
 
 
 @register
-class PartitionSHAP(estimates.SearchMethod):
+class PartitionSHAP(SearchMethod):
     r"""Owen values along a hierarchy of cells, each cut in two across its longest side, down to pixels.
 
     A square is cut into an upper and a lower half first, as in shap; the values depend on it.
@@ -412,7 +421,7 @@ class PartitionSHAP(estimates.SearchMethod):
 
     @property
     def needs(self) -> frozenset[Need[Any]]:
-        return frozenset({PerturbationRuns(), whole_score(self.score), blank_score(self.baseline, self.score)})
+        return super().needs | {whole_score(self.score), blank_score(self.baseline, self.score)}
 
     def expected_sum(self, evidence: Evidence) -> torch.Tensor:
         gain: torch.Tensor = evidence[whole_score(self.score)] - evidence[blank_score(self.baseline, self.score)]
@@ -422,7 +431,7 @@ class PartitionSHAP(estimates.SearchMethod):
         return _Tree(self, evidence, image)
 
 
-class _Tree(estimates.Search):
+class _Tree(Search):
     """The cells of one image, cut further and further."""
 
     def __init__(self, method: PartitionSHAP, evidence: Evidence, image: int) -> None:
@@ -432,9 +441,7 @@ class _Tree(estimates.Search):
         self._method = method
         self._image = image
         self._like = evidence.inputs
-        self._runner: PerturbationRunner = evidence[PerturbationRuns()]
-        self._needed = set[tuple[Cell, ...]]()
-        self._scores: dict[tuple[Cell, ...], float] | None = None
+        self._scores: dict[tuple[Cell, ...], float] = {}
         self._parts = [Part(cell, (), blank, whole)]
 
     @property
@@ -442,19 +449,22 @@ class _Tree(estimates.Search):
         """Fewer than are allowed where no cell is left to cut."""
         return self._method.samples if self._next(1) and self._method.samples - self.samples >= 2 else self.samples
 
-    def run(self, end: float, report: Callable[[], None]) -> None:
-        """Cut cells, those of the largest values first, until the runs are spent, or it is that time."""
-        while time.monotonic() < end:
+    def steps(self) -> Steps:
+        """Cut cells, those of the largest values first, until the runs are spent."""
+        while True:
             # few at first, when little is known
             chosen = self._next(min(TOGETHER, 1 + self.samples // 8, (self._method.samples - self.samples) // 2))
             if not chosen:
                 return
-            scores = self._scores_of([(*part.seen, half) for part, halves in chosen for half in halves])
-            halved = [half for part, halves in chosen for half in _halved(part, halves, scores)]
+            wanted = [(*part.seen, half) for part, halves in chosen for half in halves]
+            new = [cells for cells in dict.fromkeys(wanted) if cells not in self._scores]
+            if new:
+                shown = ShownParts(self._method.baseline, self._image, new, partial(box_mask, like=self._like))
+                scores = yield Scores(shown, ScoreOf(self._method.score))
+                self._scores.update(zip(new, scores.double().tolist(), strict=True))
+            halved = [half for part, halves in chosen for half in _halved(part, halves, self._scores)]
             cut_now = {id(part) for part, _ in chosen}
             self._parts = [part for part in self._parts if id(part) not in cut_now] + halved
-            self.samples = len(self._needed)  # as many as it would have taken alone
-            report()
 
     def _next(self, most: int) -> list[tuple[Part, tuple[Cell, Cell]]]:
         """The cells to cut now, with their halves."""
@@ -467,37 +477,13 @@ class _Tree(estimates.Search):
                 chosen.append((part, halves))
         return chosen
 
-    def _scores_of(self, wanted: list[tuple[Cell, ...]]) -> dict[tuple[Cell, ...], float]:
-        """The scores of photos that show these cells only; each is run once."""
-        read = ScoreOf(self._method.score)
-        if self._scores is None:
-            self._scores = self._run_for_others(read)
-        new = [cells for cells in dict.fromkeys(wanted) if cells not in self._scores]
-        if new:
-            mask = partial(estimates.box_mask, like=self._like)
-            shown = estimates.ShownParts(self._method.baseline, self._image, new, mask)
-            scores = self._runner.read(shown, read, for_all=True)
-            self._scores.update(zip(new, scores.double().tolist(), strict=True))
-        self._needed.update(wanted)
-        return self._scores
-
-    def _run_for_others(self, read: ScoreOf) -> dict[tuple[Cell, ...], float]:
-        """What photos that were run for other targets of the call score for this one."""
-        known: dict[tuple[Cell, ...], float] = {}
-        for need, scores in self._runner.remembered():
-            match need:
-                case Scores(of=estimates.ShownParts(image=self._image, parts=parts, baseline=baseline)):
-                    if baseline == self._method.baseline and need.method == read:
-                        known.update(zip(parts, scores.double().tolist(), strict=True))
-        return known
-
     def map(self) -> torch.Tensor:
-        """The map ``(H, W)``: each cell's value, spread evenly over its pixels."""
+        """The map ``(1, H, W)``: each cell's value, spread evenly over its pixels."""
         values = self._like.new_zeros(self._like.shape[2:])
         for part in self._parts:
             where = pixels_of(part.cell)
             values[where] += part.value / values[where].numel()
-        return values
+        return values[None]
 
 
 def _halved(part: Part, halves: tuple[Cell, Cell], scores: Mapping[tuple[Cell, ...], float]) -> list[Part]:

@@ -19,7 +19,7 @@ from explain import ExplainError, ExplainWarning, LayerError, MethodError, Model
 from explain.engine import Activations, Attributions, InputGradients, LayerGradients
 from explain.engine.execution import gather
 from explain.engine.needs import BlockAttention, RuleCoverage
-from explain.engine.perturbations import PerturbationRuns, Scores
+from explain.engine.perturbations import Scores, Searches
 from explain.engine.plan import plan_of
 from explain.methods import AblationCAM, GradCAM, Occlusion, ShapleyCAM
 from explain.methods.base import get_method, uses_layer
@@ -29,7 +29,7 @@ from tests.conftest import ATTENDING, COVERING, TinyNet, settled, snapshot
 
 METHODS = [name for name in explain.list_methods() if name not in ATTENDING | COVERING]
 ANYWHERE = [name for name in METHODS if name != "cam"]  # at any layer
-AGAIN = (PerturbationRuns, Scores, Attributions, BlockAttention)
+AGAIN = (Scores, Searches, Attributions, BlockAttention)
 RERUNNING = {name for name in METHODS if any(isinstance(need, AGAIN) for need in get_method(name).needs)}
 ONE_PASS = [name for name in ANYWHERE if name not in RERUNNING]
 

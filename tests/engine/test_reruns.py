@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -16,11 +17,13 @@ from torch import nn
 
 import explain
 from explain import ModelError
+from explain.baselines import Zero
 from explain.engine import Accumulator, Attributions, Evidence, Reducer
 from explain.engine import settings as work
-from explain.engine.perturbations import Scores
+from explain.engine.perturbations import Scores, Search, Steps
 from explain.methods import AblationCAM, Augmented, IntegratedGradients, Method, Saliency, ScoreCAM, Smooth
 from explain.methods.base import Style, get_method
+from explain.methods.estimates import SearchMethod, ShownParts
 from explain.methods.wrappers import NoisyCopies, noise
 from tests.conftest import COVERING, settled
 
@@ -418,6 +421,52 @@ def test_rows_are_forgotten_however_many_there_are() -> None:
 
 
 # Early ends and progress.
+
+
+@dataclass(frozen=True)
+class Bisection(SearchMethod):
+    """How bright a photo may become before its score passes zero, to within ``2 ** -samples``."""
+
+    samples: int = 20
+    max_seconds: float | None = None
+    name: ClassVar[str] = "bisection"
+
+    def search(self, evidence: Evidence, image: int) -> Search:
+        return _Bisecting(self, evidence.inputs, image)
+
+
+class _Bisecting(Search):
+    def __init__(self, method: Bisection, x: torch.Tensor, image: int) -> None:
+        self.method, self.x, self.image, self.low, self.high = method, x, image, 0.0, 1.0
+
+    @property
+    def planned(self) -> int:
+        return self.method.samples
+
+    def steps(self) -> Steps:
+        for _ in range(self.method.samples):
+            middle = (self.low + self.high) / 2
+            mask = partial(torch.full, (2, 2), dtype=torch.float64)
+            (score,) = (yield Scores(ShownParts(Zero(), self.image, [middle], mask))).tolist()
+            self.low, self.high = (middle, self.high) if score < 0 else (self.low, middle)
+
+    def map(self) -> torch.Tensor:
+        return torch.full((1, *self.x.shape[2:]), self.high)
+
+
+def test_a_search_asks_for_rows_and_ends_at_its_time() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 1)).double()
+    with torch.no_grad():
+        model[1].weight.fill_(1.0)
+        model[1].bias.fill_(-3.0)
+    x = torch.stack([torch.full((3, 2, 2), 1.0), torch.full((3, 2, 2), 0.5)]).double()
+    found = explain.attribute(model, x, Bisection(), target=0)
+    torch.testing.assert_close(found.values[:, 0, 0], torch.tensor([0.25, 0.5]), rtol=0, atol=1e-5)
+    assert found.spent is not None
+    assert found.spent.tolist() == [20, 20]
+    late = explain.attribute(model, x, Bisection(max_seconds=1e-9), target=0)
+    assert late.spent is not None
+    assert late.spent.tolist() == [0, 0]
 
 
 @dataclass(frozen=True)

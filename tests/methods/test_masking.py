@@ -315,25 +315,6 @@ def test_a_batch_equals_its_images_whatever_the_batch_size(method: Any, curved: 
         assert together[i].samples == alone.samples
 
 
-def test_partitionshap_shares_runs_between_targets(curved: Curved) -> None:
-    """Each map is as it would be alone; a target that leads the same way costs nothing."""
-    method = PartitionSHAP(40)
-    explain.attribute(curved, photos(), method, target=0)
-    rows = []
-    for targets in ([0], [1], [0, 0], [0, 1]):
-        curved.rows.clear()
-        found = explain.attribute(curved, photos(2), [method], targets=targets)
-        rows.append(sum(curved.rows))
-        for target, each in zip(targets, found, strict=True):
-            alone = explain.attribute(curved, photos(2), method, target=target)
-            assert_close(each["partitionshap"].values, alone.values, rtol=1e-10, atol=1e-12)
-            assert each["partitionshap"].spent.tolist() == alone.spent.tolist() == [40, 40]
-        curved.rows.clear()
-    one, other, same, both = rows
-    assert same == one
-    assert both < one + other - 20
-
-
 @NAMED
 def test_several_targets_cost_one_and_nothing_is_left_behind(method: Any, curved: Curved) -> None:
     explain.attribute(curved, photos(), method, target=0)
