@@ -22,7 +22,7 @@ from explain.render.sheets import Layout
 from explain.render.styles import StyleLike
 from explain.report.pages import Reportable, widget
 from explain.targets.labels import find_label
-from explain.targets.outputs import Outputs, Prediction, label_of_no, percent
+from explain.targets.outputs import Outputs, Prediction, label_of_no
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -109,7 +109,7 @@ class Explanation(Reportable):
     @property
     def targets(self) -> list[str]:
         """The label of each target that was explained."""
-        return [self._label(index) for index in range(len(self.results))]
+        return [self.answer(index).label for index in range(len(self.results))]
 
     @property
     def predictions(self) -> list[tuple[str, float]]:
@@ -123,10 +123,9 @@ class Explanation(Reportable):
     @property
     def predicted(self) -> list[Prediction]:
         """The same with the class of each; None for the "no" of a model with one output."""
-        values = self.probabilities if self.numbers is None else self.numbers
-        if values is None:
+        if self._scores is None:
             return list(self.detections)
-        return self.outputs.predicted(values, self.categories, max(SHOWN_PREDICTIONS, len(self.results)))
+        return self.outputs.predicted(self._scores, self.categories, max(SHOWN_PREDICTIONS, len(self.results)))
 
     @keywords(StyleOptions)
     def overlay(
@@ -163,7 +162,7 @@ class Explanation(Reportable):
             picture = captions.beside([picture, beside], max(2, picture.width // 50))
         title, amount = self._title(index)
         details = [
-            pictures.sentence(attribution, self._label(index), self.categories),
+            pictures.sentence(attribution, title, self.categories),
             title_of(attribution.method),
             place_of(attribution),
             pictures.remark(attribution),
@@ -305,17 +304,17 @@ class Explanation(Reportable):
         checks = None
         if index in self.verdicts:
             checks = self.verdicts[index].get(attribution.method)
-        number = self._number(index)
+        answer = self.answer(index)
         return records.Record(
             **records.origin_of(self.photo, self.source, self.origin, self.box, self.input_size),
             **records.results_of(attribution),
             crops=[vars(crop) for crop in self.crops],
             asked=self.asked[index],
-            label=self._label(index),
-            probability=self._probability(index),
-            number=None if number is None else number.value,
-            unit=None if number is None else number.unit,
-            activation=self.outputs.activation if self._classes else None,
+            label=answer.label,
+            probability=answer.probability,
+            number=answer.number,
+            unit=None if answer.number is None else answer.unit,
+            activation=None if self._scores is None else self.outputs.activation,
             predictions=self.predictions,
             verdict=None if checks is None else checks.to_dict(),
             request=self.key,
@@ -357,46 +356,35 @@ class Explanation(Reportable):
             return ()
         return tuple(captions.Mark(check.word, check.passed) for check in self.verdicts[index].get(method, ()))
 
-    def _label(self, target: int) -> str:
-        chosen = next(iter(self.results[target].values())).target
-        if chosen == "no" and self._classes == 1:
-            return label_of_no(self.categories)
-        return chosen if isinstance(chosen, str) else self.outputs.label(self.categories, int(chosen[0]), self._classes)
-
-    def _probability(self, target: int) -> float | None:
-        chosen = next(iter(self.results[target].values())).target
+    def answer(self, target: int) -> Prediction:
+        """What the model says of a target: its label, with the probability, the number or the box that it has."""
         box = self.boxes[target] if target < len(self.boxes) else None
         if box is not None:
-            return box.probability
-        if self.probabilities is None or isinstance(chosen, str):
-            return None
-        return float(self.probabilities[int(chosen[0])])
+            return box
+        chosen = next(iter(self.results[target].values())).target
+        if isinstance(chosen, str):
+            is_no = chosen == "no" and self._scores is not None and len(self._scores) == 1
+            return Prediction(label_of_no(self.categories) if is_no else chosen, None, None)
+        index = int(chosen[0])
+        if self.numbers is not None:
+            return self.outputs.number(self.numbers, self.categories, index)
+        classes = None if self.probabilities is None else len(self.probabilities)
+        probability = None if self.probabilities is None else float(self.probabilities[index])
+        return Prediction(self.outputs.label(self.categories, index, classes), probability, index)
 
     @property
-    def _classes(self) -> int | None:
-        """How many probabilities or numbers the model gives; None where it gives others."""
-        values = self.probabilities if self.numbers is None else self.numbers
-        return None if values is None else len(values)
-
-    def _number(self, target: int) -> Prediction | None:
-        """The number that a target is, of a model that gives numbers."""
-        chosen = next(iter(self.results[target].values())).target
-        if self.numbers is None or isinstance(chosen, str):
-            return None
-        return self.outputs.number(self.numbers, self.categories, int(chosen[0]))
+    def _scores(self) -> torch.Tensor | None:
+        """The probabilities, or the numbers, of a model that gives either."""
+        return self.probabilities if self.numbers is None else self.numbers
 
     def amount(self, target: int) -> str:
         """The probability of a target as people read it, or its number with the unit; empty where it has neither."""
-        number = self._number(target)
-        probability = self._probability(target)
-        if number is not None:
-            return number.amount
-        return "" if probability is None else percent(probability)
+        return self.answer(target).amount
 
     def _title(self, target: int) -> tuple[str, str]:
         """The label of a target, and what follows it: its probability, or its number."""
-        amount = self.amount(target)
-        return self._label(target), amount and f", {amount}"
+        answer = self.answer(target)
+        return answer.label, answer.amount and f", {answer.amount}"
 
     def _look(self, *, style: StyleLike | None = None, alpha: float | None = None, colormap: str | None = None) -> Look:
         return Look(self.style if style is None else style, colormap, alpha)

@@ -48,14 +48,16 @@ class Prediction(NamedTuple):
 
     @property
     def amount(self) -> str:
-        """The same as people read it.
+        """The same as people read it; empty where there is neither.
 
         >>> Prediction("cat", 0.873, 3).amount, Prediction("age", None, 0, number=56.234, unit="years").amount
         ('87 %', '56.23 years')
         """
         if self.probability is not None:
             return percent(self.probability)
-        rounded = f"{self.value:.4g}" if abs(self.value) < 10_000 else f"{self.value:.0f}"
+        if self.number is None:
+            return ""
+        rounded = f"{self.number:.4g}" if abs(self.number) < 10_000 else f"{self.number:.0f}"
         return f"{rounded} {self.unit}".rstrip()
 
 
