@@ -24,8 +24,8 @@ from explain.hooks.capturing import Source, read_outputs
 from explain.hooks.graph import Reach, differentiate, graph
 from explain.hooks.preserve import detached
 from explain.layers.calls import independent_calls
+from explain.relevance.constants import AddedConstant
 from explain.relevance.gradient_rules import Rule, uninspected
-from explain.relevance.operations import AddedConstant
 from explain.relevance.propagation import relevance_of
 from explain.targets.detections import Detected
 
@@ -98,7 +98,7 @@ def sources(forward: Forward, need: NeedAtLayer) -> list[Source]:
     """What the backward pass for a need differentiates with respect to."""
     kind = need.kind
     if isinstance(kind, needs.BiasTerms):
-        return [constant.edge for constant in forward.operations.constants]
+        return [constant.edge for constant in forward.constants]
     if isinstance(kind, (needs.RelevanceCoverage, needs.Attention, needs.AttentionRelevance)):
         # For the backward pass to go through all of the network.
         return [forward.source(need.input), *(forward.unreached if getattr(kind, "unreached", False) else ())]
@@ -186,7 +186,7 @@ def _bias_terms(forward: Forward, resolved: ResolvedTarget, need: NeedAtLayer, g
     """What is added in the network, times the gradient where it is added."""
     elsewhere = independent_calls(forward.model, forward.inputs)
     terms = []
-    for constant, gradient in zip(forward.operations.constants, gradients, strict=True):
+    for constant, gradient in zip(forward.constants, gradients, strict=True):
         if gradient is not None:
             # Infinity, which masks add to what is not to count, adds nothing there.
             term = _of_images(torch.where(gradient == 0, 0, relevance_of(gradient, constant.value)), constant, forward)

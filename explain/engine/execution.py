@@ -48,11 +48,12 @@ from explain.layers.calls import split_call
 from explain.layers.grids import NetworkGrids
 from explain.layers.recording import executed_modules
 from explain.relevance.composites import propagate
+from explain.relevance.constants import Influence
 from explain.relevance.deeplift import propagate_differences
 from explain.relevance.gradient_rules import ZeroLeaves, apply_rule
-from explain.relevance.operations import OperationRecorder, Operations
+from explain.relevance.operations import OperationRecorder
 from explain.relevance.propagation import RelevanceFlow, consumers, pass_channels, stop_other_paths
-from explain.relevance.steps import Step, StepRecorder
+from explain.relevance.steps import COMPARED, Dependence, Step, StepRecorder
 from explain.targets import Target, detector_outputs
 
 _PLAIN = Backward()
@@ -168,12 +169,13 @@ class _Recorders:
     """
 
     zero_leaves: ZeroLeaves | None = None
+    adding: StepRecorder | None = None
     compared: StepRecorder | None = None
     steps: StepRecorder | None = None
     operations: OperationRecorder | None = None
 
     def enter(self, stack: ExitStack) -> None:
-        for recorder in (self.zero_leaves, self.compared, self.steps, self.operations):
+        for recorder in (self.zero_leaves, self.adding, self.compared, self.steps, self.operations):
             if recorder is not None:
                 stack.enter_context(recorder)
 
@@ -205,7 +207,7 @@ class _Passes:
         explained = {path: inputs.tensor(path) for path in inputs.paths}
         if plan.whole:
             explained = {path: tensor.clone().requires_grad_() for path, tensor in explained.items()}
-        recorders = self._recorders(model, explained, len(inputs))
+        recorders = self._recorders(model, explained, inputs)
         taped = next((stream.layer for stream in plan.streams if stream.of.of_layer), None)
         # Perturbed maps are run one image at a time and in this precision; and hooks of others would see a replay.
         if not self.cut or len(inputs) > 1 or precision != settings.precision or has_hooks(model):
@@ -233,8 +235,9 @@ class _Passes:
             layers=layers,
             output=output,
             graph_is_on=graph_is_on,
-            operations=recorders.operations.operations if recorders.operations else Operations(),
+            operations=recorders.operations.noted if recorders.operations else {},
             steps=recorders.steps.steps if recorders.steps else (),
+            adding=recorders.adding.steps if recorders.adding else (),
             compared=recorders.compared.steps if recorders.compared else (),
             unreached=recorders.zero_leaves.leaves if recorders.zero_leaves else (),
             activation=settings.activation,
@@ -243,7 +246,7 @@ class _Passes:
         for layer in (*plan.layers, *plan.watched):
             self.forward.record(layer)  # each exists, before any backward pass
 
-    def _recorders(self, model: nn.Module, explained: Mapping[Path, Tensor], images: int) -> "_Recorders":
+    def _recorders(self, model: nn.Module, explained: Mapping[Path, Tensor], inputs: Inputs) -> "_Recorders":
         """What records operations during the forward pass, as far as the plan needs it."""
         recorders = _Recorders()
         if not self.plan.whole:
@@ -251,18 +254,22 @@ class _Passes:
         kinds = [need.kind for need in self.plan.answered_at_once]
         backwards = self.plan.backwards
         leaves = list(explained.values())
+        images = len(inputs)
         if any(isinstance(kind, needs.Attention) and kind.unreached for kind in kinds):
             recorders.zero_leaves = ZeroLeaves(leaves)
         if any(backward.reference is not None for backward in backwards):
-            recorders.compared = StepRecorder(model, leaves, values=True, images=images)
+            recorders.compared = StepRecorder(model, Dependence(leaves), kinds=COMPARED, images=images)
         composites = [backward.composite for backward in backwards if backward.composite is not None]
         if composites:
-            summands = any(composite.needs_summands for composite in composites)
-            recorders.steps = StepRecorder(model, leaves, summands=summands, images=images)
-        rules = any(backward.rule is not None for backward in backwards)
+            replaced = frozenset[str]().union(*(composite.kinds for composite in composites))
+            recorders.steps = StepRecorder(model, Dependence(leaves), kinds=replaced, images=images)
         constants = any(isinstance(kind, needs.BiasTerms) for kind in kinds)
+        if constants:
+            influence = Influence([*leaves, *inputs.others.values()])
+            recorders.adding = StepRecorder(model, influence, kinds=())
+        rules = any(backward.rule is not None for backward in backwards)
         if rules or constants:
-            recorders.operations = OperationRecorder(model, rectifiers=rules, constants=constants, sources=leaves)
+            recorders.operations = OperationRecorder(model, rectifiers=rules)
         return recorders
 
     def _watch(self, group: HookGroup, model: nn.Module, images: int) -> Capture:
@@ -368,7 +375,9 @@ class _Passes:
                 others = torch.arange(len(start), device=start.device) != image
                 start[others] = inputs.tensor(path)[others]
             starts[path] = start.requires_grad_()
-        recorder = StepRecorder(self.forward.model, list(starts.values()), values=True, images=len(inputs))
+        recorder = StepRecorder(
+            self.forward.model, Dependence(list(starts.values())), kinds=COMPARED, images=len(inputs)
+        )
         with recording(True), autocast(inputs.x, self._precision), recorder:
             output = inputs.replaced(starts).call(self.forward.model)
         if any(tensor.is_floating_point() and bool(tensor.isnan().any()) for _, tensor in nested.paths(output)):

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 
 from explain._utils.errors import LayerError, ModelError, TargetError
 from explain._utils.rounding import all_finite
@@ -20,7 +21,8 @@ from explain.hooks.preserve import detached, recording
 from explain.layers.calls import split_call
 from explain.layers.layouts import Grids, to_spatial
 from explain.relevance import composites, gradient_rules
-from explain.relevance.operations import Operations
+from explain.relevance.constants import AddedConstant, added_constants
+from explain.relevance.operations import Operation
 from explain.relevance.steps import Step
 from explain.targets import ClassTarget, Target, TopClass, detections
 from explain.targets.base import find_logits, find_scores
@@ -72,8 +74,10 @@ class Forward:
     layers: capturing.Capture
     output: Any
     graph_is_on: bool
-    operations: Operations
+    operations: Mapping[Node, Operation]
+    """The rectifiers and operators that were recorded, by the Nodes that they left."""
     steps: Sequence[Step] = ()
+    adding: Sequence[Step] = ()
     compared: Sequence[Step] = ()
     unreached: Sequence[Tensor] = ()
     """What a backward pass goes to for attention that the explained inputs do not reach."""
@@ -91,6 +95,11 @@ class Forward:
     def outputs(self) -> Outputs:
         """What the class scores are, and how they become probabilities."""
         return Outputs() if self.logits is None else outputs_of(self.model, self.inputs, self.logits, self.activation)
+
+    @cached_property
+    def constants(self) -> Sequence[AddedConstant]:
+        """What the network adds that does not depend on the input, where steps were recorded."""
+        return added_constants(self.model, self.adding)
 
     def source(self, path: Path | None) -> Tensor:
         """The tensor of an explained input that gradients are taken in."""

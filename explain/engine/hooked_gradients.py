@@ -19,11 +19,11 @@ from explain.data.inputs import Path, dotted
 from explain.engine.forward import Forward, ResolvedTarget
 from explain.hooks import HookGroup, capture
 from explain.hooks.call_hooks import INSTEAD, FullBackwardHook, hook_calls, refusing_in_place
-from explain.hooks.graph import differentiate
+from explain.hooks.graph import differentiate, graph
 from explain.hooks.preserve import recording
 from explain.hooks.unwrap import submodule
 from explain.relevance.gradient_rules import Gradients, Rule
-from explain.relevance.operations import Operation
+from explain.relevance.operations import Operation, operations_of
 
 
 def hooked_layer_gradient(forward: Forward, resolved: ResolvedTarget, layer: str, expected: Tensor) -> Tensor:
@@ -93,7 +93,7 @@ def _rectifiers(forward: Forward, resolved: ResolvedTarget, rule: Rule) -> dict[
         MethodError: something else rectifies, which has no full-backward hook.
     """
     found: dict[str, FullBackwardHook] = {}
-    for operation in forward.operations.of_graph(resolved.total):
+    for operation in operations_of(graph(resolved.total), forward.operations):
         if not rule.covers(operation):
             continue
         name = operation.module

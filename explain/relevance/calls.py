@@ -4,7 +4,7 @@ by which weights, and what is added."""
 import functools
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,34 +22,31 @@ _AUGMENTED = ("add", "sub", "mul", "truediv", "pow", "mod", "floordiv", "and", "
 _BY_OPERATOR = frozenset(["__setitem__", *(f"__i{name}__" for name in _AUGMENTED)])
 
 
-@dataclass(eq=False)
 class Call:
-    """A call: its function, the operation's name, and the arguments; places count those inside of lists of tensors."""
+    """A call: its function, the operation's name, and the arguments; places count those inside of lists of tensors.
 
-    function: Any
-    name: str
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    flat: list[Any] = field(init=False)
-    tensors: list[Tensor] = field(init=False)
-    in_place: bool = field(init=False)
-    """Whether it is a function of PyTorch's that overwrites its first argument."""
+    ``info`` is what the table says of the operation. ``in_place`` says whether it is a function of PyTorch's that
+    overwrites its first argument.
+    """
 
-    def __post_init__(self) -> None:
-        given = (*self.args, *self.kwargs.values())
-        self.flat = [each for value in given for each in (value if _holds_tensors(value) else [value])]
+    def __init__(self, function: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        self.function = function
+        self.name = name
+        self.args = args
+        self.kwargs = kwargs
+        self.info: OperationInfo = info(name)
+        self.flat: list[Any] = []
+        for value in (*args, *kwargs.values()):
+            if _holds_tensors(value):
+                self.flat += value
+            else:
+                self.flat.append(value)
         self.tensors = [value for value in self.flat if isinstance(value, Tensor)]
-        name = str(getattr(self.function, "__name__", ""))
-        overwrites = (name.endswith("_") and not name.endswith("__")) or name in _BY_OPERATOR or self._inplace
-        tensor_first = isinstance(next(iter(self.flat), None), Tensor)
-        self.in_place = tensor_first and overwrites and not is_registered(self.name)
-
-    @property
-    def _inplace(self) -> bool:
-        """The ``inplace`` option of a function that is written in Python."""
-        names: tuple[str, ...] = getattr(getattr(self.function, "__code__", None), "co_varnames", ())
-        given = {**dict(zip(names, self.args, strict=False)), **self.kwargs} if "inplace" in names else {}
-        return bool(given.get("inplace"))
+        by_name, place = _overwriting(function)
+        option = args[place] if 0 <= place < len(args) else kwargs.get("inplace")
+        overwrites = by_name or (place >= 0 and bool(option))
+        tensor_first = bool(self.tensors) and self.flat[0] is self.tensors[0]
+        self.in_place = overwrites and tensor_first and not is_registered(name)
 
     @property
     def overwritten(self) -> list[Tensor]:
@@ -65,11 +62,6 @@ class Call:
         """The tensors that it returned, and those that it has overwritten, also where these are views of others."""
         bases = [tensor._base for tensor in self.overwritten if tensor._base is not None]
         return [*(tensor for _, tensor in nested.paths(result)), *self.overwritten, *bases]
-
-    @property
-    def info(self) -> OperationInfo:
-        """What the table says of the operation."""
-        return info(self.name)
 
     @property
     def named(self) -> dict[str, Any]:
@@ -94,7 +86,7 @@ class Call:
         name = str(getattr(self.function, "__name__", ""))
         if name == "__setitem__":
             return Call(_assigned, self.name, self.args, self.kwargs)
-        if self._inplace:
+        if _overwriting(self.function)[1] >= 0:
             names = self.function.__code__.co_varnames
             given = {**dict(zip(names, self.args, strict=False)), **self.kwargs, "inplace": False}
             return Call(self.function, self.name, (given.pop(names[0]),), given)
@@ -102,6 +94,15 @@ class Call:
         plain = getattr(torch, {"truediv": "div"}.get(name, name), None) or getattr(F, name, None)
         plain = plain or getattr(torch._C._nn, name, None)
         return None if plain is None else Call(plain, self.name, self.args, self.kwargs)
+
+
+@functools.lru_cache(1024)
+def _overwriting(function: Any) -> tuple[bool, int]:
+    """Whether a function overwrites its first argument by its name; the place of its option ``inplace``, or -1."""
+    name = str(getattr(function, "__name__", ""))
+    names: tuple[str, ...] = getattr(getattr(function, "__code__", None), "co_varnames", ())
+    place = names.index("inplace") if "inplace" in names else -1
+    return (name.endswith("_") and not name.endswith("__")) or name in _BY_OPERATOR, place
 
 
 def schema_of(operator: OpOverload | OpOverloadPacket) -> Any:
@@ -247,27 +248,18 @@ def linear_map(call: Call, places: Sequence[int]) -> LinearMap | None:
     if len(places) != 1:
         return None
     place = places[0]
-    name = call.name
-    if name == "batch_norm":
-        return _batch_norm(call, place)
-    if name.startswith("conv"):
-        return _convolution(call, place)
-    if name == "torchvision::deform_conv2d":
-        return _deformed_convolution(call, place)
-    if name == "linear" and place == 0:
-        given = call.named
-        weight = detached(given["weight"])
-        bias = detach(given.get("bias"))
-        return LinearMap(0, F.linear, weight, bias, -1, lambda g, x, w: g @ w, lambda factor: weight * factor[:, None])
-    if name == "addmm" and place == 1:
-        given = call.named
-        scale = given.get("alpha", 1)
-        weight = detached(given["mat2"])
-        bias = detached(given["input"]) * given.get("beta", 1)
-        return LinearMap(1, lambda x, w, b: scale * (x @ w) + (0 if b is None else b), weight, bias, -1)
-    if name in ("matmul", "rmatmul", "mm", "bmm", "mv", "einsum"):
+    if call.name == "addmm" and place == 1:
+        options = call.named
+        scale = options.get("alpha", 1)
+        bias = detached(options["input"]) * options.get("beta", 1)
+        return LinearMap(
+            1, lambda x, w, b: scale * (x @ w) + (0 if b is None else b), detach(options["mat2"]), bias, -1
+        )
+    if call.info.kind == "matrixproduct":
         return _product(call, place)
-    return None
+    if place != 0 or "weight" not in call.info.arguments:
+        return None
+    return _batch_norm(call) if call.name == "batch_norm" else _weighted(call)
 
 
 def detach(value: Any) -> Any:
@@ -275,104 +267,97 @@ def detach(value: Any) -> Any:
     return detached(value) if isinstance(value, Tensor) else value
 
 
-def _convolution(call: Call, place: int) -> LinearMap | None:
-    given = call.named
-    if place != 0 or "weight" not in given:
-        return None
-    weight = detached(given["weight"])
-    bias = detach(given.get("bias"))
-    rest = {name: value for name, value in given.items() if name not in ("input", "weight", "bias")}
-    if weight.shape[2:].numel() == 1 and weight.dtype == torch.float32 and weight.device.type == "cpu":
-        # With one thread, PyTorch takes a plain matrix product for few photos, which oneDNN needs half the time for;
-        # it takes oneDNN where the kernel is dilated, and to a kernel of one place that makes no difference.
-        rest["dilation"] = 2
-    transposed = "transpose" in call.name
-    spatial = weight.ndim - 2
-    groups = rest.get("groups", 1)
-    function: Callable[..., Tensor] = call.function
-
-    def run(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
-        return function(x, w, None if b is None else b.flatten(), **rest)
-
-    def scaled(factor: Tensor) -> Tensor:
-        parts = weight.reshape(groups, -1, *weight.shape[1:]) if transposed else weight
-        shape = (groups, 1, -1, *[1] * spatial) if transposed else (-1, *[1] * (spatial + 1))
-        return (parts * factor.reshape(shape)).reshape(weight.shape)
-
-    shaped = None if bias is None else bias.reshape(-1, *[1] * spatial)
-    batched = given["input"].ndim == weight.ndim
-    back = _convolution_back(rest, spatial, transposed=transposed) if batched else None
-    return LinearMap(0, run, weight, shaped, -spatial - 1, back, scaled, alike=groups == 1 and batched)
-
-
-def _deformed_convolution(call: Call, place: int) -> LinearMap | None:
-    """A convolution that reads its input at other places: constants here, and so is how much of it is read.
+def _weighted(call: Call) -> LinearMap:
+    """A linear layer or a convolution; a deformed one reads at other places: constants here, as is how much of it.
 
     Which contributions are positive is said by the weights of its kernel, place by place.
     """
-    arguments = call.named
-    weight, bias, offset, mask = (detached(arguments[name]) for name in ("weight", "bias", "offset", "mask"))
-    if place != 0:
-        return None
+    options = {name: detach(value) for name, value in call.named.items()}
+    weight = options["weight"]
+    bias = options.get("bias")
+    deformed = "offset" in options
+    transposed = "transpose" in call.name
+    groups = 1 if deformed else options.get("groups", 1)
+    spatial = weight.ndim - 2
+    batched = options["input"].ndim == weight.ndim
+    if spatial and weight.shape[2:].numel() == 1 and weight.dtype == torch.float32 and weight.device.type == "cpu":
+        # With one thread, PyTorch takes a plain matrix product for few photos, which oneDNN needs half the time for;
+        # it takes oneDNN where the kernel is dilated, and to a kernel of one place that makes no difference.
+        options["dilation"] = 2
 
-    def run(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
-        b = x.new_zeros(len(w)) if b is None else b.flatten()
-        changed = {"input": x, "weight": w, "offset": offset.to(x), "mask": mask.to(x), "bias": b}
-        result: Tensor = call.function(**{**arguments, **changed})
+    def run(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        changed = {"input": x, "weight": weight, "bias": None if bias is None else bias.flatten()}
+        if deformed:
+            changed["bias"] = x.new_zeros(len(weight)) if bias is None else bias.flatten()
+            changed |= {name: options[name].to(x) for name in ("offset", "mask")}
+        result: Tensor = call.function(**(options | changed))
         return result
 
     def scaled(factor: Tensor) -> Tensor:
-        return weight * factor.reshape(-1, 1, 1, 1)
+        if not transposed:
+            return torch.mul(weight, factor.reshape(-1, *[1] * (spatial + 1)))
+        parts = weight.reshape(groups, -1, *weight.shape[1:])
+        return torch.mul(parts, factor.reshape(groups, 1, -1, *[1] * spatial)).reshape(weight.shape)
 
-    return LinearMap(0, run, weight, bias.reshape(-1, 1, 1), -3, scaled=scaled)
+    back: Back | None = None
+    if not spatial:
+        back = _dense_back
+    elif batched and not deformed and not isinstance(options.get("padding"), str):
+        back = _convolution_back(options, transposed)
+    bias = None if bias is None else bias.reshape(-1, *[1] * spatial)
+    return LinearMap(0, run, weight, bias, -spatial - 1, back, scaled, alike=groups == 1 and batched and not deformed)
 
 
-def _convolution_back(rest: Mapping[str, Any], spatial: int, *, transposed: bool) -> Back | None:
-    """The gradient in what a convolution is given; None where its padding is a word."""
-    padding = rest.get("padding", 0)
-    if isinstance(padding, str):
-        return None
+def _dense_back(gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    return gradient @ weight
 
-    def each(value: int | Sequence[int]) -> list[int]:
-        """One number for each dimension, where one for all may be given."""
-        return [value] * spatial if isinstance(value, int) else list(value) * (spatial if len(value) == 1 else 1)
 
-    stride = rest.get("stride", 1)
-    dilation = rest.get("dilation", 1)
-    more = rest.get("output_padding", 0)
-    options = each(stride), each(padding), each(dilation), transposed, each(more), rest.get("groups", 1)
+def _convolution_back(options: Mapping[str, Any], transposed: bool) -> Back:
+    """The gradient in what a convolution is given."""
+
+    def sizes(name: str, default: int) -> list[int]:
+        size = options.get(name, default)
+        return [size] if isinstance(size, int) else list(size)
+
+    stride = sizes("stride", 1)
+    padding = sizes("padding", 0)
+    dilation = sizes("dilation", 1)
+    more = sizes("output_padding", 0)
+    groups = options.get("groups", 1)
 
     def back(gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-        found = torch.ops.aten.convolution_backward(gradient, x, weight, None, *options, (True, False, False))
-        return found[0]  # type: ignore[no-any-return]
+        gradients = torch.ops.aten.convolution_backward(
+            gradient, x, weight, None, stride, padding, dilation, transposed, more, groups, (True, False, False)
+        )
+        return gradients[0]  # type: ignore[no-any-return]
 
     return back
 
 
-def _batch_norm(call: Call, place: int) -> LinearMap | None:
-    given = call.named
-    mean = given.get("running_mean")
-    variance = given.get("running_var")
-    if given.get("training", False) or mean is None or variance is None or place != 0:
+def _batch_norm(call: Call) -> LinearMap | None:
+    options = {name: detach(value) for name, value in call.named.items()}
+    mean = options.get("running_mean")
+    variance = options.get("running_var")
+    if options.get("training", False) or mean is None or variance is None:
         return None
-    shape = (-1, *[1] * (given["input"].ndim - 2))
-    weight = detach(given.get("weight"))
-    bias = detach(given.get("bias"))
-    epsilon = given.get("eps", 1e-5)
-    factor = (variance + epsilon).rsqrt_()
+    shape = (-1, *[1] * (options["input"].ndim - 2))
+    weight = options.get("weight")
+    bias = options.get("bias")
+    factor = (variance + options.get("eps", 1e-5)).rsqrt_()
     factor = factor if weight is None else factor * weight
     shift = -mean * factor if bias is None else torch.addcmul(bias, mean, factor, value=-1)
+    factor = factor.reshape(shape)
 
     def run(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return x * weight if bias is None else (x * weight).add_(bias)
 
-    factor = factor.reshape(shape)
-    shift = shift.reshape(shape)
+    def back(gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        return gradient * weight
 
     def scaled(other: Tensor) -> Tensor:
         return other.reshape(shape).mul(factor)
 
-    return LinearMap(0, run, factor, shift, -len(shape), lambda g, x, w: g * w, scaled)
+    return LinearMap(0, run, factor, shift.reshape(shape), -len(shape), back, scaled)
 
 
 def _product(call: Call, place: int) -> LinearMap | None:
@@ -380,8 +365,8 @@ def _product(call: Call, place: int) -> LinearMap | None:
     if len(others) != 1:
         return None
 
-    def run(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
-        found: Tensor = call.made({place: x, others[0]: w})
-        return found if b is None else found + b
+    def run(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        result: Tensor = call.made({place: x, others[0]: weight})
+        return result if bias is None else result + bias
 
     return LinearMap(place, run, detached(call.flat[others[0]]), None, -1)

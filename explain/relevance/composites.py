@@ -5,8 +5,9 @@ Those of the literature are here by name, as functions of their numbers. `automa
 
 import fnmatch
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import NoneType
 from typing import Any
 
@@ -19,16 +20,9 @@ from explain.hooks import HookGroup
 from explain.relevance import nonlinear_rules as nonlinear
 from explain.relevance.gradient_rules import Coverage
 from explain.relevance.linear_rules import AlphaBeta, Epsilon, Flat, Gamma, Gradient, ZBox, ZPlus
-from explain.relevance.operations import Operations
-from explain.relevance.propagation import (
-    LinearNode,
-    RelevanceFlow,
-    RelevanceRule,
-    consumers,
-    maps_in,
-    send_nothing,
-)
-from explain.relevance.steps import Step
+from explain.relevance.operations import Operation, operations_of
+from explain.relevance.propagation import RelevanceFlow, RelevanceRule, consumers, with_merged_maps
+from explain.relevance.steps import ENTERED, Step
 from explain.relevance.table import KINDS, LINEAR, is_registered
 
 _MATERIAL = 1e-3
@@ -108,15 +102,17 @@ class Composite:
         return replace(self, rules=tuple((when, closed(rule)) for when, rule in self.rules))
 
     @property
-    def needs_summands(self) -> bool:
-        """Whether a rule needs what sums and softmaxes are given."""
-        return any(isinstance(rule, (nonlinear.Balanced, nonlinear.ElementwisePassThrough)) for _, rule in self.rules)
+    def kinds(self) -> frozenset[str]:
+        """The kinds of steps whose gradients may be replaced."""
+        acting = [when for when, rule in self.rules if not isinstance(rule, nonlinear.ConstantTerms)]
+        return ENTERED.union(*(when.kinds or KINDS for when in acting))
 
-    def rule(self, step: Step | LinearNode) -> RelevanceRule | None:
+    def rule(self, step: Step) -> RelevanceRule | None:
         """The first rule whose condition a step meets, and that can act on it; None where there is none."""
-        first = isinstance(step, LinearNode) and step.first
-        meeting = (rule for when, rule in self.rules if when(step.kind, step.module, first))
-        return next((rule for rule in meeting if isinstance(step, rule.acts_on) and rule.fits(step)), None)
+        for when, rule in self.rules:
+            if when(step.kind, step.module, step.first) and rule.fits(step):
+                return rule
+        return Gradient() if step.map is not None else None
 
 
 _MAPS = When(LINEAR)
@@ -175,7 +171,7 @@ def automatic_composite(steps: Sequence[Step]) -> Composite:
         return COMPOSITES["AttnLRP"]
     # By their weights: a network that takes its images one by one calls each as often as there are images.
     convolutions = [step for step in steps if step.kind == "convolution"]
-    weights = {step.node if step.linear is None else step.linear.weight.data_ptr() for step in convolutions}
+    weights = {step.node if step.map is None else step.linear.weight.data_ptr() for step in convolutions}
     return COMPOSITES["EpsilonPlusFlat" if len(weights) > 1 else "Epsilon"]
 
 
@@ -207,43 +203,39 @@ class PropagationResult:
 
 
 def propagate(
-    composite: Composite, group: HookGroup, score: Tensor, operations: Operations, steps: Sequence[Step],
-    sources: Sequence[Tensor], count: int, do_not_merge: Collection[Node] = (),
-) -> PropagationResult:  # fmt: skip
+    composite: Composite,
+    group: HookGroup,
+    score: Tensor,
+    noted: Mapping[Node, Operation],
+    steps: Sequence[Step],
+    sources: Sequence[Tensor],
+    count: int,
+    do_not_merge: Collection[Node] = (),
+) -> PropagationResult:
     """Make the next backward pass from ``score`` follow a composite, for as long as ``group`` lasts.
 
-    A map whose Node is in ``do_not_merge`` is not merged with the normalisation behind it.
+    ``noted`` are the operations that were recorded. A map whose Node is in ``do_not_merge`` is not merged with the
+    normalisation behind it.
     """
     nodes = consumers(score)
     behind = [step for step in steps if step.node in nodes]
     chosen = automatic_composite(behind) if composite is AUTOMATIC or composite == AUTOMATIC else composite
-    found = PropagationResult(chosen, RelevanceFlow(group, count, sources), Counter(), Counter())
-    reached: list[Step | LinearNode] = [*maps_in(behind, nodes, do_not_merge), *(s for s in behind if not s.is_map)]
+    flow = RelevanceFlow(group, count, sources)
+    covered = Counter[tuple[str, str]]()
+    missed = Counter[str]()
     calls: set[int] = set()
-    for step in reached:
-        name = step.kind
-        rule = chosen.rule(step)
-        is_first = True
-        if isinstance(step, LinearNode):
-            rule = rule or Gradient()
-            flow = found.flow.for_step(step.exit)
-            for entrance in step.constants:
-                flow.give(entrance, send_nothing)
-        else:
-            flow = found.flow.for_step(step)
-            if step.kind == "other":
-                name = step.function
-                rule = nonlinear.NoRule()
-                is_first = id(step.entrances) not in calls  # of the results of one call
-                calls.add(id(step.entrances))
-        if is_first:
-            found.covered["gradient" if rule is None else rule.name, name] += 1
-        if is_first and is_registered(name):
-            found.missed[name] += 1
+    for step in with_merged_maps(behind, nodes, do_not_merge):
+        is_other = step.kind == "other"
+        name = step.function if is_other else step.kind
+        rule = nonlinear.NoRule() if is_other else chosen.rule(step)
+        if not is_other or id(step.call) not in calls:  # one call may have several results
+            covered["gradient" if rule is None else rule.name, name] += 1
+            missed[name] += is_registered(name)
+        calls.add(id(step.call))
         if rule is not None:
-            rule.attach(step, flow)
+            flow.attach(step, partial(rule.back, step, flow=flow.for_step(step)))
     recorded = {step.node for step in steps}
-    for operation in operations.of_graph(score):
+    for operation in operations_of(nodes, noted):
         if not operation.rectifies and operation.node not in recorded:
-            found.missed[operation.kind] += 1
-    return found
+            missed[operation.kind] += 1
+    return PropagationResult(chosen, flow, covered, +missed)

@@ -17,14 +17,8 @@ from torch.autograd.graph import GradientEdge
 
 from explain._utils.errors import MethodError
 from explain.hooks import HookGroup
-from explain.relevance.nonlinear_rules import (
-    along_line,
-    attention_scores,
-    epsilon_of,
-    normalised_rows,
-    parameter_of,
-)
-from explain.relevance.propagation import RelevanceFlow, consumers
+from explain.relevance.nonlinear_rules import attention_scores, epsilon_of, normalised_rows, parameter_of
+from explain.relevance.propagation import Answer, RelevanceFlow, consumers
 from explain.relevance.steps import Step
 
 
@@ -51,14 +45,8 @@ def propagate_differences(
     nodes = consumers(score)
     flow = RelevanceFlow(group, count, ())
     for step, other in zip(steps, of_reference, strict=True):
-        if step.node not in nodes or not step.values or step.linear is not None:
-            continue
-        pair = StepPair(step, other)
-        back = _BACK.get(step.kind)
-        if step.kind in ("rectifier", "activation"):
-            _rescale(pair, flow)
-        elif back is not None and step.entrances:
-            flow.replace_gradient(step, partial(back, pair))
+        if step.node in nodes and step.entrances:
+            flow.attach(step, partial(_BACK[step.kind], StepPair(step, other)))
     return flow
 
 
@@ -71,18 +59,19 @@ def _slope(x: Tensor, x0: Tensor, y: Tensor, y0: Tensor) -> Tensor:
     return torch.where(near, torch.nan, (y - y0) / torch.where(near, 1, change))
 
 
-def _rescale(pair: StepPair, flow: RelevanceFlow) -> None:
+def _rescale(pair: StepPair, gradient: Tensor) -> dict[int, Answer]:
     """A function of one number: the slope between the two points, and the plain gradient where they coincide."""
-    results = [each.result.tensor for each in pair if each.result is not None]
-    slope = _slope(*pair.given(0), *results)
+    slope = _slope(*pair.given(0), pair.step.result.tensor, pair.of_reference.result.tensor).conj()
+    of_point = slope.isnan()
 
-    def rescaled(arrived: Tensor, plain: Tensor) -> Tensor:
-        if torch.is_grad_enabled() and bool(slope.isnan().any()):
+    def rescaled(plain: Tensor) -> Tensor:
+        if torch.is_grad_enabled() and bool(of_point.any()):
             # As the two points part, the slope between them changes with both.
-            plain = (plain + _through(pair.of_reference, arrived)) / 2
-        return along_line(slope.conj(), arrived, plain)
+            plain = (plain + _through(pair.of_reference, gradient)) / 2
+        # Nothing is multiplied by NaN: the choice would hide that from the values, and not from their derivative.
+        return torch.where(of_point, plain, gradient * slope.masked_fill(of_point, 0))
 
-    flow.replacing(pair.step, rescaled)
+    return {0: rescaled}
 
 
 def _through(step: Step, arrived: Tensor) -> Tensor:
@@ -211,7 +200,9 @@ def _to_holders(x: Tensor, x0: Tensor, held: Sequence[Any], held0: Sequence[Any]
     return torch.zeros_like(x).scatter_add(-1, places, gradient * torch.where(slope.isnan(), 1, slope))
 
 
-_BACK: dict[str, Callable[[StepPair, Tensor], dict[int, Tensor]]] = {
+_BACK: dict[str, Callable[[StepPair, Tensor], Mapping[int, Any]]] = {
+    "rectifier": _rescale,
+    "activation": _rescale,
     "product": _product,
     "quotient": _quotient,
     "matrixproduct": _matrix_product,

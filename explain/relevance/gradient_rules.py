@@ -13,11 +13,12 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import Node
 
 from explain.hooks import HookGroup
-from explain.hooks.graph import Reach
+from explain.hooks.graph import Reach, graph
 from explain.hooks.tracer import Tracer
-from explain.relevance.operations import Operation, Operations
+from explain.relevance.operations import Operation, operations_of
 from explain.relevance.table import operation_name
 
 Gradients = tuple[Tensor | None, ...]
@@ -96,20 +97,23 @@ def _counted(kinds: Mapping[str, int]) -> str:
     return ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
 
 
-def apply_rule(rule: Rule, group: HookGroup, score: Tensor, operations: Operations) -> Coverage:
+def apply_rule(rule: Rule, group: HookGroup, score: Tensor, noted: Mapping[Node, Operation]) -> Coverage:
     """Make the next backward pass from ``score`` follow a rule, for as long as ``group`` lasts."""
-    found = [(operation, bool(rule.covers(operation))) for operation in operations.of_graph(score)]
-    for operation, covers in found:
-        if covers:
+    covered = Counter[str]()
+    missed = Counter[str]()
+    for operation in operations_of(graph(score), noted):
+        if rule.covers(operation):
             group.node(operation.node, partial(rule.backward, operation))
-    covered, missed = (Counter(operation.kind for operation, covers in found if covers == on) for on in (True, False))
+            covered[operation.kind] += 1
+        else:
+            missed[operation.kind] += 1
     return Coverage(dict(covered), dict(missed))
 
 
-def uninspected(score: Tensor, operations: Operations) -> Coverage:
+def uninspected(score: Tensor, noted: Mapping[Node, Operation]) -> Coverage:
     """The operations of a score's graph that nobody can look into, as ``missed``."""
-    kinds = Counter(operation.kind for operation in operations.of_graph(score) if not operation.rectifies)
-    return Coverage(missed=dict(kinds))
+    operations = operations_of(graph(score), noted)
+    return Coverage(missed=dict(Counter(each.kind for each in operations if not each.rectifies)))
 
 
 class ZeroLeaves(Tracer):

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from explain._utils.errors import MethodError
 from explain.relevance.input_prefix import Prefix
-from explain.relevance.propagation import LinearNode, LinearRule, RelevanceFlow
+from explain.relevance.propagation import LinearRule, RelevanceFlow, Sent, send_nothing
+from explain.relevance.steps import Step
 
 
 class _Stabilised(LinearRule):
@@ -35,12 +36,9 @@ class _Stabilised(LinearRule):
 class Gradient(LinearRule):
     """LRP-0 (Bach et al., 2015): in proportion to what each input contributes. It is the plain gradient."""
 
-    def attach(self, of: LinearNode, flow: RelevanceFlow) -> None:
-        def arrived(gradient: Tensor) -> Tensor:
-            _take(of, flow, gradient, of.linear.bias)
-            return gradient
-
-        flow.arriving(of.exit, arrived)
+    def back(self, of: Step, gradient: Tensor, flow: RelevanceFlow) -> Sent:
+        _take(of, flow, gradient, of.linear.bias)
+        return dict.fromkeys(of.scales, send_nothing)
 
 
 @dataclass(frozen=True)
@@ -53,14 +51,10 @@ class Epsilon(_Stabilised):
     epsilon: float = 1e-6
     absolute: bool = False
 
-    def attach(self, of: LinearNode, flow: RelevanceFlow) -> None:
-        if self.epsilon:
-            super().attach(of, flow)
-        else:
-            Gradient().attach(of, flow)
-
-    def back(self, of: LinearNode, gradient: Tensor, flow: RelevanceFlow) -> Tensor:
+    def back(self, of: Step, gradient: Tensor, flow: RelevanceFlow) -> Sent:
         """With R = z g, what is sent back is ``g z / (z + e sign(z))``, which is ``g - g e / (abs(z) + e)``."""
+        if not self.epsilon:
+            return Gradient().back(of, gradient, flow)
         linear = of.linear
         z = of.result.tensor
         small = self._small(flow, z.clamp(min=0) if of.rectified else z)
@@ -95,12 +89,12 @@ class AlphaBeta(_Stabilised):
     def name(self) -> str:
         return "zplus" if self.beta == 0 else "alphabeta"
 
-    def back(self, of: LinearNode, gradient: Tensor, flow: RelevanceFlow) -> Tensor:
+    def back(self, of: Step, gradient: Tensor, flow: RelevanceFlow) -> Tensor:
         relevance = gradient * of.result.tensor
         found = self._part(of, relevance, self.alpha, flow, sign=1)
         return found.add_(self._part(of, relevance, -self.beta, flow, sign=-1)) if self.beta else found
 
-    def _part(self, of: LinearNode, relevance: Tensor, factor: float, flow: RelevanceFlow, sign: int) -> Tensor:
+    def _part(self, of: Step, relevance: Tensor, factor: float, flow: RelevanceFlow, sign: int) -> Tensor:
         """What positive contributions get, or with sign -1 negative ones: their shares of a multiple of relevance.
 
         Where there are no contributions of the sign, nobody gets any.
@@ -142,7 +136,7 @@ class Gamma(_Stabilised):
     epsilon: float = 1e-6
     absolute: bool = False
 
-    def back(self, of: LinearNode, gradient: Tensor, flow: RelevanceFlow) -> Tensor:
+    def back(self, of: Step, gradient: Tensor, flow: RelevanceFlow) -> Tensor:
         if of.rectified and bool(of.x.tensor.amin() >= 0):
             return self._of_positive(of, gradient, flow)
         linear = of.linear
@@ -163,7 +157,7 @@ class Gamma(_Stabilised):
         found = linear.backward(of_z, x, linear.weight).mul_(1 + half)
         return found.addcmul_(linear.backward(of_size, x, weight), x.sign())
 
-    def _of_positive(self, of: LinearNode, gradient: Tensor, flow: RelevanceFlow) -> Tensor:
+    def _of_positive(self, of: Step, gradient: Tensor, flow: RelevanceFlow) -> Tensor:
         """Where x and z are not negative, the positive weights alone count for more."""
         linear = of.linear
         x = of.x.tensor
@@ -184,9 +178,10 @@ class _AtInput(_Stabilised):
     is taken.
     """
 
-    def back(self, of: LinearNode, gradient: Tensor, flow: RelevanceFlow) -> Tensor:
+    def back(self, of: Step, gradient: Tensor, flow: RelevanceFlow) -> Tensor:
+        linear = of.linear
         x = of.x.tensor
-        prefix = Prefix.to(of.node, flow.sources) if of.nearest else None
+        prefix = Prefix.to(of.entrances[linear.place], flow.sources) if of.nearest else None
         shares = self.shares(of, gradient * of.result.tensor, flow, prefix)
         if prefix is not None:
             if bool(prefix.outside.any()):
@@ -196,7 +191,7 @@ class _AtInput(_Stabilised):
             return torch.zeros_like(x)
         return flow.per_value(shares, x)
 
-    def shares(self, of: LinearNode, relevance: Tensor, flow: RelevanceFlow, prefix: Prefix | None) -> Tensor:
+    def shares(self, of: Step, relevance: Tensor, flow: RelevanceFlow, prefix: Prefix | None) -> Tensor:
         raise NotImplementedError
 
     def _quotient(self, relevance: Tensor, z: Tensor, flow: RelevanceFlow) -> Tensor:
@@ -217,7 +212,7 @@ class _ByWeights(_AtInput):
     epsilon: float = 1e-6
     absolute: bool = False
 
-    def _by_weights(self, of: LinearNode, weight: Tensor, relevance: Tensor, flow: RelevanceFlow) -> Tensor:
+    def _by_weights(self, of: Step, weight: Tensor, relevance: Tensor, flow: RelevanceFlow) -> Tensor:
         z = of.linear.run(torch.ones_like(of.x.tensor), weight, None)
         return of.linear.backward(self._quotient(relevance, z, flow), of.x.tensor, weight)
 
@@ -225,7 +220,7 @@ class _ByWeights(_AtInput):
 class Flat(_ByWeights):
     """The flat rule (Bach et al., 2016): every input of a unit gets the same share, whatever x and w."""
 
-    def shares(self, of: LinearNode, relevance: Tensor, flow: RelevanceFlow, prefix: Prefix | None) -> Tensor:
+    def shares(self, of: Step, relevance: Tensor, flow: RelevanceFlow, prefix: Prefix | None) -> Tensor:
         linear = of.linear
         x = of.x.tensor
         if not linear.alike:
@@ -241,7 +236,7 @@ class Flat(_ByWeights):
 class WSquare(_ByWeights):
     """The w² rule (Montavon et al., 2017): in proportion to the squared weights."""
 
-    def shares(self, of: LinearNode, relevance: Tensor, flow: RelevanceFlow, prefix: Prefix | None) -> Tensor:
+    def shares(self, of: Step, relevance: Tensor, flow: RelevanceFlow, prefix: Prefix | None) -> Tensor:
         return self._by_weights(of, of.linear.weight.square(), relevance, flow)
 
 
@@ -259,7 +254,7 @@ class ZBox(_AtInput):
     epsilon: float = 1e-6
     absolute: bool = False
 
-    def shares(self, of: LinearNode, relevance: Tensor, flow: RelevanceFlow, prefix: Prefix | None) -> Tensor:
+    def shares(self, of: Step, relevance: Tensor, flow: RelevanceFlow, prefix: Prefix | None) -> Tensor:
         linear = of.linear
         x = of.x.tensor
         ends = self._range(of, flow, prefix)
@@ -271,7 +266,7 @@ class ZBox(_AtInput):
             found.addcmul_(value, linear.backward(share, x, weight))
         return found
 
-    def _range(self, of: LinearNode, flow: RelevanceFlow, prefix: Prefix | None) -> tuple[Tensor, Tensor]:
+    def _range(self, of: Step, flow: RelevanceFlow, prefix: Prefix | None) -> tuple[Tensor, Tensor]:
         """The least and largest values that the map can be given."""
         x = of.x.tensor
         channels = of.linear.channels
@@ -309,7 +304,7 @@ def _signed(tensor: Tensor, sign: int) -> Tensor:
     return tensor.clamp(min=0) if sign > 0 else tensor.clamp(max=0)
 
 
-def _run(of: LinearNode, parts: list[tuple[Tensor, Tensor]], bias: Tensor | None) -> Tensor:
+def _run(of: Step, parts: list[tuple[Tensor, Tensor]], bias: Tensor | None) -> Tensor:
     """The sum of the map's results for some inputs and weights, and of the bias."""
     z = of.linear.run(*parts[0], bias)
     for x, weight in parts[1:]:
@@ -318,12 +313,12 @@ def _run(of: LinearNode, parts: list[tuple[Tensor, Tensor]], bias: Tensor | None
 
 
 def _take(
-    of: LinearNode, flow: RelevanceFlow, share: Tensor, bias: Tensor | None, small: Tensor | float | None = None
+    of: Step, flow: RelevanceFlow, share: Tensor, bias: Tensor | None, small: Tensor | float | None = None
 ) -> None:
     """Take what the bias and the stabiliser get of a share of relevance."""
     # Both are the same for all that lies behind the dimension of the channels, unless images lie there.
     dims = tuple(range(of.linear.channels + 1, 0))
-    images = of.exit.images
+    images = of.images
     if dims and (images is None or all(images.shape[d] == 1 for d in dims)):
         share = share.sum(dims, keepdim=True)
     if bias is not None:

@@ -5,25 +5,21 @@ that leaves is the one that arrives, times what the step gave over what it was g
 transformer attribution.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from explain._utils.errors import MethodError
 from explain.hooks.attention_parts import fused_scores
+from explain.hooks.preserve import detached
 from explain.relevance.batch_layout import numbers_of
-from explain.relevance.propagation import (
-    Gradients,
-    RelevanceFlow,
-    RelevanceRule,
-    relevance_of,
-    send_always,
-    send_nothing,
-)
+from explain.relevance.calls import Call
+from explain.relevance.constants import constant_terms
+from explain.relevance.propagation import Answer, RelevanceFlow, RelevanceRule, Sent, relevance_of, send_nothing
 from explain.relevance.steps import Step
 
 
@@ -37,26 +33,16 @@ class Uniform(RelevanceRule):
     constant: bool = True
 
     def fits(self, step: Step) -> bool:
-        return bool(self._scales(step)) or len(step.dependent) > 1
+        return super().fits(step) and (bool(self._scales(step)) or len(step.dependent) > 1)
 
-    def _scales(self, step: Step) -> frozenset[int]:
-        return frozenset(i for i, scale in step.scales.items() if self.constant or scale != "weights")
+    def _scales(self, step: Step) -> list[int]:
+        return [i for i, scale in step.scales.items() if self.constant or scale != "weights"]
 
-    def attach(self, step: Step, flow: RelevanceFlow) -> None:
+    def back(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Sent:
         scales = self._scales(step)
-        factor = 1 / max(1, len(step.dependent) - len(scales))
-
-        def arrived(gradient: Tensor) -> Tensor:
-            for i in scales & step.entrances.keys():
-                flow.give(step.entrances[i], send_nothing)
-            return gradient * factor
-
-        def stop(given: Gradients, _: Gradients) -> Gradients:
-            return tuple(send_nothing(g) if i in scales else g for i, g in enumerate(given))
-
-        flow.arriving(step, arrived)
-        if scales and not step.entrances:
-            flow.group.node(step.node, stop)
+        factors = max(1, len(step.dependent) - len(scales))
+        sent: dict[int | None, Tensor | Answer] = {None: gradient / factors}
+        return sent | dict.fromkeys(scales, send_nothing)
 
 
 class ActivationPassThrough(RelevanceRule):
@@ -68,33 +54,33 @@ class ActivationPassThrough(RelevanceRule):
     name: ClassVar[str] = "identity"
 
     def fits(self, step: Step) -> bool:
-        return tuple(step.dependent) == (0,)
+        return super().fits(step) and tuple(step.dependent) == (0,)
 
-    def attach(self, step: Step, flow: RelevanceFlow) -> None:
-        def from_zero(arrived: Tensor, plain: Tensor) -> Tensor:
+    def back(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Sent:
+        x = step.x.tensor
+        y = step.result.tensor
+        at_zero = _at_zero(step.call, x)
+        if at_zero is not None:
+            flow.take("activations", gradient * at_zero)
+
+        def from_zero(plain: Tensor) -> Tensor:
             """What arrives, times the slope of the line from zero; at zero, the plain gradient."""
-            if step.offset is not None:
-                flow.take("activations", arrived * step.offset)
-            if step.slope is not None:
-                sent = along_line(step.slope, arrived, plain)
-            else:
-                x, y = (step.values[i].tensor for i in (0, 1))
-                line = torch.div(y if step.offset is None else y - step.offset, torch.where(x == 0, 1, x))
-                sent = torch.where(x == 0, plain, line.mul_(arrived) if line.dtype == arrived.dtype else line * arrived)
+            line = torch.div(y if at_zero is None else y - at_zero, torch.where(x == 0, 1, x))
+            sent = torch.where(x == 0, plain, line.mul_(gradient) if line.dtype == gradient.dtype else line * gradient)
             if not bool(sent.sum().isfinite()):  # of a value that is infinite, nothing is sent where nothing arrives
-                sent = torch.where(arrived == 0, 0, sent)
+                sent = torch.where(gradient == 0, 0, sent)
             return sent
 
-        flow.replacing(step, from_zero)
+        return {0: from_zero}
 
 
-def along_line(slope: Tensor, arrived: Tensor, plain: Tensor) -> Tensor:
-    """What arrives, times the slope of a line; the plain gradient where the slope is NaN, since it is that of a point.
-
-    Nothing is multiplied by NaN: the choice below would hide that from the values, and not from their derivative.
-    """
-    of_point = slope.isnan()
-    return torch.where(of_point, plain, arrived * slope.masked_fill(of_point, 0))
+def _at_zero(call: Call, x: Tensor) -> Tensor | None:
+    """What an activation makes of zero, in a shape that meets its result, and 0 where it is not finite; None for 0."""
+    apart = call.out_of_place() if call.in_place else call
+    if apart is None:
+        return None
+    made = detached(apart.made({0: x.new_zeros([1] * min(x.ndim, 1))})).nan_to_num(0, 0, 0)
+    return made if bool(made.any()) else None
 
 
 class ConstantWeights(RelevanceRule):
@@ -102,17 +88,12 @@ class ConstantWeights(RelevanceRule):
 
     name: ClassVar[str] = "constant"
 
-    def attach(self, step: Step, flow: RelevanceFlow) -> None:
-        def arrived(gradient: Tensor) -> Tensor:
-            if step.kind == "softmax":  # what arrives where it is no factor is lost here
-                if step.result is not None and bool(gradient.any()):
-                    flow.take("softmax", gradient * step.result.tensor)
-                return torch.zeros_like(gradient)
-            for i in {0, 1, 3} & step.entrances.keys():
-                flow.give(step.entrances[i], send_nothing)
-            return gradient
-
-        flow.arriving(step, arrived)
+    def back(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Sent:
+        if step.kind == "softmax":  # what arrives where it is no factor is lost here
+            if bool(gradient.any()):
+                flow.take("softmax", gradient * step.result.tensor)
+            return torch.zeros_like(gradient)
+        return dict.fromkeys((0, 1, 3), send_nothing)
 
 
 class Taylor(RelevanceRule):
@@ -122,46 +103,36 @@ class Taylor(RelevanceRule):
     products share equally between their factors.
     """
 
-    def attach(self, step: Step, flow: RelevanceFlow) -> None:
-        assert step.result is not None
-        result = step.result
-
-        def at_softmax(arrived: Tensor, plain: Tensor) -> Tensor:
-            s = result.tensor
-            # The gradients of a row add up to zero, so log s does for x, which differs by the same number in a row.
-            flow.take("softmax", s * arrived - torch.where(s > 0, s, 1).log() * plain)
-            return plain
-
+    def back(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Sent:
         if step.kind == "softmax":
-            flow.replacing(step, at_softmax)
-            return
+            return {0: lambda plain: self._of_softmax(step.result.tensor, gradient, plain, flow)}
+        flow.take("softmax", gradient * step.result.tensor)
+        # Half of it goes to the values; query and key share the other half.
+        weights = 0.5 if 2 in step.entrances and len(step.entrances) > 1 else 1.0
+        scores = weights * (0.5 if {0, 1} <= step.entrances.keys() else 1.0)
+        factors = {0: scores, 1: scores, 2: 0.5 if weights < 1 else 1.0, 3: weights}
 
-        def sent(place: int, factor: float, gradient: Tensor | None) -> Tensor | None:
-            changed = None if gradient is None else gradient * factor
-            if changed is not None and place in step.values:
-                flow.take("softmax", -changed * step.values[place].tensor)
-            return changed
+        def scaled(place: int, plain: Tensor) -> Tensor:
+            if place in step.values:
+                flow.take("softmax", -plain * factors[place] * step.values[place].tensor)
+            return plain * factors[place]
 
-        def arrived(gradient: Tensor) -> Tensor:
-            flow.take("softmax", gradient * result.tensor)
-            # Half of it goes to the values; query and key share the other half.
-            weights = 0.5 if 2 in step.entrances and len(step.entrances) > 1 else 1.0
-            scores = weights * (0.5 if {0, 1} <= step.entrances.keys() else 1.0)
-            factors = {0: scores, 1: scores, 2: 0.5 if weights < 1 else 1.0, 3: weights}
-            for i, entrance in step.entrances.items():
-                flow.give(entrance, partial(sent, i, factors[i]))
-            return gradient
+        return {place: partial(scaled, place) for place in step.entrances}
 
-        flow.arriving(step, arrived)
+    @staticmethod
+    def _of_softmax(s: Tensor, gradient: Tensor, plain: Tensor, flow: RelevanceFlow) -> Tensor:
+        # The gradients of a row add up to zero, so log s does for x, which differs by the same number in a row.
+        flow.take("softmax", s * gradient - torch.where(s > 0, s, 1).log() * plain)
+        return plain
 
 
 def attention_scores(step: Step, query: Tensor, key: Tensor) -> tuple[Tensor, float]:
     """The scores of a fused attention, lowest where the mask keeps keys from queries; and what they are scaled by."""
-    given = step.options.get("scale")
-    mask = step.options.get("attn_mask")
-    scale: float = query.shape[-1] ** -0.5 if given is None else given
-    causal = bool(step.options.get("is_causal"))
-    return fused_scores(query, key, mask, causal, scale, torch.finfo(query.dtype).min), scale
+    options = step.options
+    scale: float = query.shape[-1] ** -0.5 if options.get("scale") is None else options["scale"]
+    causal = bool(options.get("is_causal"))
+    scores = fused_scores(query, key, options.get("attn_mask"), causal, scale, torch.finfo(query.dtype).min)
+    return scores, scale
 
 
 class ConstantDeviation(RelevanceRule):
@@ -170,9 +141,9 @@ class ConstantDeviation(RelevanceRule):
     name: ClassVar[str] = "constant deviation"
 
     def fits(self, step: Step) -> bool:
-        return bool(step.entrances) and tuple(step.dependent) == (0,) and step.linear is None
+        return super().fits(step) and tuple(step.dependent) == (0,)
 
-    def back(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Tensor:
+    def back(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Sent:
         weight = parameter_of(step, "weight")
         bias = parameter_of(step, "bias")
         if bias is not None:
@@ -185,7 +156,7 @@ def parameter_of(step: Step, name: str) -> Tensor | None:
     found: Tensor | None = step.options.get(name)
     if found is None or step.function in ("layer_norm", "rms_norm"):
         return found
-    return found.reshape(-1, *[1] * (step.values[0].tensor.ndim - 2))
+    return found.reshape(-1, *[1] * (step.x.tensor.ndim - 2))
 
 
 def normalised_rows(step: Step, x: Tensor) -> tuple[torch.Size, tuple[int, ...]]:
@@ -204,7 +175,7 @@ def epsilon_of(step: Step, x: Tensor) -> float:
 
 def _through(step: Step, gradient: Tensor) -> Tensor:
     """The gradient in what a normalisation is given, its deviation held constant."""
-    x = step.values[0].tensor
+    x = step.x.tensor
     epsilon = epsilon_of(step, x)
     if step.function == "batch_norm":  # by the statistics of the batch
         places = (0, *range(2, x.ndim))
@@ -239,25 +210,18 @@ class NoRule(RelevanceRule):
 
     name: ClassVar[str] = "gradient"
 
-    def attach(self, step: Step, flow: RelevanceFlow) -> None:
-        def sent(place: int, gradient: Tensor | None) -> Tensor | None:
-            if gradient is not None:
-                flow.take(step.function, -relevance_of(gradient, step.values[place].tensor))
-            return gradient
-
+    def back(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Sent:
         if not step.entrances:
-            return  # there is nothing to compare
+            return None  # there is nothing to compare
+        part = relevance_of(gradient, step.result.tensor)
+        flow.take(step.function, part)
+        flow.watch(step.function, part)
 
-        def arrived(gradient: Tensor) -> Tensor:
-            assert step.result is not None
-            part = relevance_of(gradient, step.result.tensor)
-            flow.take(step.function, part)
-            flow.watch(step.function, part)
-            for place, entrance in step.entrances.items():
-                flow.give(entrance, partial(sent, place))
-            return gradient
+        def sent(place: int, plain: Tensor) -> Tensor:
+            flow.take(step.function, -relevance_of(plain, step.values[place].tensor))
+            return plain
 
-        flow.arriving(step, arrived)
+        return {place: partial(sent, place) for place in step.entrances}
 
 
 class ConstantTerms(RelevanceRule):
@@ -265,54 +229,50 @@ class ConstantTerms(RelevanceRule):
 
     name: ClassVar[str] = "gradient"
 
-    def attach(self, step: Step, flow: RelevanceFlow) -> None:
-        def arrived(gradient: Tensor) -> Tensor:
-            for part in _ADDED[step.kind](step, gradient):
-                flow.take("biases", part)
-            return gradient
+    def fits(self, step: Step) -> bool:
+        return step.kind in _ADDED and bool(step.constants)
 
-        if not all(isinstance(value, torch.Size) for value in step.shapes):
-            flow.arriving(step, arrived)
+    def back(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Sent:
+        for part in _ADDED[step.kind](step, gradient):
+            flow.take("biases", part)
+        return None
 
 
 def _summands(step: Step, gradient: Tensor) -> list[Tensor]:
-    found = []
-    for place, value in enumerate(step.shapes[: 1 if step.function == "addcmul" else 2]):  # the others are factors
-        if isinstance(value, (int, float, Tensor)) and not isinstance(value, torch.Size):
-            second = place == (0 if step.function == "rsub" else 1)
-            sign = -1 if second and "sub" in step.function else 1
-            term = gradient * (sign * (step.options.get("alpha", 1) if second else 1) * value)
-            found.append(torch.where(gradient == 0, 0, term))  # masks add infinity to what is not to count
-    return found
+    # Masks add infinity to what is not to count.
+    return [torch.where(gradient == 0, 0, gradient * term) for term in constant_terms(step)]
 
 
 def _joined(step: Step, gradient: Tensor) -> list[Tensor]:
     # An empty tensor of one dimension, such as a cache at its start, joins anything.
-    parts = [v for v in step.shapes if isinstance(v, torch.Size) or (isinstance(v, Tensor) and v.numel())]
+    tensors = {
+        i: t for i, t in enumerate(step.call.flat) if isinstance(t, Tensor) and (t.numel() or i in step.dependent)
+    }
     dim = step.options.get("dim", 0)
     if step.function == "stack":
         pieces = gradient.unbind(dim)
     else:
-        pieces = torch.split(gradient, [(p.shape if isinstance(p, Tensor) else p)[dim] for p in parts], dim)
-    return [piece * part for piece, part in zip(pieces, parts, strict=True) if isinstance(part, Tensor)]
+        pieces = torch.split(gradient, [tensor.shape[dim] for tensor in tensors.values()], dim)
+    constants = step.constants
+    return [piece * constants[i] for i, piece in zip(tensors, pieces, strict=True) if i in constants]
 
 
 def _chosen(step: Step, gradient: Tensor) -> list[Tensor]:
-    if step.function == "masked_fill":
-        mask = step.options.get("mask", step.shapes[1])
-        value = step.shapes[2]
-        return [torch.where(mask & (gradient != 0), gradient * value, 0)]
-    mask = step.options["condition"]
-    signals = [i for i, value in enumerate(step.shapes) if isinstance(value, torch.Size)]
-    kinds = [getattr(value, "dtype", type(value)) for value in step.shapes]
-    constants = [i for i, kind in enumerate(kinds) if kind not in (torch.bool, torch.Size)]
-    if len(constants) != 1:
+    mask = step.options["mask" if step.function == "masked_fill" else "condition"]
+    values = {i: value for i, value in step.constants.items() if value is not mask and not _is_mask(value)}
+    if len(values) != 1:
         return []
-    chosen = ~mask if signals[0] < constants[0] else mask
-    return [torch.where(chosen & (gradient != 0), gradient * step.shapes[constants[0]], 0)]
+    ((place, value),) = values.items()
+    if step.function == "where" and place > step.dependent[0]:
+        mask = ~mask
+    return [torch.where(mask & (gradient != 0), gradient * value, 0)]
 
 
-_ADDED = {"sum": _summands, "join": _joined, "choice": _chosen}
+def _is_mask(value: object) -> bool:
+    return isinstance(value, Tensor) and value.dtype == torch.bool
+
+
+_ADDED: Mapping[str, Callable[[Step, Tensor], list[Tensor]]] = {"sum": _summands, "join": _joined, "choice": _chosen}
 """The gradient times each constant that was added, in the rows of the gradient, by the kind of step."""
 
 
@@ -329,45 +289,20 @@ class ElementwisePassThrough(RelevanceRule):
     def fits(self, step: Step) -> bool:
         if step.kind == "attention":
             return len(step.values) == 3 and len({each.tensor.shape[:-2] for each in step.values.values()}) == 1
-        enters = bool(step.entrances) or step.kind in ("activation", "softmax")
-        return enters and step.kind in ("activation", "softmax", "deviation") and tuple(step.dependent) == (0,)
+        elementwise = step.kind in ("activation", "softmax", "deviation")
+        return super().fits(step) and elementwise and tuple(step.dependent) == (0,)
 
-    def attach(self, step: Step, flow: RelevanceFlow) -> None:
+    def back(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Sent:
         if step.kind != "attention":
-            super().attach(step, flow)
-            return
-
-        def arrived(gradient: Tensor) -> Tensor:
-            """Half of it goes to the values, the rest through the softmax to query and key alike."""
-            q, k, v = (step.values[i].tensor for i in range(3))
-            scores, scale = attention_scores(step, q, k)
-            weights = scores.softmax(-1)
-            of_scores = flow.per_value(gradient @ v.transpose(-2, -1) / 2 * weights, scores) * scale / 2
-            sent = {0: of_scores @ k, 1: of_scores.transpose(-2, -1) @ q, 2: weights.transpose(-2, -1) @ gradient / 2}
-            for place, found in sent.items():
-                flow.give(step.entrances[place], partial(send_always, found))
-            return gradient / 2  # what the weights get, where the kernel is one of several Nodes
-
-        flow.arriving(step, arrived)
-
-    def back(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Tensor:
-        if step.slope is not None:  # what it was given is overwritten, and the line from its value at zero is known
-            if step.offset is not None:
-                flow.take("activations", gradient * step.offset)
-            return gradient * torch.where(step.slope.isnan() | (gradient == 0), 0, step.slope)
-        given = step.result if step.kind == "softmax" else step.values.get(1)
-        y = _normalised(step) if step.kind == "deviation" or given is None else given.tensor
-        return flow.per_value(gradient * y, step.values[0].tensor)
-
-
-def _normalised(step: Step) -> Tensor:
-    """What a normalisation gave, which is computed once more."""
-    x = step.values[0].tensor
-    options = dict(step.options)
-    shape = () if step.function in ("group_norm", "instance_norm") else (options.pop("normalized_shape"),)
-    groups = (options.pop("num_groups"),) if step.function == "group_norm" else ()
-    found: Tensor = getattr(F, step.function)(x, *shape, *groups, **options)
-    return found
+            return flow.per_value(gradient * step.result.tensor, step.x.tensor)
+        # Half of it goes to the values, the rest through the softmax to query and key alike.
+        q, k, v = (step.values[i].tensor for i in range(3))
+        scores, scale = attention_scores(step, q, k)
+        weights = scores.softmax(-1)
+        half = gradient / 2  # what the weights get, where the kernel is one of several Nodes
+        of_scores = flow.per_value(half @ v.transpose(-2, -1) * weights, scores) * scale / 2
+        of_values = weights.transpose(-2, -1) @ half
+        return {None: half, 0: of_scores @ k, 1: of_scores.transpose(-2, -1) @ q, 2: of_values}
 
 
 class Balanced(RelevanceRule):
@@ -379,26 +314,28 @@ class Balanced(RelevanceRule):
     """
 
     def fits(self, step: Step) -> bool:
-        return step.function in ("add", "iadd", "sub", "isub") and len(step.values) == 2
+        return super().fits(step) and step.function in ("add", "iadd", "sub", "isub") and len(step.dependent) == 2
 
-    def attach(self, step: Step, flow: RelevanceFlow) -> None:
-        def after(grad_inputs: Gradients, grad_outputs: Gradients) -> Gradients:
-            one, other = grad_inputs[:2]
-            if one is None or other is None:
-                return grad_inputs
-            sums = [flow.by_image(g * step.values[i].tensor) for i, g in enumerate((one, other))]
-            whole = sums[0] + sums[1]
-            sizes = sums[0].abs() + sums[1].abs()
-            factors = (torch.where(s == 0, 0, s.sign() * whole / torch.where(sizes == 0, 1, sizes)) for s in sums)
-            scaled = ((g * spread(f, g)).to(g.dtype) for g, f in zip((one, other), factors, strict=True))
-            return (*scaled, *grad_inputs[2:])
+    def back(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Sent:
+        first = step.values[0].tensor
+        second = step.values[1].tensor
+        sign = -1 if "sub" in step.function else 1
+        of_first = gradient.sum_to_size(first.shape)
+        of_second = (sign * step.call.kwargs.get("alpha", 1) * gradient).sum_to_size(second.shape)
+        first_sum = flow.by_image(of_first * first)
+        second_sum = flow.by_image(of_second * second)
+        whole = first_sum + second_sum
+        size = first_sum.abs() + second_sum.abs()
+        factor = whole / torch.where(size == 0, 1, size)
+        of_first = of_first * _spread(first_sum.sign() * factor, of_first, step)
+        of_second = of_second * _spread(second_sum.sign() * factor, of_second, step)
+        return {0: of_first, 1: of_second}
 
-        def spread(factors: Tensor, like: Tensor) -> Tensor:
-            """A number for each image, in the shape that meets a tensor with values of all of them."""
-            numbers = numbers_of(like, len(factors), step.images)
-            if numbers is None:
-                got = tuple(like.shape)
-                raise MethodError(f"relevance must balance sums image by image, got shape {got}; explain one at a time")
-            return factors[numbers.long()]
 
-        flow.group.node(step.node, after)
+def _spread(factors: Tensor, like: Tensor, step: Step) -> Tensor:
+    """A number for each image, in the shape that meets a tensor with values of all of them."""
+    numbers = numbers_of(like, len(factors), step.images)
+    if numbers is None:
+        got = tuple(like.shape)
+        raise MethodError(f"relevance must balance sums image by image, got shape {got}; explain one at a time")
+    return factors[numbers.long()]

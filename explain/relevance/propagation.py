@@ -10,7 +10,7 @@ A normalisation by known statistics that a linear map's result is given to, and 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,47 +18,17 @@ from torch.autograd.graph import Node
 
 from explain._utils.options import Options
 from explain.hooks import HookGroup, graph
-from explain.hooks.graph import Answer, Entrance, Reach
+from explain.hooks.graph import Entrance, Reach
 from explain.relevance.batch_layout import fits, numbers_of, summed
-from explain.relevance.calls import LinearMap
-from explain.relevance.steps import Snapshot, Step
+from explain.relevance.steps import Step
 
 Gradients = tuple[Tensor | None, ...]
-Change = Callable[[Tensor], Tensor | None]
-Back = Callable[[Tensor], Tensor | Mapping[int, Tensor]]
-
-
-@dataclass(eq=False)
-class LinearNode:
-    """A linear map in the graph: where its input is, where its result leaves, and what both were.
-
-    Without an entrance, it is one Node, whose first input is the map's.
-    """
-
-    kind: str
-    module: str | None
-    linear: LinearMap
-    x: Snapshot
-    result: Snapshot
-    entrances: Mapping[int, Entrance]
-    exit: Step
-    nearest: bool = False
-    """Whether no other linear map, but for normalisations, lies between it and the input."""
-
-    @property
-    def first(self) -> bool:
-        """Whether the input meets this map first: a convolution, a linear layer or a product, no normalisation."""
-        return self.nearest and self.kind != "batchnorm"
-
-    @property
-    def node(self) -> Node | None:
-        """The Node through which the gradient leaves the map."""
-        return next(iter(self.entrances.values()), self.exit.node)
-
-    constants: Sequence[Entrance] = ()
-    """Where what is no signal enters: where a deformed convolution reads, and how much of it."""
-    rectified: bool = False
-    """Whether only rectifiers are given its result, so that a gradient arrives only where it is positive."""
+Answer: TypeAlias = Callable[[Tensor], Tensor | None]
+Sent: TypeAlias = Tensor | Mapping[Any, Tensor | Answer] | None
+"""What leaves a step in the place of autograd's gradients, by the places of what it was given: a tensor, or a function
+of autograd's. Places that are not named keep autograd's. With None for a place, it says what autograd differentiates
+with in the place of what arrived. A tensor alone is for all signals, and spares autograd the work; None alone changes
+nothing."""
 
 
 @dataclass(eq=False)
@@ -82,60 +52,32 @@ class RelevanceFlow:
 
     def for_step(self, step: Step) -> "RelevanceFlow":
         """The same flow for the rule of one step: what it takes is added up by that step's images."""
-        return replace(self, images=step.images)
+        return self if step.images is None else replace(self, images=step.images)
 
-    def replacing(self, step: Step, change: Callable[[Tensor, Tensor], Tensor]) -> None:
-        """Replace the gradient in a step's first input, from the one that arrives and the one that autograd sends."""
+    def attach(self, step: Step, back: Callable[[Tensor], Sent]) -> None:
+        """Let ``back``, of the gradient that arrives at a step's result, say what leaves the step."""
 
-        def after(grad_inputs: Gradients, grad_outputs: Gradients) -> Gradients:
-            arrived = grad_outputs[step.output]
-            plain = grad_inputs[0]
-            if arrived is None or plain is None:
-                return grad_inputs
-            return (change(arrived, plain).to(plain.dtype), *grad_inputs[1:])
-
-        self.group.node(step.node, after)
-
-    def arriving(self, step: Step, change: Change) -> None:
-        """Change the gradient that arrives at a step's result; where ``change`` gives None, it goes no further."""
-
-        def arrive(gradients: Gradients) -> Gradients:
-            changed = list(gradients)
+        def arrive(gradients: Gradients) -> Gradients | None:
             arrived = gradients[step.output]
-            if arrived is not None:
-                sent = change(arrived)
-                changed[step.output] = None if sent is None else sent.to(arrived.dtype)
+            sent = None if arrived is None else back(arrived)
+            if arrived is None or sent is None:
+                return None
+            answers: dict[Any, Any] = {None: arrived}
+            if isinstance(sent, Tensor):
+                answers = {None: None, **dict.fromkeys(step.entrances, sent)}
+                answers |= dict.fromkeys(step.scales, send_nothing)
+            else:
+                answers |= sent
+            for place, entrance in step.entrances.items():
+                if place in answers:
+                    entrance.answer = partial(_answer, answers[place])
+                    self._entrances.append(entrance)
+            inside = answers[None]
+            changed = list(gradients)
+            changed[step.output] = None if inside is None else inside.to(arrived.dtype)
             return tuple(changed)
 
         self.group.node_pre(step.node, arrive)
-
-    def give(self, entrance: Entrance, answer: Answer) -> None:
-        """Say what is to leave by an entrance in the place of the gradient."""
-        entrance.answer = answer
-        self._entrances.append(entrance)
-
-    def replace_gradient(self, step: Step | LinearNode, back: Back) -> None:
-        """Replace autograd's gradient in what a step was given by ``back`` of the gradient that arrives at its result.
-
-        A step without entrances has one input, the first of its Node.
-        """
-        exit = step.exit if isinstance(step, LinearNode) else step
-
-        def arrived(gradient: Tensor) -> None:
-            found = back(gradient)
-            for place, entrance in step.entrances.items():
-                sent = found if isinstance(found, Tensor) else found.get(place)
-                if sent is not None:
-                    self.give(entrance, partial(send_always, sent))
-
-        def after(gradient: Tensor, plain: Tensor) -> Tensor:
-            found = back(gradient)
-            return found if isinstance(found, Tensor) else found[0]
-
-        if step.entrances:
-            self.arriving(exit, arrived)
-        else:
-            self.replacing(exit, after)
 
     def close(self) -> None:
         """Reset the entrances that the pass did not come by."""
@@ -209,28 +151,21 @@ class RelevanceRule(Options):
     """How a step shares out relevance among what it was given.
 
     Relevance is value times gradient. A rule writes ``back``, which turns the gradient in the step's result into the
-    gradient in its input; or ``attach``, where that is not enough. ``fits`` refuses steps that the rule cannot act on.
-    Options are checked against the types of their fields, and against ``minimums``.
+    gradient in its input. ``fits`` refuses steps that the rule cannot act on. Options are checked against the types of
+    their fields, and against ``minimums``.
     """
-
-    acts_on: ClassVar[type] = Step
-    """`Step`, or `LinearNode` for rules of linear maps."""
 
     @property
     def name(self) -> str:
         """What coverage calls it; most rules have a class attribute instead."""
         return type(self).__name__.lower()
 
-    def fits(self, step: Any) -> bool:
+    def fits(self, step: Step) -> bool:
         """Whether the rule can act on a step for which a composite names it."""
-        return True
+        return bool(step.entrances) and step.map is None
 
-    def attach(self, step: Any, flow: RelevanceFlow) -> None:
-        """Make the next backward pass follow the rule at a step."""
-        flow.replace_gradient(step, partial(self.back, step, flow=flow))
-
-    def back(self, step: Any, gradient: Tensor, flow: RelevanceFlow) -> Tensor | Mapping[int, Tensor]:
-        """The gradient in what the step was given, from that in its result; for several inputs, by their places."""
+    def back(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Sent:
+        """What leaves the step, from the gradient in its result."""
         raise NotImplementedError
 
 
@@ -248,8 +183,10 @@ class LinearRule(RelevanceRule):
     'squares'
     """
 
-    acts_on: ClassVar[type] = LinearNode
     minimums = {"epsilon": 0, "alpha": 1, "beta": 0, "gamma": 0}
+
+    def fits(self, step: Step) -> bool:
+        return step.map is not None
 
 
 def relevance_of(gradient: Tensor, value: Tensor | float) -> Tensor:
@@ -257,14 +194,16 @@ def relevance_of(gradient: Tensor, value: Tensor | float) -> Tensor:
     return (gradient.conj() * value).real if gradient.is_complex() else gradient * value
 
 
-def send_nothing(gradient: Tensor | None) -> Tensor | None:
+def send_nothing(plain: Tensor) -> Tensor:
     """An answer of an entrance by which no relevance leaves."""
-    return None if gradient is None else torch.zeros_like(gradient)
+    return torch.zeros_like(plain)
 
 
-def send_always(sent: Tensor, gradient: Tensor | None) -> Tensor:
-    """An answer of an entrance that ignores the gradient which arrives."""
-    return sent
+def _answer(answer: Tensor | Answer, plain: Tensor | None) -> Tensor | None:
+    """What leaves by an entrance: a tensor, or what a function makes of autograd's gradient, where that is known."""
+    if isinstance(answer, Tensor):
+        return answer
+    return None if plain is None else answer(plain)
 
 
 def pass_channels(group: HookGroup, node: Node, output: int, channels: Sequence[int], dim: int) -> None:
@@ -302,53 +241,52 @@ def stop_other_paths(group: HookGroup, node: Node, after: Mapping[Node, Sequence
             group.node(each, partial(stop, others))
 
 
-def maps_in(
+def with_merged_maps(
     steps: Sequence[Step], nodes: Mapping[Node, Sequence[Node]], do_not_merge: Collection[Node]
-) -> list[LinearNode]:
-    """The linear maps among some steps, normalisations taken together with what they normalise.
+) -> list[Step]:
+    """The linear maps among some steps, normalisations merged with the map that they alone are given, then the others.
 
     ``nodes`` says which Nodes lead to each one in the graph; those in ``do_not_merge`` are not merged with others.
     """
-    found: list[LinearNode] = []
-    within: set[int] = set()
-    for step in reversed(steps):
-        if not step.is_map or id(step) in within:
+    maps: list[Step] = []
+    merged: set[int] = set()
+    for step in reversed([step for step in steps if step.map is not None]):
+        if id(step) in merged:
             continue
-        assert step.linear is not None
-        assert step.result is not None
-        linear = step.linear
-        first = step
-        preceding = step.preceding
-        # Without an entrance of its own, as of a second normalisation, the two cannot be answered for as one.
-        if step.kind == "batchnorm" and preceding is not None and preceding.linear is not None and preceding.entrances:
-            alone = len(nodes.get(preceding.node, ())) == 1 and preceding.node not in do_not_merge
-            joined = preceding.linear.then(linear.weight, linear.bias) if alone else None
-            if joined is not None:
-                linear = joined
-                first = preceding
-                within.add(id(preceding))
-        after = nodes[step.node]
+        after = _behind_entrances(step.node, nodes)
         rectified = bool(after) and all(node.name().startswith("ReluBackward") for node in after)
-        entrances = {place: entrance for place, entrance in first.entrances.items() if place not in first.scales}
-        constants = [first.entrances[place] for place in first.scales]
-        found.append(
-            LinearNode(
-                first.kind, first.module, linear, first.values[0], step.result, entrances, step,
-                constants=constants, rectified=rectified,
-            )
-        )  # fmt: skip
-    found.reverse()
-    behind = Reach((), {each.exit.node for each in found if each.kind != "batchnorm"})
-    for each in found:
-        each.nearest = each.node is not None and not any(behind.of(node) for node, _ in each.node.next_functions)
+        first = step
+        before = step.preceding
+        if before is not None and len(nodes[before.node]) == 1 and before.node not in do_not_merge:
+            assert before.linear is not None
+            assert step.map is not None
+            both = before.linear.then(step.linear.weight, step.linear.bias)
+            if both is not None:
+                merged.add(id(before))
+                first = replace(before, node=step.node, output=step.output, gave=step.gave, map=both)
+                first.images = step.images
+        maps.append(replace(first, rectified=rectified))
+    maps.reverse()
+    reach = Reach((), {step.node for step in maps if step.kind != "batchnorm"})
+    for step in maps:
+        inputs = [step.entrances[place] for place in step.dependent if place not in step.scales]
+        step.nearest = not any(reach.of(entrance) for entrance in inputs)
+    return [*maps, *(step for step in steps if step.map is None)]
+
+
+def _behind_entrances(node: Node, nodes: Mapping[Node, Sequence[Node]]) -> list[Node]:
+    """The Nodes that a Node's result is given to."""
+    found: list[Node] = []
+    for after in nodes[node]:
+        found += _behind_entrances(after, nodes) if after.name() == "_EntranceBackward" else [after]
     return found
 
 
 def consumers(score: Tensor) -> dict[Node, list[Node]]:
     """For each Node of a score's graph, the Nodes that lead to it, as often as they do."""
-    found: dict[Node, list[Node]] = {node: [] for node in graph(score)}
-    for node in found:
+    consumers: dict[Node, list[Node]] = {node: [] for node in graph(score)}
+    for node in consumers:
         for before, _ in node.next_functions:
             if before is not None:
-                found[before].append(node)
-    return found
+                consumers[before].append(node)
+    return consumers

@@ -217,9 +217,9 @@ def test_what_cannot_be_looked_into_is_counted_and_named(method: str, image: tor
 
 def test_each_operation_knows_the_module_that_it_ran_in(image: torch.Tensor) -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Sequential(nn.LeakyReLU(), nn.Flatten())).double()
-    with OperationRecorder(model, rectifiers=True, constants=False) as recorder:
+    with OperationRecorder(model) as recorder:
         model(image)
-    assert [(o.kind, o.module) for o in recorder.operations.noted.values()] == [("relu", "1"), ("leaky_relu", "2.0")]
+    assert [(o.kind, o.module) for o in recorder.noted.values()] == [("relu", "1"), ("leaky_relu", "2.0")]
 
 
 # What is added

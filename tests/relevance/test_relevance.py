@@ -17,7 +17,8 @@ from explain.methods import LRP
 from explain.relevance import COMPOSITES, Composite, LinearRule, When
 from explain.relevance.linear_rules import AlphaBeta, Epsilon, Flat, Gamma, Gradient, WSquare, ZBox, ZPlus
 from explain.relevance.nonlinear_rules import Balanced, ConstantTerms, ElementwisePassThrough
-from explain.relevance.propagation import LinearNode, RelevanceFlow
+from explain.relevance.propagation import RelevanceFlow
+from explain.relevance.steps import Step
 from tests.conftest import settled
 from tests.methods import plain_relevance as plain
 
@@ -472,7 +473,7 @@ class Sizes(LinearRule):
     bias: bool = False
     minimums = {"times": 1}
 
-    def back(self, step: LinearNode, gradient: torch.Tensor, flow: RelevanceFlow) -> torch.Tensor:
+    def back(self, step: Step, gradient: torch.Tensor, flow: RelevanceFlow) -> torch.Tensor:
         linear, x = step.linear, step.x.tensor
         weight = linear.weight.abs()
         share = self.times * gradient * step.result.tensor / linear.run(x.abs(), weight, None)

@@ -11,7 +11,7 @@ from torch import nn
 
 import explain
 from explain.methods import LRP
-from explain.relevance.steps import StepRecorder
+from explain.relevance.steps import Dependence, StepRecorder
 from tests.conftest import settled
 from tests.methods import plain_relevance as plain
 from tests.relevance.test_relevance import RULES, SHAPE, Then, everywhere, random
@@ -134,9 +134,9 @@ def test_nothing_but_the_recorded_graph_is_kept_behind_normalisations() -> None:
         saved.add(tensor.untyped_storage().data_ptr())
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t), StepRecorder(model, [x]) as recorder:
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t), StepRecorder(model, Dependence([x])) as recorder:
         output = model(x)
-    kept = [k for step in recorder.steps for k in (*step.values.values(), step.result) if k is not None]
+    kept = [k for step in recorder.steps for k in (*step.values.values(), step.gave) if k is not None]
     assert len(kept) > 8
     more = {p for k in kept if k.kept is not None and (p := k.tensor.untyped_storage().data_ptr()) not in saved}
     assert more <= {output.untyped_storage().data_ptr()}

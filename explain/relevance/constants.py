@@ -1,0 +1,143 @@
+"""What a network adds that does not depend on the input: biases, shifts, constants, read from the steps of a pass."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, Node
+from torch.utils.weak import WeakIdKeyDictionary
+
+from explain.relevance.calls import Call
+from explain.relevance.steps import Dependence, Step
+from explain.relevance.table import SCORE_NODES
+
+_NAMED = (nn.modules.conv._ConvNd, nn.Linear, nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
+"""Modules that do one thing: what their output is laid out as, the bias is too."""
+_SCORE_STEPS = 12
+
+
+@dataclass(frozen=True, eq=False)
+class AddedConstant:
+    """A constant, and where it is added: the Node, by its output; the module, by name and call if it does no more.
+
+    ``lies_on_input`` is False for numbers, and for what is added to scores of attention: they are no maps. The channels
+    of linear functions come last.
+    """
+
+    value: Tensor | float
+    edge: GradientEdge
+    module: str | None = None
+    call: int = 0
+    lies_on_input: bool = True
+    channels_last: bool = False
+
+
+class Influence(Dependence):
+    """Tells what is computed from inputs, with or without a gradient, from what is made of parameters and numbers.
+
+    It has to see all calls of a pass.
+    """
+
+    def __init__(self, inputs: Sequence[Tensor]) -> None:
+        super().__init__(inputs)
+        self._influenced: Any = WeakIdKeyDictionary()
+        for tensor in inputs:
+            self._influenced[tensor] = True
+
+    def of(self, tensor: Tensor) -> bool:
+        return tensor in self._influenced or super().of(tensor)
+
+    def see(self, call: Call, result: Any) -> None:
+        tensors = call.tensors
+        read = tensors[1:] if call.info.has("fills") else tensors[:1] if call.info.has("fits second") else tensors
+        if any(map(self.of, read)):
+            for tensor in call.results(call.flat[0] if call.name == "setitem" else result):
+                self._influenced[tensor] = True
+
+
+def added_constants(model: nn.Module, steps: Sequence[Step]) -> list[AddedConstant]:
+    """The constants that the steps of a pass add to what depends on the input."""
+    modules = dict(model.named_modules())
+    numbers = Counter[str]()
+    of_attention = {node for step in steps if step.kind == "softmax" for node in _score_nodes(step)}
+    constants = []
+    for step in steps:
+        row = step.call.info
+        constant = None
+        name = step.module or ""
+        if row.has("biased") and 0 in step.dependent:
+            constant = _bias(step)
+            if isinstance(modules.get(name), _NAMED):
+                if constant is not None:
+                    constant = replace(constant, module=name, call=numbers[name])
+                numbers[name] += 1
+        elif row.has("adds") or row.has("adds to first"):
+            constant = _term(step)
+        if constant is not None:
+            constants.append(replace(constant, lies_on_input=False) if step.node in of_attention else constant)
+    return constants
+
+
+def _score_nodes(softmax: Step) -> list[Node]:
+    """The Nodes of the last steps before a softmax: what is added there is added to scores."""
+    nodes = list[Node]()
+    node = softmax.node.next_functions[0][0]
+    while node is not None and node.name().startswith(SCORE_NODES) and len(nodes) < _SCORE_STEPS:
+        nodes.append(node)
+        node = next((before for before, _ in node.next_functions if before is not None), None)
+    return nodes
+
+
+def _term(step: Step) -> AddedConstant | None:
+    """What ``a + alpha b``, ``a - alpha b`` or ``b - alpha a`` adds, one of which is constant; or ``beta a + b c``."""
+    terms = constant_terms(step)
+    if len(terms) != 1:
+        return None
+    (term,) = terms
+    # Complex numbers are of frequencies, and not of places.
+    is_complex = step.node._input_metadata[step.output].dtype.is_complex
+    lies = isinstance(term, Tensor) and term.numel() > 1 and not is_complex
+    return AddedConstant(term, GradientEdge(step.node, step.output), lies_on_input=lies)
+
+
+def constant_terms(step: Step) -> list[Any]:
+    """The constants among what a sum adds, as they are added."""
+    options = step.call.kwargs
+    if step.call.info.has("adds to first"):  # the others are factors
+        return [options.get("beta", 1) * step.constants[0]] if 0 in step.constants else []
+    second = 0 if step.function == "rsub" else 1
+    terms = []
+    for place, value in step.constants.items():
+        factor = options.get("alpha", 1) if place == second else 1
+        sign = -1 if place == second and "sub" in step.function else 1
+        if place < 2:
+            terms.append(sign * factor * value)
+    return terms
+
+
+def _bias(step: Step) -> AddedConstant | None:
+    """The constant ``(C,)`` that a call adds to what is otherwise linear in its input.
+
+    For a normalisation by running statistics it is ``beta - gamma mean / sqrt(var + eps)``: the shift by the running
+    mean counts, which the bias alone leaves out.
+    """
+    options = step.options
+    bias = options.get("bias")
+    mean = options.get("running_mean")
+    variance = options.get("running_var")
+    of_batch = options.get("training", False) or options.get("use_input_stats", "training" not in options)
+    if mean is not None and variance is not None and not of_batch:
+        weight = options.get("weight")
+        shift = mean * (variance + options.get("eps", 1e-5)).rsqrt()
+        shift = shift if weight is None else shift * weight
+        bias = -shift if bias is None else bias - shift
+    if bias is None:
+        return None
+    channels = step.call.info.channels
+    last = channels is None and bias.ndim == 1
+    if channels is not None:  # the bias of a single channel is one number, but lies where the channel does
+        ndim = options["input"].ndim
+        bias = bias.reshape(-1, *[1] * (ndim - 1 - channels % ndim))
+    return AddedConstant(bias, GradientEdge(step.node, step.output), channels_last=last)
