@@ -9,7 +9,6 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from PIL import Image
 from torch import nn
@@ -54,17 +53,10 @@ def identity(explainer: Explainer, *, trained: bool = False) -> dict[str, Any]:
         found["interventions"] = encode(list(explainer.interventions))
     if not trained:
         x = next((x for x in inputs if isinstance(x, torch.Tensor)), torch.zeros(3, 224, 224))
-        found["test_scores"] = _scores(model, explainer._placed(x[None]))
+        with untouched(model), torch.no_grad():
+            output = _result(model, explainer._placed(x[None]))
+        found["test_scores"] = [_summary(each) for _, each in nested.paths(output)] or [_summary(output)]
     return found
-
-
-def _scores(model: nn.Module, x: torch.Tensor) -> Any:
-    """A summary of each tensor that a model returns, or the name of the error that it raises."""
-    with untouched(model), torch.no_grad():
-        output = _result(model, x)
-    if isinstance(output, str):
-        return output
-    return [_summary(tensor) for _, tensor in nested.paths(output)]
 
 
 def _result(function: Callable[[Any], Any], argument: Any) -> Any:
@@ -79,26 +71,23 @@ def _result(function: Callable[[Any], Any], argument: Any) -> Any:
         return f"raises {type(error).__name__}"
 
 
-def _summary(value: Any) -> Any:
-    """A few numbers of a tensor that change with any of its elements, or with all of them."""
+def _summary(value: Any) -> dict[str, Any]:
+    """A few numbers of a tensor that change with any of its elements, or with all of them; the first is its size."""
     if not isinstance(value, torch.Tensor):
-        return value if isinstance(value, str) else type(value).__name__
+        return {"shape": value if isinstance(value, str) else type(value).__name__, "numbers": [0.0] * (WAVES + 1)}
     flat = value.detach().cpu().double().reshape(-1).nan_to_num()
-    positions = torch.arange(len(flat), dtype=torch.float64)
-    waves = [float((flat * torch.cos(k * positions)).sum()) for k in range(WAVES)]
-    root = max(1, len(flat)) ** 0.5
-    return {"shape": list(value.shape), "rms": float(flat.norm()) / root, "waves": [wave / root for wave in waves]}
+    phases = torch.arange(WAVES).double()[:, None] * torch.arange(len(flat))
+    numbers = torch.cat([flat.norm()[None], phases.cos() @ flat]) / max(1, len(flat)) ** 0.5
+    return {"shape": list(value.shape), "numbers": numbers.tolist()}
 
 
 def _pictures() -> list[Image.Image]:
-    """Pictures with edges, flat parts and noise, which are always the same."""
-    found = []
-    for width, height in SIZES:
-        generator = np.random.RandomState(0)  # whose numbers never change
-        blocks = generator.randint(0, 256, (height // 20, width // 20, 3)).repeat(20, 0).repeat(20, 1)
-        noise = generator.randint(0, 32, blocks.shape) * (np.arange(width) % 80 < 40)[None, :, None]
-        found.append(Image.fromarray((blocks ^ noise).astype(np.uint8)))
-    return found
+    """Pictures with edges, flat parts and fine structure, which are always the same."""
+    where = (-2.2, -1.5, 1.0, 1.5)
+    return [
+        Image.merge("RGB", [Image.effect_mandelbrot(size, where, quality) for quality in (12, 25, 50)])
+        for size in SIZES
+    ]
 
 
 def named_layer(model: nn.Module, layer: Any) -> Any:

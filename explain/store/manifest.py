@@ -3,7 +3,7 @@
 import hashlib
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -25,14 +25,14 @@ def alike(key: str, one: Any, other: Any) -> bool:
     >>> alike("weights", 1.0, 1.000001)
     False
     """
-    if key not in TOLERANCES or one == other:
+    if key not in TOLERANCES or not one or not other:
         return bool(one == other)
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(alike(key, *pair) for pair in zip(one, other, strict=True))
-    if not isinstance(one, dict) or not isinstance(other, dict) or one["shape"] != other["shape"]:
+    if [each["shape"] for each in one] != [each["shape"] for each in other]:
         return False
-    error = np.abs(np.subtract(one["waves"], other["waves"])).max()
-    return bool(error <= TOLERANCES[key] * max(one["rms"], other["rms"]))
+    numbers = np.array([each["numbers"] for each in one])
+    others = np.array([each["numbers"] for each in other])
+    size = np.maximum(numbers, others)[:, :1]
+    return bool((np.abs(numbers - others) <= TOLERANCES[key] * size).all())
 
 
 def digest_of(model: nn.Module) -> str:
@@ -72,30 +72,27 @@ def must_agree(before: Mapping[str, Any], now: Mapping[str, Any], file: str, *, 
     Raises:
         RunError: the first thing that differs is named, with both values.
     """
-    for key in [*now, *(key for key in before if key not in now)]:
-        if key in FREE:
-            continue
-        own = unknown(now.get(key))
+    for key, value in now.items():
+        own = unknown(value)
         if own:
             raise RunError(f"run {file!r} cannot be continued: {own[0]} in its {key} is your own; give another output")
-        old = before.get(key)
-        new = now.get(key)
-        by_name = more and key in ("methods", "metrics") and isinstance(now.get("methods"), dict)
-        added = by_name and isinstance(old, dict) and isinstance(new, dict) and old.items() <= new.items()
-        if not alike(key, old, new) and not added:
-            difference = _difference(key, old, new)
-            raise RunError(f"run {file!r} must be continued as it was begun, but {difference}; give another output")
+    old = dict(_leaves("", before))
+    new = dict(_leaves("", now))
+    for key in {**new, **old}:
+        first, *rest = key.split(", ")
+        added = more and rest and first in ("methods", "metrics") and key not in old
+        if added or first in FREE or alike(first, old.get(key), new.get(key)):
+            continue
+        values = [json.dumps(leaves.get(key), ensure_ascii=False) for leaves in (old, new)]
+        was, is_now = (value if len(value) <= 80 else f"{value[:79]}…" for value in values)
+        difference = f"its {key} was {was} and is now {is_now}"
+        raise RunError(f"run {file!r} must be continued as it was begun, but {difference}; give another output")
 
 
-def _difference(key: str, old: Any, new: Any) -> str:
-    """Both values of a key, or of the one key inside it in which two dictionaries differ."""
-    while isinstance(old, dict) and isinstance(new, dict):
-        keys = [each for each in {**old, **new} if old.get(each) != new.get(each)]
-        if len(keys) != 1:
-            break
-        key = f"{key}, {keys[0]}"
-        old = old.get(keys[0])
-        new = new.get(keys[0])
-    values = [json.dumps(value, ensure_ascii=False) for value in (old, new)]
-    before, now = (value if len(value) <= 80 else f"{value[:79]}…" for value in values)
-    return f"its {key} was {before} and is now {now}"
+def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """The values inside of nested dictionaries, by all keys that lead there."""
+    if isinstance(value, Mapping):
+        for name, each in value.items():
+            yield from _leaves(f"{key}, {name}" if key else name, each)
+    else:
+        yield key, value
