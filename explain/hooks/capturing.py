@@ -162,7 +162,7 @@ class Capture:
         if self._wanted and (not once or not cut):
             group.put_swap(self._model, InputSwap(self._begin_pass, self._end_pass))
         elif self._wanted:
-            group.put(self._model.register_forward_hook, self._end_only_pass)
+            group.put(self._model.register_forward_hook, self._end_pass)
         for layer, place in places.items():
             if place.of_attention:
                 group.forward(layer, partial(self._leave_attention, layer))
@@ -279,16 +279,13 @@ class Capture:
         # Weights that require no gradient would leave what is below the layer without a history.
         return _aliased_inputs((args, kwargs))
 
-    def _end_pass(self, swapped: nested.SwappedInputs | None, output: Any) -> None:
+    def _end_pass(self, *arguments: Any) -> None:
         """See whether a graph that began while gradients were off goes on to the end of the pass.
 
         A model that switches gradients itself gives back the mode that it found, which was off.
         """
         if self._may_be_cut and self._sources and not torch.is_grad_enabled():
             self._lost += [record.layer for record in self._sources]
-
-    def _end_only_pass(self, module: nn.Module, args: Any, output: Any) -> None:
-        self._end_pass(None, output)
 
     def _is_wanted(self, layer: str) -> bool:
         calls = self._wanted.get(layer)
@@ -299,8 +296,9 @@ class Capture:
 
         Among them are those with a tensor that was overwritten, and that has an older name than the one with a history.
         """
-        overwritten = [layer for layer, tensor, version in self._older if tensor._version != version]
-        return self._lost + overwritten if overwritten else self._lost
+        if not self._older:
+            return self._lost
+        return self._lost + [layer for layer, tensor, version in self._older if tensor._version != version]
 
     def _watch_output(self, group: HookGroup, layer: str, module: nn.Module) -> None:
         running: list[Versions] = []
@@ -360,8 +358,8 @@ class Capture:
             for _, view in nested.paths(output):
                 if view._base is other:  # it may be overwritten through these yet
                     self._older.append((layer, tensor, tensor._version))
-            if is_alias(other):
-                continue  # nothing has overwritten it
+            if is_alias(other):  # nothing has overwritten it
+                continue
             if try_continue_from(tensor, other):
                 names[id(other)] = tensor
             else:

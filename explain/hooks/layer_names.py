@@ -102,7 +102,7 @@ def place_of(name: str, model: nn.Module | None = None) -> LayerPlace:
     >>> place_of("encoder.conv@0"), place_of("conv:input")
     (LayerPlace(module='encoder.conv', part='', call=0), LayerPlace(module='conv', part='input', call=None))
     """
-    if _is_module(name, model):
+    if not ("@" in name or ":" in name) or _is_module(name, model):
         return LayerPlace(name)
     start, at, number = name.rpartition("@")
     if at and number.isdecimal():

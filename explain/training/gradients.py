@@ -1,5 +1,6 @@
 """Gradients during training: clipped as they flow, watched from layer to layer, and units that get none."""
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -127,43 +128,28 @@ class GradientClipper(OnParameters):
     def _clip(self, name: str, gradient: torch.Tensor) -> torch.Tensor | None:
         if not gradient.numel():
             return None
-        largest = gradient.detach().abs().amax()
-        if not largest.isfinite():
-            return self._clip_nonfinite(name, gradient, largest)
+        kind = 2.0 if self._by_norm else math.inf
+        size = torch.linalg.vector_norm(gradient.detach(), kind, dtype=torch.float64).item()
         limit = self._limit * factor(self._scaler)
-        clipped = self._to_norm(gradient, largest, limit) if self._by_norm else self._to_value(gradient, largest, limit)
-        if clipped is not None:
+        if not math.isfinite(size):
+            self._note_nonfinite(name, gradient)
+            if not self._by_norm and self._scaler is not None:
+                return None
+        elif size <= limit:
+            return None
+        else:
             self.clipped[name] = self.clipped.get(name, 0) + 1
-        return clipped
+        if self._by_norm:
+            return gradient * (limit / size)
+        largest = min(limit, torch.finfo(gradient.dtype).max)
+        return gradient.clamp(-largest, largest)
 
-    def _to_value(self, gradient: torch.Tensor, largest: torch.Tensor, limit: float) -> torch.Tensor | None:
-        return None if largest.item() <= limit else _clamped(gradient, limit)
-
-    def _to_norm(self, gradient: torch.Tensor, largest: torch.Tensor, limit: float) -> torch.Tensor | None:
-        if largest.item() * gradient.numel() ** 0.5 <= limit:  # no norm can be larger than that
-            return None
-        wide = torch.promote_types(gradient.dtype, torch.float32)
-        shares = gradient.to(wide) / largest.to(wide)  # of the largest: their norm cannot overflow or vanish
-        norm = torch.linalg.vector_norm(shares)
-        if norm.item() * largest.item() <= limit:
-            return None
-        scaled: torch.Tensor = shares * (limit / norm)
-        return scaled.to(gradient.dtype)
-
-    def _clip_nonfinite(self, name: str, gradient: torch.Tensor, largest: torch.Tensor) -> torch.Tensor | None:
+    def _note_nonfinite(self, name: str, gradient: torch.Tensor) -> None:
         self.nonfinite[name] = self.nonfinite.get(name, 0) + 1
         if self._strict:
             count = int((~gradient.isfinite()).sum())
             got = f"got {count} of {gradient.numel()} elements that are infinite or NaN"
             raise HookError(f"the gradient of {name!r} must be finite, {got}; lower the learning rate")
-        if self._by_norm:
-            return gradient * (self._limit / largest)
-        return None if self._scaler is not None else _clamped(gradient, self._limit)
-
-
-def _clamped(values: torch.Tensor, limit: float) -> torch.Tensor:
-    limit = min(limit, torch.finfo(values.dtype).max)
-    return values.clamp(-limit, limit)
 
 
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)

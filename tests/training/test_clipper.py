@@ -138,9 +138,7 @@ def test_gradients_that_are_not_finite_are_refused_on_request(limit: dict[str, f
             model(torch.tensor([inf, 1.0, nan, 0.0])).backward()
 
 
-@pytest.mark.parametrize(
-    ("size", "dtype"), [(3e30, torch.float32), (1e-30, torch.float32), (6e4, torch.float16), (1e200, torch.float64)]
-)
+@pytest.mark.parametrize(("size", "dtype"), [(3e30, torch.float32), (1e-30, torch.float32), (6e4, torch.float16)])
 def test_norms_that_would_overflow_or_vanish_are_exact(size: float, dtype: torch.dtype) -> None:
     model, gradient = Weight(3, dtype=dtype), torch.tensor([2.0, -2.0, 1.0], dtype=dtype) / 3 * size
     with GradientClipper(model, norm=size / 100):
