@@ -17,7 +17,7 @@ from explain.attribution.records import versions
 from explain.attribution.result import Attribution
 from explain.attribution.selection import select
 from explain.explanation.explainer import Explainer
-from explain.explanation.photos import rows_are_apart
+from explain.explanation.photos import explained, rows_are_apart
 from explain.hooks import intervene
 from explain.methods.base import Method, MethodLike
 from explain.metrics import Metric, ReattributionMetric, evaluate, get_metric
@@ -114,31 +114,36 @@ class Job:
 
     def explained(self, ready: Iterable[Ready]) -> Iterator[list[PhotoRecord | Failed]]:
         """Explain photos in batches, as they come; the results of each batch."""
-        for batch in preparing.in_batches(ready, self._at_once, self._kind):
-            if isinstance(batch, Failed):
-                yield [batch]
-            else:
-                with intervene(self.explainer.model, self.explainer.interventions):
-                    answers = preparing.each_explained(batch, self.answers)
-                yield answers
+        batches = explained(ready, self.answers, alike=self._kind, at_once=self._at_once, apart=self._is_apart)
+        for batch in batches:
+            yield [preparing.stored(photo, result) for photo, result in batch]
 
-    def _at_once(self, photo: Prepared) -> int:
+    def _at_once(self, photo: Any) -> int:
         """How many photos like this one are explained together."""
         if self._independent is False:
             return 1
         return self.options.get("batch_size") or preparing.at_once(photo.x, self.device)
 
-    def _kind(self, photo: Prepared) -> object:
+    def _kind(self, photo: Ready) -> object:
         """What the photos of a batch have in common."""
+        if isinstance(photo, Failed):
+            return None
         judged = any(metric.needs_object for metric in self.metrics) and bool(_boxes(photo))
         return photo.x.shape, photo.x.dtype, photo.lacking, judged
 
-    def answers(self, photos: list[Prepared]) -> list[PhotoRecord]:
-        """Explain photos of one kind, together where that is the same as each alone."""
-        if self._independent is None and len(photos) > 1:
-            self._independent = rows_are_apart(self.explainer.model, self._batch(photos[:1]))
-        if len(photos) > 1 and not self._independent:
-            return [answer for photo in photos for answer in self.answers([photo])]
+    def _is_apart(self, photo: Any) -> bool:
+        """Whether a photo gives the same beside others as alone."""
+        if self._independent is None:
+            with intervene(self.explainer.model, self.explainer.interventions):
+                self._independent = rows_are_apart(self.explainer.model, self._batch([photo]))
+        return self._independent
+
+    def answers(self, photos: Sequence[Any]) -> list[PhotoRecord]:
+        """Explain photos of one kind together."""
+        with intervene(self.explainer.model, self.explainer.interventions):
+            return self._answers(photos)
+
+    def _answers(self, photos: Sequence[Prepared]) -> list[PhotoRecord]:
         notes: list[str] = []
         with overheard(notes), naming([photo.entry.name for photo in photos]):
             x = self._batch(photos)
@@ -163,7 +168,7 @@ class Job:
             records.append(PhotoRecord(columns, tuple(results[image]), said, photo.lacking is not None))
         return records
 
-    def _batch(self, photos: list[Prepared]) -> torch.Tensor:
+    def _batch(self, photos: Sequence[Prepared]) -> torch.Tensor:
         return self.explainer._placed(torch.stack([photo.x for photo in photos]))
 
     def _explained(self, x: torch.Tensor, lacking: frozenset[str] | None) -> list[dict[str, Attribution]]:

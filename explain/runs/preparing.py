@@ -1,9 +1,8 @@
 """Photos as inputs of a model, and in batches of one shape."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import torch
 
@@ -11,7 +10,6 @@ from explain._utils.errors import ExplainError, ImageError, overheard, raised
 from explain._utils.signals import came_by_signal
 from explain.data.boxes import Box, Preprocess, as_input, locate
 from explain.data.images import load_image
-from explain.explanation.photos import each_tried
 from explain.store.sources import Corners, Entry, Failed, Label, Source
 
 
@@ -101,9 +99,6 @@ def _as_float(x: Any) -> torch.Tensor:
 
 
 IMAGE = 224 * 224  # pixels
-MAX_WAITING = 2  # batches that may be waiting for photos of their shape
-
-Result = TypeVar("Result")
 
 
 def at_once(x: torch.Tensor, device: torch.device) -> int:
@@ -116,42 +111,11 @@ def at_once(x: torch.Tensor, device: torch.device) -> int:
     return max(1, min(most, large * IMAGE // max(1, int(x.shape[-1]) * int(x.shape[-2]))))
 
 
-def in_batches(
-    ready: Iterable[Ready], size: Callable[[Prepared], int], kind: Callable[[Prepared], object]
-) -> Iterator[list[Prepared] | Failed]:
-    """Group photos of one kind, as they come; failures are passed on at once.
-
-    Args:
-        ready: the photos.
-        size: how many photos like this one make a batch.
-        kind: what the photos of a batch have in common.
-
-    >>> list(in_batches([Failed("a.jpg", "is empty")], lambda photo: 8, lambda photo: photo.x.shape))
-    [Failed(name='a.jpg', reason='is empty', path=None)]
-    """
-    waiting: dict[object, list[Prepared]] = {}
-    for photo in ready:
-        if isinstance(photo, Failed):
-            yield photo
-            continue
-        key = kind(photo)
-        group = waiting.setdefault(key, [])
-        group.append(photo)
-        full = size(photo)
-        if len(group) >= full:
-            yield waiting.pop(key)
-        elif sum(map(len, waiting.values())) >= MAX_WAITING * full:
-            yield waiting.pop(next(iter(waiting)))
-    yield from waiting.values()
-
-
-def each_explained(photos: list[Prepared], work: Callable[[list[Prepared]], Sequence[Result]]) -> list[Result | Failed]:
-    """Do the work on a batch; if it fails, on each photo alone."""
-    answers: list[Result | Failed] = []
-    for photo, result in zip(photos, each_tried(photos, work), strict=True):
-        if isinstance(result, Exception):
-            general = None if isinstance(result, (ImageError, MemoryError)) else result
-            answers.append(replace(failed(photo.entry, result), general=general))
-        else:
-            answers.append(result)
-    return answers
+def stored(photo: Ready, result: Any) -> Any:
+    """What is stored of a photo: its result, or why it failed."""
+    if not isinstance(photo, Prepared):
+        return photo
+    if not isinstance(result, Exception):
+        return result
+    general = None if isinstance(result, (ImageError, MemoryError)) else result
+    return replace(failed(photo.entry, result), general=general)
