@@ -95,14 +95,19 @@ class TargetAccumulators:
 
         return add
 
-    def read_output(self, images: Tensor, rows: Tensor, output: Any, first: int = 0) -> Add:
-        """The same from the output for rows of one of ``images``; beside these rows may be others."""
+    def read_output(
+        self, images: Tensor, rows: Tensor, output: Any, first: int = 0, inputs: Tensor | None = None
+    ) -> Add:
+        """The same from the output for rows of ``images``; beside these rows may be others.
+
+        Without ``inputs``, something else than the photos was perturbed.
+        """
         forward = self._context.forward
         resolved = self.resolved
         has_logits = forward.logits is not None
         x = self._context.inputs.x
         evidence = Evidence(
-            inputs=x[images[first : first + 1]].expand(len(images), *x.shape[1:]),
+            inputs=x[images[first : first + 1]].expand(len(images), *x.shape[1:]) if inputs is None else inputs,
             score=resolved.scores_in(images, output),
             classes=None if resolved.classes is None else resolved.classes[images],
             target=resolved.name,

@@ -37,7 +37,7 @@ from explain.engine.needs import Backward, Concept, Evidence, EvidenceLookup, Ne
 from explain.engine.plan import Plan
 from explain.engine.rerun_context import RerunContext, RerunState
 from explain.engine.searches import run_searches
-from explain.engine.settings import Footprint, Precision, RuntimeSettings, autocast
+from explain.engine.settings import Footprint, Precision, RuntimeSettings, autocast, mixed_precision_now
 from explain.hooks import HookGroup
 from explain.hooks.attention import attention
 from explain.hooks.capturing import Capture, Source, cut_where_allowed, read_outputs
@@ -115,6 +115,7 @@ def gather(
                 evidence=evidence,
                 footprint=passes.footprint,
                 settings=settings,
+                mixed_precision=mixed_precision_now(inputs.x.device),
                 gather=partial(gather, model),
                 origin=origin,
                 state=RerunState(tapes=passes.tapes()),

@@ -12,32 +12,26 @@ After Nakandala et al., "Incremental and Approximate Inference for Faster Occlus
 import math
 import time
 import weakref
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
+from explain.data.inputs import Inputs
 from explain.engine.replay import PAST_AUTOGRAD, accessed_name
 from explain.engine.settings import raise_unless_of_network
 from explain.hooks.tracer import Tracer
 from explain.relevance.calls import Call, storage_of
 from explain.relevance.table import operation_name
 
-T = TypeVar("T")
 LARGEST = 0.7
 """The share of a feature map up to which a box is computed on its own."""
-_POINTWISE = frozenset(
-    ["clone", "contiguous", "detach", "to", "float", "neg", "iadd", "imul", "itruediv", "maximum", "minimum"]
-)
+_POINTWISE = frozenset(["clone", "neg", "iadd", "imul", "itruediv", "maximum", "minimum"])
 _POINTWISE_KINDS = frozenset(["rectifier", "activation", "sum", "product", "quotient"])
-_CASTS = ("to", "float", "double", "half", "bfloat16", "type", "type_as")
-_MAY_SHARE = frozenset([*_CASTS, "detach", "contiguous", "reshape", "reshape_as", "flatten"])
-"""What may return a tensor in the memory of its input; for some of it, this depends on the layout."""
 _ATTRIBUTES = frozenset(["shape", "dtype", "device", "ndim", "requires_grad", "is_cuda", "layout", "is_sparse"])
 """Attributes that a placeholder has as well."""
 
@@ -171,10 +165,11 @@ class IncrementalPass(Tracer):
         self._results = results
         self._count = 0
         self._boxes: Any = WeakIdKeyDictionary()
+        """The boxes that placeholders stand for."""
         self._whole: Any = WeakIdKeyDictionary()
-        self._derived: Any = WeakIdKeyDictionary()
-        self._sharing: Any = WeakIdKeyDictionary()
-        """Placeholders and others that may share their memory."""
+        """The whole feature maps of placeholders, where they were needed."""
+        self._shared = set[int]()
+        """The memory of whole feature maps that the model has under other names, too."""
         self._boxes[x] = box
         self._whole[x] = x
         self._contiguous = x.ndim != 4 or x.is_contiguous()
@@ -202,46 +197,32 @@ class IncrementalPass(Tracer):
             return call.made()
         boxes = {i: self._boxes[t] for i, t in tensors.items() if t in self._boxes}
         box = self._as_box(call, boxes, tensors) if boxes else None
-        if box is None:
-            return self._on_whole_maps(call, tensors)
-        placeholder = self._placeholder(call, box)
-        if call.name in _MAY_SHARE:
-            self._note_sharing([*(tensors[i] for i in boxes), placeholder])
-        return placeholder
+        return self._on_whole_maps(call, tensors) if box is None else self._placeholder(call, box)
 
     def _on_whole_maps(self, call: Call, tensors: Mapping[int, Tensor]) -> Any:
         """Run an operation on whole feature maps in place of the placeholders."""
         replaced = {i: self._as_whole(t) for i, t in tensors.items() if t in self._boxes or t in self._whole}
-        shared = [t for t in tensors.values() if t in self._sharing]
-        memory = {storage_of(t) for t in (*replaced.values(), *shared)}
+        memory = {storage_of(t) for t in replaced.values()}
         result = call.made(replaced)
-        if replaced or any(t in self._derived for t in tensors.values()):
-            for leaf in tree_leaves(result):
-                if isinstance(leaf, Tensor):
-                    self._derived[leaf] = True
-                    shares = memory and (call.name in _MAY_SHARE or storage_of(leaf) in memory)
-                    if shares and not call.in_place:
-                        self._note_sharing([*(tensors[i] for i in replaced), leaf])
         if call.in_place and 0 in replaced:  # the model goes on with what it has
             if replaced[0].shape != tensors[0].shape:
                 raise CannotFollowError
             self._boxes.pop(tensors[0], None)
             return tensors[0] if result is replaced[0] else result
+        if memory:
+            self._shared |= memory & {storage_of(leaf) for leaf in tree_leaves(result) if isinstance(leaf, Tensor)}
         return result
 
-    def _refuse_unseen(self, call: Call, tensors: Iterable[Tensor]) -> None:
-        """Refuse to overwrite what shares its memory with another tensor."""
-        stands_for_others = any(t in self._whole or t in self._boxes or t in self._sharing for t in tensors)
-        if not stands_for_others:
-            return
-        written = tree_leaves(call.args[0]) if call.in_place else []
-        is_shared = any(isinstance(leaf, Tensor) and leaf in self._sharing for leaf in written)
-        if is_shared or len(written) > 1 or "out" in call.kwargs or accessed_name(call.function) in PAST_AUTOGRAD:
+    def _refuse_unseen(self, call: Call, tensors: Collection[Tensor]) -> None:
+        """Refuse to overwrite what the model has under several names, of which one may be a placeholder."""
+        memory = [storage_of(self._whole.get(tensor, tensor)) for tensor in tensors]
+        if call.in_place and memory[0] in self._shared:
             raise CannotFollowError
-
-    def _note_sharing(self, values: Any) -> None:
-        for leaf in tree_leaves(values):
-            self._sharing[leaf] = True
+        writes_several = call.in_place and len(tree_leaves(call.args[0])) > 1
+        if writes_several or "out" in call.kwargs or accessed_name(call.function) in PAST_AUTOGRAD:
+            stands_in = any(tensor in self._boxes or tensor in self._whole for tensor in tensors)
+            if stands_in or not self._shared.isdisjoint(memory):
+                raise CannotFollowError
 
     def _placeholder(self, call: Call, box: Box) -> Tensor:
         """Give the model a placeholder for a box; of an in-place operation, the one that it has."""
@@ -268,7 +249,7 @@ class IncrementalPass(Tracer):
 
     def _as_box(self, call: Call, boxes: Mapping[int, Box], tensors: Mapping[int, Tensor]) -> Box | None:
         """The result of an operation as a box; None where it needs whole feature maps."""
-        if any(t in self._derived or (t in self._whole and t not in self._boxes) for t in tensors.values()):
+        if any(t in self._whole and t not in self._boxes for t in tensors.values()):
             return None
         run: Call | None = call
         if call.in_place:  # out of place, the result might have another type
@@ -348,58 +329,71 @@ class IncrementalPass(Tracer):
 
 
 _is_faster: weakref.WeakKeyDictionary[nn.Module, dict[Any, bool]] = weakref.WeakKeyDictionary()
-"""Of networks, by the kind of rows, whether incremental inference is faster; None: it cannot be used."""
-_FEW = 4  # rows that are run as a whole in a trial
-_WORTH_A_TRIAL = 12 * _FEW  # rows from which on a trial costs little
+"""Of networks, by the kind of rows, whether incremental inference is right and faster."""
+FEW = 4
+"""Rows that are run as a whole in a trial."""
+WORTH_A_TRIAL = 12 * FEW  # rows from which on a trial costs little
 
 
 class IncrementalInference:
     """Runs perturbed rows incrementally where a trial shows that it is faster, and gives the same scores."""
 
     def __init__(self, model: nn.Module, x: Tensor) -> None:
+        self._model = model
         self._is_faster = _is_faster.setdefault(model, {})
-        self._known = _channels_last(x)
+        self._photos = _channels_last(x)
         self._results = list[tuple[Any, list[Any], Any]]()
-        self._trials = Counter[Any]()
 
-    def run(
-        self, owners: Tensor, x: Tensor, run: Callable[[int | None], T], agree: Callable[[T, T], bool], *, total: int
-    ) -> T:
-        """Run rows ``x`` ``(B, C, ...)`` of the photos ``owners``; ``run`` runs all of them, or only so many.
+    def is_faster(self, owners: Tensor, inputs: Inputs, agree: Callable[[Any, Any], bool]) -> bool:
+        """Whether it is right and faster for rows like these of the photos ``owners``, which are run in a trial.
 
-        There is no trial where it would cost much of the ``total`` number of rows.
+        ``agree`` compares an output with that for the first `FEW` of the rows.
         """
-        kinds = self._is_faster
-        worth_it = total >= _WORTH_A_TRIAL * (1 + self._trials.total())
-        box = changed_box(self._known, owners, x) if None not in kinds else None
+        box = changed_box(self._photos, owners, inputs.x)
         if box is None:
-            return run(None)
-        share = math.prod(box.sides) / math.prod(box.map_sides)
-        kind = (x.shape[1:], x.dtype, torch.get_num_threads(), math.ceil(8 * share))
-        if not kinds.get(kind, worth_it):
-            return run(None)
+            return False
+        kind = _kind(box)
+        if kind not in self._is_faster:
+            self._is_faster[kind] = self._try(box, inputs, agree)
+        return self._is_faster[kind]
+
+    def output(self, owners: Tensor, inputs: Inputs) -> Any:
+        """What the network gives for perturbed rows of the photos ``owners``."""
+        box = changed_box(self._photos, owners, inputs.x)
+        output = None
+        if box is not None and self._is_faster.get(_kind(box)):
+            output = self._follow(box, inputs)
+        return inputs.call(self._model) if output is None else output
+
+    def _try(self, box: Box, inputs: Inputs, agree: Callable[[Any, Any], bool]) -> bool:
+        if self._follow(box, inputs) is None:  # which also computes what is known of the photos
+            return False
+        count = min(FEW, len(box.owners))
+        few = inputs.rows(torch.arange(count))
         began = time.perf_counter()
+        output = self._follow(box, inputs)
+        between = time.perf_counter()
+        expected = few.call(self._model)
+        ended = time.perf_counter()
+        is_faster = (between - began) / len(box.owners) < (ended - between) / count
+        return is_faster and output is not None and agree(output, expected)  # some code cannot be seen, as of scripts
+
+    def _follow(self, box: Box, inputs: Inputs) -> Any:
+        """The output, computed incrementally; None where that fails for any reason."""
         try:
-            with IncrementalPass(box, x, self._results) as tracer:
-                result = run(None)
+            with IncrementalPass(box, inputs.x, self._results) as tracer:
+                output = inputs.call(self._model)
             tracer.fill()
         except (Exception, CannotFollowError) as error:
             raise_unless_of_network(error)
-            kinds[None] = False
-            return run(None)  # which raises again what is the model's
-        if kind in kinds:
-            return result
-        between = time.perf_counter()
-        few = min(_FEW, len(x))
-        whole = run(few)
-        if not agree(result, whole):  # some of it cannot be seen, such as scripted code
-            kinds[None] = False
-            return run(None)
-        is_faster = (between - began) / len(x) < (time.perf_counter() - between) / few
-        self._trials[kind] += 1
-        if is_faster or self._trials[kind] == 2:  # the first trial also computes what is known of the photos
-            kinds[kind] = is_faster
-        return result
+            return None
+        return output
+
+
+def _kind(box: Box) -> Any:
+    """What decides how long rows take in a network: the size of photos, and of the boxes in which they changed."""
+    share = math.prod(box.sides) / math.prod(box.map_sides)
+    return box.known.shape[1:], box.known.dtype, torch.get_num_threads(), math.ceil(8 * share)
 
 
 def _each(value: Any, dims: int) -> Tensor:

@@ -15,12 +15,10 @@ from explain.engine.accumulators import Add, TargetAccumulators
 from explain.engine.perturbations import PerturbedRows
 from explain.engine.replay import Overwriting, PrefixRecorder, ReachedError, Replay, Tape
 from explain.engine.rerun_context import RerunContext, Way, between_far_rows
-from explain.engine.settings import raise_unless_of_network, sizes_in_cache
+from explain.engine.settings import raise_unless_of_network
 from explain.hooks import HookGroup
 from explain.hooks.interventions import rows_of
-from explain.hooks.preserve import calculating
 from explain.hooks.unwrap import has_hooks
-from explain.targets.detector_outputs import reading_once
 
 
 class LayerRerun:
@@ -33,55 +31,39 @@ class LayerRerun:
     def __init__(
         self, context: RerunContext, layer: str, rows: PerturbedRows, accumulators: Sequence[TargetAccumulators]
     ) -> None:
-        self._context = context
+        self.context = context
+        self.rows = rows
         self._layer = layer
-        self._rows = rows
         self._accumulators = accumulators
         self._record = context.forward.record(layer)
         self._maps = context.forward.spatial(self._record.activation, layer)
         self._tape: Tape | None = None
 
     def begin(self, image: Tensor) -> None:
-        """Begin with the maps of an image."""
-        context = self._context
+        """Begin with the maps of an image: find the fastest way that a probe finds right."""
+        context = self.context
         self._image = image
         self._tape = context.state.tapes.pop(self._layer, None)
         if self._tape is None and not has_hooks(context.model):  # hooks of others would see a replay
             self._tape = self._record_prefix()
-        place = (self._layer, int(image))
-        if place not in context.state.ways:
-            context.state.ways[place] = self._find_way()
-        self._way: Way = context.state.ways[place]
-        most = context.footprint.most(context.device, graph=False, after=self._layer)
-        self.tuner = context.tuner(self._layer, self._way, most, sizes_in_cache(most, context.device))
 
-    def _find_way(self) -> Way:
-        """The fastest way that a probe finds right."""
-        context = self._context
-        if context.runs_in_place:
-            return "in place"
-        images = context.probed(self._image)
+        def run(way: Way, images: Tensor) -> Any:
+            return self._run_maps(way, images, between_far_rows(self._maps[images]))
+
         ways: tuple[Way, ...] = ("behind the layer", "together")
-        for way in ways:
-            with calculating(context.device.type):
-                maps = between_far_rows(self._maps[images])
-            if context.is_right(partial(self._run_maps, way, images, maps), images):
-                return way
-            self._tape = None
-        return context.in_place()
+        self._way = context.way((self._layer, int(image)), {way: partial(run, way) for way in ways}, image)
+        self.rows_at_once = context.rows_at_once(self._way, after=self._layer)
 
-    @reading_once()
     def run(self, numbers: Tensor) -> list[Add]:
         """Run these perturbed maps of the image."""
-        context = self._context
-        images = self._rows.owners[numbers]
+        context = self.context
+        images = self.rows.owners[numbers]
+        maps = self.rows.make(numbers)
         place = 0
-        with calculating(context.device.type):
-            maps = self._rows.make(numbers)
-            if self._way == "in place":
-                place = int(self._image)
-                maps = self._maps.to(maps).index_copy(0, self._image, maps)
-                images = torch.arange(len(maps), device=context.device)
+        if self._way == "in place":
+            place = int(self._image)
+            maps = self._maps.to(maps).index_copy(0, self._image, maps)
+            images = torch.arange(len(maps), device=context.device)
         with context.runs_model():
             output = self._run_maps(self._way, images, maps)
         if self._tape is not None and len(context.inputs) == 1:
@@ -90,7 +72,7 @@ class LayerRerun:
 
     def _record_prefix(self) -> Tape | None:
         """Run up to the layer and record the operations; None if they cannot be replayed."""
-        context = self._context
+        context = self.context
         record = self._record
         with context.runs_model(), HookGroup(context.model) as group:
             recorder = PrefixRecorder(group, context.model, f"{record.layer}@{record.call}", ends=True)
@@ -108,7 +90,7 @@ class LayerRerun:
 
     def _run_maps(self, way: Way, images: Tensor, maps: Tensor) -> Any:
         """Run the network with maps that belong to these images in place of the layer's."""
-        context = self._context
+        context = self.context
         record = self._record
         grid = context.forward.grids.grid(tuple(record.activation.shape), self._layer)
         assert grid is not None  # the maps were laid out by it

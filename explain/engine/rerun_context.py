@@ -8,7 +8,6 @@ every network and every target has the scores that it would have if the caller h
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property, partial
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -21,7 +20,7 @@ from explain.engine.forward import Forward, ResolvedTarget
 from explain.engine.incremental import IncrementalInference
 from explain.engine.needs import Evidence, EvidenceLookup, RowOrigin
 from explain.engine.replay import Tape
-from explain.engine.settings import MEMORY, BatchSizeTuner, Footprint, RuntimeSettings, agree, autocast, lacks_memory
+from explain.engine.settings import MEMORY, Footprint, RuntimeSettings, autocast, lacks_memory
 from explain.hooks.interventions import rows_of
 from explain.hooks.preserve import untouched
 from explain.targets.base import find_logits
@@ -33,7 +32,7 @@ Way: TypeAlias = Literal["channels last", "together", "behind the layer", "in pl
 
 @dataclass(eq=False)
 class RerunState:
-    """What is found out on the first rows of a forward pass, for all further ones."""
+    """What is decided or found out on the first rows of a forward pass, for all further ones."""
 
     ways: dict[Hashable, Way] = field(default_factory=dict)
     """How rows are run that are perturbed at a place: the input (None), or a layer of an image."""
@@ -42,6 +41,8 @@ class RerunState:
     incremental: IncrementalInference | None = None
     interrupted: list[KeyboardInterrupt] = field(default_factory=list)
     """What has ended the work early, if partial results are wanted."""
+    fitting: int | None = None
+    """How many rows fit into memory, where more did not."""
 
 
 @dataclass(eq=False)
@@ -54,6 +55,8 @@ class RerunContext:
     """From a resolved, a layer or none, and a path or none."""
     footprint: Footprint
     settings: RuntimeSettings
+    mixed_precision: torch.autocast
+    """The caller's, which is left off but where the model runs."""
     gather: Callable[..., Sequence[EvidenceLookup]]
     """The engine's `gather`, for perturbed rows."""
     origin: RowOrigin | None = None
@@ -75,44 +78,31 @@ class RerunContext:
     @contextmanager
     def runs_model(self) -> Iterator[None]:
         """Run the model outside `gather`, as it does: alone in its thread, left as found, in the same precision."""
-        with untouched(self.model, alone=True), autocast(self.inputs.x, self.settings.precision):
+        precision = autocast(self.inputs.x, self.settings.precision)
+        with untouched(self.model, alone=True), self.mixed_precision, precision:
             yield
 
-    @cached_property
-    def input_way(self) -> Way:
-        """How perturbed inputs are run."""
-        if None not in self.state.ways:
-            self.state.ways[None] = self._input_way()
-        return self.state.ways[None]
+    def way(self, place: Hashable, choices: Mapping[Way, Callable[[Tensor], Any]], image: Tensor) -> Way:
+        """How rows are run that are perturbed at a place, as the first of some ways that is right.
 
-    def _input_way(self) -> Way:
-        images = self.probed(torch.tensor([len(self.inputs) - 1], device=self.device))
-        if self.runs_in_place or len(images) == 1:
-            return "in place"
-        rows = {path: between_far_rows(self.inputs.tensor(path)[images]) for path in self.inputs.paths}
-        ways: list[Way] = ["together"]
-        if self.device.type == "cpu" and self.inputs.x.ndim == 4:
-            ways.insert(0, "channels last")  # convolutions on a CPU are faster so
+        Each of them runs rows that are images, such as ``image``, between others.
+        """
+        if place not in self.state.ways:
+            images = self._probed(image)
+            alone_anyway = self.origin is not None and self.origin.image is not None
+            if alone_anyway or (place is None and len(images) == 1):
+                self.state.ways[place] = "in place"
+            else:
+                self.state.ways[place] = self._first_right(choices, images)
+        return self.state.ways[place]
 
-        def run(way: Way) -> Any:
-            return self.laid_out(way, images, rows).call(self.model)
-
-        for way in ways:
-            if self.is_right(partial(run, way), images):
+    def _first_right(self, choices: Mapping[Way, Callable[[Tensor], Any]], images: Tensor) -> Way:
+        for way, run in choices.items():
+            if self._is_right(run, images):
                 return way
-        return self.in_place()
+        return self._in_place()
 
-    @property
-    def runs_in_place(self) -> bool:
-        """Whether the inputs are a perturbed row and the other images of its batch."""
-        return self.origin is not None and self.origin.image is not None
-
-    @property
-    def is_batch_of_rows(self) -> bool:
-        """Whether the inputs are perturbed rows that happen to be run together."""
-        return self.origin is not None and self.origin.image is None and len(self.inputs) > 1
-
-    def probed(self, image: Tensor) -> Tensor:
+    def _probed(self, image: Tensor) -> Tensor:
         """The image of each row of a probe: more than one where several are run together, and another number than N."""
         count = len(self.inputs)
         if count == 1 and self.settings.batch_size == 1:
@@ -126,39 +116,43 @@ class RerunContext:
         return self.inputs.rows(images, laid_out)
 
     @reading_once()
-    def is_right(self, run: Callable[[], Any], images: Tensor) -> bool:
+    def _is_right(self, run: Callable[[Tensor], Any], images: Tensor) -> bool:
         """Whether ``run`` gives an image its known score: the only one of these, or the second row, between others."""
         known = self.forward.logits
         place = slice(0, 1) if len(images) == 1 else slice(1, 2)
         try:
             with rows_of(images), self.runs_model():
-                output = run()
-            if known is not None and self.inputs.others:
-                width = find_logits(output, len(images)).shape[1]
-                if width != known.shape[1]:  # some input says which classes there are
+                output = run(images)
+            if known is not None and self.inputs.others:  # some input may say which classes there are
+                classes = find_logits(output, len(images)).shape[1]
+                if classes != known.shape[1]:
                     return False
             for resolved in self.targets:
                 score = resolved.scores_in(images, output)[place]
                 if not self.same_scores(resolved, score, resolved.score[images[:1]]):
                     return False
         except Exception as error:  # whatever a network or a target says of other rows than the images
-            if came_by_signal(error) or (self.is_batch_of_rows and lacks_memory(error)):
+            if came_by_signal(error) or (self._is_batch_of_rows and lacks_memory(error)):
                 raise
             note(f"perturbed rows are run in a slower way: {raised(error)}")
             return False
         return True
 
-    def in_place(self) -> Way:
+    @property
+    def _is_batch_of_rows(self) -> bool:
+        """Whether the inputs are perturbed rows that happen to be run together."""
+        return self.origin is not None and self.origin.image is None and len(self.inputs) > 1
+
+    def _in_place(self) -> Way:
         """Run each row alone, in the place of its image.
 
         Raises:
             ModelError: images have other scores when the same batch is run again; or they are themselves rows that
                 batches were made of.
         """
-        count = len(self.inputs)
-        if self.is_batch_of_rows:
+        if self._is_batch_of_rows:
             raise ModelError("model must score each row of a batch on its own, but does not; use batch_size=1")
-        images = torch.arange(count, device=self.device)
+        images = torch.arange(len(self.inputs), device=self.device)
         with rows_of(images), self.runs_model():
             output = self.inputs.rows(images).call(self.model)
         for resolved in self.targets:
@@ -176,11 +170,20 @@ class RerunContext:
         raise ModelError(f"{must}, {got} {remedy}")
 
     def same_scores(self, resolved: ResolvedTarget, one: Tensor, other: Tensor) -> bool:
-        """Whether two scores of perturbed rows are the same but for rounding."""
-        scale = self.forward.scale(resolved)
+        """Whether two scores of perturbed rows are the same, up to the rounding that differs between batch sizes.
+
+        Rounding errors are as large as the numbers that scores are made of, such as the largest class score.
+        """
         one = one.to(resolved.score)
         other = other.to(resolved.score)
-        return agree(one, other, self.inputs.x, self.settings, scale, 1e-2, half=self.footprint.half)
+        rounding = torch.finfo(self.inputs.x.dtype).eps
+        if self.settings.precision != "full" or self.footprint.half or rounding > 1e-4:
+            return torch.allclose(one, other, rtol=0.1, atol=1e-2)
+        relative, absolute = (1e-3, 1e-4) if rounding > 1e-10 else (1e-5, 1e-8)
+        scale = self.forward.scale(resolved)
+        if not scale:
+            return torch.allclose(one, other, rtol=10 * relative, atol=0)
+        return torch.allclose(one, other, rtol=relative, atol=absolute * scale)
 
     def incremental(self) -> IncrementalInference | None:
         """What runs the rows of images incrementally; None where nothing does."""
@@ -194,12 +197,12 @@ class RerunContext:
             self.state.incremental = IncrementalInference(self.model, x)
         return self.state.incremental
 
-    def tuner(self, kind: Hashable, way: Way, most: int, sizes: tuple[int, ...] | None = None) -> BatchSizeTuner:
-        """What chooses the batch sizes for this ``kind`` of work, of which ``most`` rows fit into memory."""
-        x = self.inputs.x
-        batch_size = 1 if way == "in place" else self.settings.batch_size
-        kind = (tuple(x.shape[1:]), x.dtype, self.settings.precision, kind)
-        return BatchSizeTuner(self.model, kind, most, x.device, given=batch_size, sizes=sizes)
+    def rows_at_once(self, way: Way, *, graph: bool = False, after: str | None = None) -> int:
+        """How many rows make a batch."""
+        if way == "in place":
+            return 1
+        size = self.settings.batch_size or self.footprint.rows_at_once(self.device, graph=graph, after=after)
+        return min(size, self.state.fitting or size)
 
 
 def between_far_rows(rows: Tensor) -> Tensor:

@@ -1,16 +1,16 @@
 """Perturbed rows in batches: masked photos, points on a path, altered feature maps; once for all methods and targets.
 
 `run_streams` runs all perturbed rows of a plan, `_run_in_batches` cuts a stream of rows into batches and adds up their
-results. `BatchSizeTuner` in `settings` chooses the batch size. `InputRerun` makes the perturbed inputs of one batch and
-runs the network on them; `LayerRerun` runs perturbed feature maps, and `TokenRerun` transformers on some of their
-tokens: only what lies behind is run for every row.
+results. `InputRerun` makes the perturbed inputs of one batch and runs the network on them; `LayerRerun` runs perturbed
+feature maps, and `TokenRerun` transformers on some of their tokens: only what lies behind is run for every row.
 
 Rows are built when they are needed and dropped when their results have been added up, so memory does not grow with
 their number. `rerun_context` finds out how rows can be run, before the first of them.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,20 +20,25 @@ from torch import Tensor
 from explain._utils.errors import MethodError
 from explain._utils.signals import came_by_signal
 from explain.data.inputs import Inputs, Path, dotted
-from explain.engine import settings as runtime
 from explain.engine.accumulators import Add, RowErrors, TargetAccumulators
+from explain.engine.incremental import FEW as FEW_IN_TRIAL
+from explain.engine.incremental import WORTH_A_TRIAL, IncrementalInference
 from explain.engine.layer_reruns import LayerRerun
 from explain.engine.needs import EvidenceLookup, NeedAtLayer, RowOrigin, at_least_float32
 from explain.engine.perturbations import PerturbedRows, Scores
 from explain.engine.plan import Plan, Stream
-from explain.engine.rerun_context import RerunContext, Way
-from explain.engine.settings import Precision, RuntimeSettings
+from explain.engine.rerun_context import RerunContext, RerunState, Way, between_far_rows
+from explain.engine.settings import Precision, RuntimeSettings, lacks_memory, report_progress
 from explain.engine.token_reruns import TokenRerun
 from explain.hooks.interventions import rows_of
 from explain.hooks.preserve import calculating
+from explain.targets.base import find_logits
+from explain.targets.detector_outputs import reading_once
 
 FEW = 8
 """How many rows are run in another way as well, to see by how much their scores are off."""
+INCREMENTAL_ROWS = 4
+"""How many times as many rows make a fast batch where most of each is not computed."""
 StreamRows = Mapping[Path, PerturbedRows]
 """The perturbed rows of a stream, by explained input."""
 
@@ -44,41 +49,22 @@ def run_streams(plan: Plan, context: RerunContext, least: float = 1) -> bool:
     Of streams with at least so many rows, it is noted by how much scores in bfloat16 are off; whether one was, is
     returned.
     """
-    waiting = [stream for stream in plan.streams if not stream.is_known(context.settings.precision)]
-    for stream in plan.streams:
-        if stream not in waiting:
-            _take_known(stream, context)
-    if not waiting:
-        return False
-    waiting.sort(key=lambda stream: not stream.of.is_reference)  # what others are compared with comes first
     with calculating(context.device.type, create_graph=context.settings.create_graph):
-        streams = [(stream, _rows(stream, context)) for stream in waiting]
-    lengths = [len(rows[context.inputs.path].owners) for _, rows in streams]
-    names = {need: plan.names_of([need]) for stream in waiting for need in stream.needs}
-    progress = ProgressCallback(context.settings, sum(lengths))
-    noted = False
-    interrupted = context.state.interrupted
-    for stream, rows in streams:
-        numbers = rows[context.inputs.path].numbers
-        sums = [TargetAccumulators(stream, context, resolved, names, numbers) for resolved in context.targets]
-        try:
-            errors = _note_rounding(stream, rows, context, least)
-            noted |= bool(errors) and not stream.of.is_reference
-            if errors and least == 1:
-                sums = [
-                    TargetAccumulators(stream, context, resolved, names, numbers, of_target)
-                    for resolved, of_target in zip(context.targets, errors, strict=True)
-                ]
-            _run_stream(stream, rows, sums, context, progress)
-        except KeyboardInterrupt as error:  # ends this with partial results, if these are wanted
-            if not context.settings.keep_partial:
-                raise
-            interrupted.append(error)
-        for of_target in sums:
-            of_target.resolved.found.update(of_target.results(partial=bool(interrupted)))
-            of_target.resolved.inexact.update(of_target.inexact_results(partial=bool(interrupted)))
-        if interrupted:
-            break
+        waiting = []
+        for stream in plan.streams:
+            if stream.is_known(context.settings.precision):
+                _take_known(stream, context)
+            else:
+                waiting.append((stream, _rows(stream, context)))
+        waiting.sort(key=lambda item: not item[0].of.is_reference)  # what others are compared with comes first
+        total = sum(len(rows[context.inputs.path].owners) for _, rows in waiting)
+        progress = ProgressCallback(context.settings, total)
+        noted = False
+        for stream, rows in waiting:
+            if context.state.interrupted:
+                break
+            names = {need: plan.names_of([need]) for need in stream.needs}
+            noted |= _run_stream(stream, rows, context, names, progress, least)
     return noted
 
 
@@ -91,6 +77,36 @@ def _take_known(stream: Stream, context: RerunContext) -> None:
         resolved.found.update(known.results(partial=False))
 
 
+def _run_stream(
+    stream: Stream,
+    rows: StreamRows,
+    context: RerunContext,
+    names: Mapping[NeedAtLayer, Sequence[str]],
+    progress: "ProgressCallback",
+    least: float,
+) -> bool:
+    """Run one stream, and add its results to what was found; whether it was noted by how much scores are off."""
+    errors: list[dict[NeedAtLayer, RowErrors]] = []
+    numbers = rows[context.inputs.path].numbers
+    sums = [TargetAccumulators(stream, context, resolved, names, numbers) for resolved in context.targets]
+    try:
+        if context.settings.precision != "full" and stream.in_bfloat16:
+            errors = _note_rounding(stream, rows, context, least)
+        if errors and least == 1:
+            pairs = zip(context.targets, errors, strict=True)
+            sums = [TargetAccumulators(stream, context, each, names, numbers, errors_of) for each, errors_of in pairs]
+        _run_rows(stream, rows, sums, context, progress)
+    except KeyboardInterrupt as error:  # ends this with partial results, if these are wanted
+        if not context.settings.keep_partial:
+            raise
+        context.state.interrupted.append(error)
+    is_partial = bool(context.state.interrupted)
+    for of_target in sums:
+        of_target.resolved.found.update(of_target.results(partial=is_partial))
+        of_target.resolved.inexact.update(of_target.inexact_results(partial=is_partial))
+    return bool(errors) and not stream.of.is_reference
+
+
 def _note_rounding(
     stream: Stream, rows: StreamRows, context: RerunContext, least: float
 ) -> list[dict[NeedAtLayer, RowErrors]]:
@@ -101,8 +117,7 @@ def _note_rounding(
         are not looked at; then, it is empty.
     """
     owners = rows[context.inputs.path].owners
-    wanted = context.settings.precision != "full" and stream.in_bfloat16
-    if len(owners) < least or not wanted:
+    if len(owners) < least:
         return []
     few = torch.linspace(0, len(owners) - 1, min(FEW, len(owners)), device=owners.device).long()
     chosen = {path: of_input.some(few) for path, of_input in rows.items()}
@@ -133,11 +148,11 @@ def _run_few(
 ) -> list[dict[NeedAtLayer, Any]]:
     """The results of some rows in another precision, for each target."""
     settings = replace(context.settings, precision=precision, progress=None)
-    state = replace(context.state, tapes={}, incremental=None)
+    state = RerunState(ways=context.state.ways)
     context = replace(context, settings=settings, state=state)
     numbers = rows[context.inputs.path].numbers
     sums = [TargetAccumulators(stream, context, resolved, {}, numbers) for resolved in context.targets]
-    _run_stream(stream, rows, sums, context, ProgressCallback(settings, 0))
+    _run_rows(stream, rows, sums, context, ProgressCallback(settings, 0))
     return [of_target.results(partial=False) for of_target in sums]
 
 
@@ -159,7 +174,7 @@ def _rows(stream: Stream, context: RerunContext) -> StreamRows:
     return rows
 
 
-def _run_stream(
+def _run_rows(
     stream: Stream,
     rows: StreamRows,
     sums: Sequence[TargetAccumulators],
@@ -168,6 +183,8 @@ def _run_stream(
 ) -> None:
     """Run perturbed inputs, each batch with all that is needed of it; of a layer or tokens, image by image."""
     first = rows[context.inputs.path]
+    if not stream.in_bfloat16 and context.settings.precision != "full":
+        context = replace(context, settings=replace(context.settings, precision="full"))
     if not (stream.of.of_tokens or stream.of.of_layer):
         numbers = torch.arange(len(first.owners), device=context.device)
         _run_in_batches(InputRerun(stream, rows, sums, context), numbers, sums, progress)
@@ -187,143 +204,148 @@ def _run_in_batches(
     sums: Sequence[TargetAccumulators],
     progress: "ProgressCallback",
 ) -> None:
-    """Run rows with these numbers in batches of the best size. One that does not fit into memory is halved."""
-    tuner = rerun.tuner
-    start = 0
-    while start < len(numbers) and not all(of_target.enough() for of_target in sums):
-        batch = numbers[start : start + tuner.rows(len(numbers) - start)]
-        began = tuner.now()
+    """Run rows with these numbers in batches. One that does not fit into memory is halved."""
+    state = rerun.context.state
+    while len(numbers) and not all(of_target.enough() for of_target in sums):
+        most = min(rerun.rows_at_once, state.fitting or rerun.rows_at_once)
+        batches = math.ceil(len(numbers) / most)
+        batch = numbers[: math.ceil(len(numbers) / batches)]  # as many in each: a small one is slow
         try:
-            results = rerun.run(batch)
+            with reading_once():
+                results = rerun.run(batch)
         except Exception as error:
-            if came_by_signal(error) or not runtime.lacks_memory(error) or len(batch) == 1:
+            if came_by_signal(error) or not lacks_memory(error) or len(batch) == 1:
                 raise
-            tuner.fit(len(batch) // 2)
+            state.fitting = len(batch) // 2
             continue
         for add in results:
             add()
-        start += len(batch)
-        left = len(numbers) - start
-        tuner.note(len(batch), tuner.now() - began, left)
-        if isinstance(rerun, InputRerun):
-            numbers = rerun.still_needed(numbers, start)
-        progress.add(len(batch) + left - (len(numbers) - start), sums[0].maps)
-    if start < len(numbers):
-        progress.add(len(numbers) - start, sums[0].maps)
+        left = _still_needed(numbers[len(batch) :], rerun.rows.owners, sums)
+        progress.add(len(numbers) - len(left), sums[0].maps)
+        numbers = left
+    if len(numbers):
+        progress.add(len(numbers), sums[0].maps)
 
 
-@dataclass(frozen=True, eq=False)
-class _Batch:
-    """Perturbed inputs that are run together."""
-
-    numbers: Tensor
-    """Those of the perturbed rows ``(b,)``."""
-    images: Tensor
-    """The image of each row that is run; of one in the place of its image, all images."""
-    place: int
-    """Where the perturbed rows begin."""
-    perturbed: Mapping[Path, Tensor]
+def _still_needed(numbers: Tensor, owners: Tensor, sums: Sequence[TargetAccumulators]) -> Tensor:
+    """The rows without those that no target needs any more."""
+    needed = [each.needed(owners[numbers]) for each in sums if not each.enough()]
+    known = [each for each in needed if each is not None]
+    if not known or len(known) < len(needed):
+        return numbers
+    return numbers[torch.stack(known).any(0)]
 
 
 class InputRerun:
-    """Runs a network on perturbed inputs."""
+    """Runs a network on perturbed inputs.
+
+    Where only class scores are needed of them, they are read from the output; `gather` brings all other evidence.
+    """
 
     def __init__(
         self, stream: Stream, rows: StreamRows, sums: Sequence[TargetAccumulators], context: RerunContext
     ) -> None:
-        self._rows = rows
-        self._first = rows[context.inputs.path]
+        self.context = context
+        self.rows = rows[context.inputs.path]
+        self._of_inputs = rows
         self._sums = sums
-        self._context = context
-        is_alone = len(self._first.owners) == len(context.inputs) == 1
-        self._way: Way = "in place" if is_alone else context.input_way
         self._inner = Plan({"": stream.inner})
-        self._precision: Precision = context.settings.precision if stream.in_bfloat16 else "full"
+        is_alone = len(self.rows.owners) == len(context.inputs) == 1
+        self._way: Way = "in place" if is_alone else self._find_way()
+        are_classes = all(resolved.classes is not None for resolved in context.targets)
+        self._reads_scores = are_classes and context.forward.logits is not None and not stream.inner
         graph = self._inner.whole or bool(self._inner.layers)
-        can_skip = self._way != "in place" and not graph and self._precision == "full"
-        self._incremental = context.incremental() if can_skip else None
-        self.tuner = context.tuner(graph, self._way, context.footprint.most(context.device, graph=graph))
-        settings = replace(context.settings, progress=None)
-        self._settings = replace(settings, batch_size=1) if self._way == "in place" else settings
+        self.rows_at_once = context.rows_at_once(self._way, graph=graph)
+        self._incremental = self._find_incremental()
+        if self._incremental is not None and context.settings.batch_size is None:
+            self.rows_at_once *= INCREMENTAL_ROWS
+
+    def _find_way(self) -> Way:
+        context = self.context
+        inputs = context.inputs
+
+        def run(way: Way, images: Tensor) -> Any:
+            rows = {path: between_far_rows(inputs.tensor(path)[images]) for path in inputs.paths}
+            return context.laid_out(way, images, rows).call(context.model)
+
+        ways: list[Way] = ["together"]
+        if context.device.type == "cpu" and inputs.x.ndim == 4:
+            ways.insert(0, "channels last")  # convolutions on a CPU are faster so
+        last = torch.tensor([len(inputs) - 1], device=context.device)
+        return context.way(None, {way: partial(run, way) for way in ways}, last)
+
+    def _find_incremental(self) -> IncrementalInference | None:
+        """What runs the rows incrementally, if the first of them are run faster so."""
+        context = self.context
+        count = len(self.rows.owners)
+        can_skip = self._reads_scores and self._way != "in place" and context.settings.precision == "full"
+        incremental = context.incremental() if can_skip and count >= WORTH_A_TRIAL else None
+        if incremental is None:
+            return None
+        rows = min(count, INCREMENTAL_ROWS * self.rows_at_once)
+        images, inputs = self._batch(torch.arange(rows, device=context.device))
+        few = images[:FEW_IN_TRIAL]
+
+        def agree(output: Any, of_few: Any) -> bool:
+            scores = [(each, each.scores_in(images, output), each.scores_in(few, of_few)) for each in context.targets]
+            return all(context.same_scores(each, all_of_them[: len(few)], some) for each, all_of_them, some in scores)
+
+        with context.runs_model(), rows_of(images, few):
+            return incremental if incremental.is_faster(images, inputs, agree) else None
+
+    def _batch(self, numbers: Tensor) -> tuple[Tensor, Inputs]:
+        """The image of each row that is run, and the inputs for perturbed rows with these numbers."""
+        inputs = self.context.inputs
+        images = self.rows.owners[numbers]
+        perturbed = {path: rows.make(numbers).to(inputs.tensor(path)) for path, rows in self._of_inputs.items()}
+        if self._way == "in place":
+            perturbed = {path: inputs.tensor(path).index_copy(0, images, row) for path, row in perturbed.items()}
+            images = torch.arange(len(inputs), device=images.device)
+        return images, self.context.laid_out(self._way, images, perturbed)
 
     def run(self, numbers: Tensor) -> list[Add]:
         """Gather what the accumulators need of the perturbed inputs with these numbers."""
-        context = self._context
-        with self._calculating():
-            batch = self._batch(numbers)
-        inputs = context.laid_out(self._way, batch.images, batch.perturbed)
-        if self._incremental is None or len(numbers) < 2:
-            lookups = self._gather(batch, inputs)
-        else:
-            total = len(self._first.owners)
-            run = partial(self._gather, batch, inputs)
-            lookups = self._incremental.run(batch.images, inputs.x, run, self._agree, total=total)
-        images = batch.images[batch.place : batch.place + len(numbers)]
-        with self._calculating():
-            return [
-                of_target.read(images, numbers, evidence_of, batch.place)
-                for of_target, evidence_of in zip(self._sums, lookups, strict=True)
-            ]
+        context = self.context
+        of_rows = self.rows.owners[numbers]
+        place = int(of_rows) if self._way == "in place" else 0
+        images, inputs = self._batch(numbers)
+        if self._reads_scores:
+            with context.runs_model(), rows_of(images):
+                incremental = self._incremental
+                output = inputs.call(context.model) if incremental is None else incremental.output(images, inputs)
+            if bool(find_logits(output, len(images)).sum().isfinite()):  # otherwise, `gather` says what is wrong
+                return [each.read_output(images, numbers, output, place, inputs.x) for each in self._sums]
+        lookups = self._gathered(numbers, images, place, inputs)
+        pairs = zip(self._sums, lookups, strict=True)
+        return [of_target.read(of_rows, numbers, evidence_of, place) for of_target, evidence_of in pairs]
 
-    def _calculating(self) -> Any:
-        return calculating(self._context.device.type, create_graph=self._context.settings.create_graph)
-
-    def _batch(self, numbers: Tensor) -> _Batch:
-        inputs = self._context.inputs
-        images = self._first.owners[numbers]
-        perturbed = {path: rows.make(numbers).to(inputs.tensor(path)) for path, rows in self._rows.items()}
-        if self._way != "in place":
-            return _Batch(numbers, images, 0, perturbed)
-        among = {path: inputs.tensor(path).index_copy(0, images, row) for path, row in perturbed.items()}
-        every = torch.arange(len(inputs), device=images.device)
-        return _Batch(numbers, every, int(images), among)
-
-    def _gather(self, batch: _Batch, inputs: Inputs, count: int | None = None) -> Sequence[EvidenceLookup]:
-        """Gather what is needed of all rows of a batch, or of so many."""
-        context = self._context
-        images = batch.images[:count]
+    def _gathered(self, numbers: Tensor, images: Tensor, place: int, inputs: Inputs) -> Sequence[EvidenceLookup]:
+        """The evidence on all rows of a batch, of which the perturbed ones begin at a ``place``."""
+        context = self.context
+        settings = replace(context.settings, progress=None)
+        if self._way == "in place":
+            settings = replace(settings, batch_size=1)
         unperturbed = context.evidence(context.targets[0], None)
+        end = place + len(numbers)
 
         def carried(tensor: Tensor) -> Tensor:
             """Bring a tensor of the caller's images to the rows; others, not perturbed, may be beside them."""
             of_rows = unperturbed.of_images(tensor)[images]
-            if self._first.carry is None:
+            if self.rows.carry is None:
                 return of_rows
-            numbers = batch.numbers[:count]
-            end = batch.place + len(numbers)
-            moved = self._first.carry(of_rows[batch.place : end], self._first.numbers[numbers])
-            return torch.cat([of_rows[: batch.place], moved, of_rows[end:]])
+            moved = self.rows.carry(of_rows[place:end], self.rows.numbers[numbers])
+            return torch.cat([of_rows[:place], moved, of_rows[end:]])
 
-        rows = inputs if count is None else inputs.rows(torch.arange(count, device=context.device))
-        image = batch.place if self._way == "in place" else None
-        origin = RowOrigin(unperturbed.images, carried, unperturbed.find_outputs, image)
-        targets = [of_target.resolved.of_rows(images) for of_target in self._sums]
-        with rows_of(images):
+        image = place if self._way == "in place" else None
+        with rows_of(images), context.mixed_precision:
             return context.gather(
-                rows,
+                inputs,
                 plan=self._inner,
-                targets=targets,
-                settings=self._settings,
-                precision=self._precision,
-                origin=origin,
+                targets=[of_target.resolved.of_rows(images) for of_target in self._sums],
+                settings=settings,
+                precision=settings.precision,
+                origin=RowOrigin(unperturbed.images, carried, unperturbed.find_outputs, image),
             )
-
-    def _agree(self, lookups: Sequence[EvidenceLookup], of_few: Sequence[EvidenceLookup]) -> bool:
-        """Whether rows have the same scores as a few of them that were run in another way."""
-        for of_target, evidence_of, few_of in zip(self._sums, lookups, of_few, strict=True):
-            few = few_of(None).score
-            if not self._context.same_scores(of_target.resolved, evidence_of(None).score[: len(few)], few):
-                return False
-        return True
-
-    def still_needed(self, numbers: Tensor, start: int) -> Tensor:
-        """The rows without those, from the ``start``-th on, that no target needs any more."""
-        left = numbers[start:]
-        needed = [each.needed(self._first.owners[left]) for each in self._sums if not each.enough()]
-        known = [each for each in needed if each is not None]
-        if not known or len(known) < len(needed):
-            return numbers
-        return torch.cat([numbers[:start], left[torch.stack(known).any(0)]])
 
 
 class ProgressCallback:
@@ -338,4 +360,4 @@ class ProgressCallback:
         """Report that so many more rows are done, or no longer needed, and the ``maps`` so far to who wants them."""
         self._done += rows
         if rows:
-            runtime.report_progress(self._progress, self._done, self._total, maps)
+            report_progress(self._progress, self._done, self._total, maps)

@@ -14,7 +14,6 @@ from explain.engine.rerun_context import RerunContext
 from explain.engine.settings import raise_unless_of_network
 from explain.hooks import HookGroup
 from explain.layers.layouts import Grid
-from explain.targets.detector_outputs import reading_once
 
 
 class TokenRerun:
@@ -27,11 +26,10 @@ class TokenRerun:
     """
 
     def __init__(self, context: RerunContext, rows: PerturbedRows, accumulators: Sequence[TargetAccumulators]) -> None:
-        self._context = context
-        self._rows = rows
+        self.context = context
+        self.rows = rows
+        self.rows_at_once = context.rows_at_once("together")
         self._accumulators = accumulators
-        most = context.footprint.most(context.device, graph=False)
-        self.tuner = context.tuner("tokens", "together", most)
         self._blocks = explained_blocks(context.model, context.inputs)
         if not self._blocks:
             raise _refused(f"{type(context.model).__name__} has no blocks")
@@ -47,12 +45,12 @@ class TokenRerun:
         Raises:
             MethodError: it has not; or the scores of rows depend on each other.
         """
-        context = self._context
+        context = self.context
         self._image = image
         images = image.expand(2)
-        numbers = (self._rows.owners == image).nonzero()[:, 0]
+        numbers = (self.rows.owners == image).nonzero()[:, 0]
         all_tokens = torch.ones(2, *self._grid.size, dtype=torch.bool, device=image.device)
-        first_and_last = self._rows.make(numbers[[0, -1]])
+        first_and_last = self.rows.make(numbers[[0, -1]])
         output = self._output(all_tokens)
         together = self._output(first_and_last)
         single = self._output(first_and_last[1:])
@@ -63,11 +61,10 @@ class TokenRerun:
             if not context.same_scores(resolved, last, resolved.scores_in(image, single)):
                 raise _refused("the scores of photos depend on each other")
 
-    @reading_once()
     def run(self, numbers: Tensor) -> list[Add]:
         """Run the photo with these sets of its tokens."""
         images = self._image.expand(len(numbers))
-        output = self._output(self._rows.make(numbers))
+        output = self._output(self.rows.make(numbers))
         return [of_target.read_output(images, numbers, output) for of_target in self._accumulators]
 
     def _output(self, keep: Tensor) -> Any:
@@ -89,9 +86,9 @@ class TokenRerun:
             return with_first(module, args, kwargs, some)
 
         try:
-            with self._context.runs_model(), HookGroup(self._context.model) as group:
+            with self.context.runs_model(), HookGroup(self.context.model) as group:
                 group.forward_pre(self._blocks, take, with_kwargs=True)
-                return self._context.inputs.rows(self._image).call(self._context.model)
+                return self.context.inputs.rows(self._image).call(self.context.model)
         except Exception as error:  # whatever the network says of other tokens than it was made for
             raise_unless_of_network(error)
             raise _refused(raised(error)) from error

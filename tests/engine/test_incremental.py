@@ -157,7 +157,7 @@ def test_it_is_used_where_a_trial_finds_it_faster(factor: float, monkeypatch: py
     handle = model.register_forward_pre_hook(forward)
     explain.attribute(model, x, Occlusion(window=4, stride=2), target=1, batch_size=8)
     handle.remove()
-    assert passes[0] == (18 if factor < 1 else 2)
+    assert passes[0] == (2 + 18 if factor < 1 else 2)  # in the trial, and of 144 rows by eight
 
 
 def test_feature_maps_that_are_the_output_are_filled() -> None:

@@ -6,7 +6,6 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,7 +18,6 @@ import explain
 from explain import ModelError
 from explain.baselines import Zero
 from explain.engine import Accumulator, Attributions, Evidence, Reducer
-from explain.engine import settings as work
 from explain.engine.perturbations import Scores, Search, Steps
 from explain.methods import AblationCAM, Augmented, IntegratedGradients, Method, Saliency, ScoreCAM, Smooth
 from explain.methods.base import Style, get_method
@@ -286,6 +284,12 @@ def test_a_network_that_couples_nothing_is_run_in_pieces() -> None:
     assert model.rows == [1, 3, 6, 6]  # the photo, and the probe with it between other rows
 
 
+def test_a_perturbed_photo_whose_score_is_no_number_is_refused_and_the_layer_is_named() -> None:
+    model = small(before=lambda x: x / x.abs().sum((1, 2, 3), keepdim=True))
+    with pytest.raises(ModelError, match="finite scores, got nan, first in layer 'conv'"):
+        explain.attribute(model, X, "scorecam", target=1, layer="conv")  # which scores a blank photo
+
+
 # Targets that pick for each image.
 
 LABELS = torch.tensor([2, 0, 4])
@@ -541,43 +545,14 @@ def test_progress_has_one_total_and_never_goes_back(coupling: str | None) -> Non
     assert done[-1] == total
 
 
-# The best number of rows.
+# The number of rows.
 
 
-class Timed(Small):
-    """Takes time by a clock of its own: so much for each row, with so many at once."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.clock, self.seconds = 0.0, dict[int, float]()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.clock += len(x) * self.seconds.get(len(x), 1.0)
-        return super().forward(x)
-
-
-@pytest.fixture
-def timed(monkeypatch: pytest.MonkeyPatch) -> Timed:
-    model = settled(Timed()).double().eval()
-    monkeypatch.setattr(work, "time", SimpleNamespace(perf_counter=lambda: model.clock))
-    return model
-
-
-@pytest.mark.parametrize("best", [8, 32])
-def test_the_fastest_batch_size_is_found_and_remembered(best: int, timed: Timed) -> None:
-    timed.seconds = {best: 0.5}
-    made = Smooth(samples=150)
-    first = explain.attribute(timed, X[:1], made, target=1).values
-    assert {4, 8, 16, 32} <= set(timed.rows)
-    assert timed.rows[-3] == best
-    timed.cleared()
-    torch.testing.assert_close(explain.attribute(timed, X[:1], made, target=1).values, first, **EXACT)
-    assert timed.rows[:3] == [1, 3, best]
-    assert set(timed.rows[3:-1]) <= {best}
-    timed.cleared()
-    explain.attribute(timed, X[:1, :, :4, :4], made, target=1)
-    assert {4, 8, 16, 32} <= set(timed.rows)  # another size, another trial
-    torch.testing.assert_close(explain.attribute(timed, X[:1], made, target=1, batch_size=1).values, first, **EXACT)
+@pytest.mark.parametrize(("samples", "batch_size", "sizes"), [(12, 5, [4, 4, 4]), (7, 4, [4, 3]), (40, None, [40])])
+def test_batches_have_as_many_rows_as_fit_shared_evenly(samples: int, batch_size: int | None, sizes: list[int]) -> None:
+    model = small()
+    explain.attribute(model, X[:1], Smooth(samples=samples), target=1, batch_size=batch_size)
+    assert model.rows == [1, 3, *sizes]  # the photo, and the probe
 
 
 # Baselines, noise and units.
