@@ -213,7 +213,8 @@ class _Passes:
         # Perturbed maps are run one image at a time and in this precision; and hooks of others would see a replay.
         if not self.cut or len(inputs) > 1 or precision != settings.precision or has_hooks(model):
             taped = None
-        with HookGroup(model) as group, recording(not self.cut), autocast(inputs.x, precision), ExitStack() as stack:
+        gradients = torch.set_grad_enabled(not self.cut)
+        with HookGroup(model) as group, gradients, autocast(inputs.x, precision), ExitStack() as stack:
             if settings.create_graph:  # fused attention has no second derivative
                 stack.enter_context(sdpa_kernel(SDPBackend.MATH))
             layers = self._watch(group, model, len(inputs))

@@ -17,7 +17,7 @@ from explain.engine.ends import outputs_of
 from explain.engine.needs import Backward, NeedAtLayer, at_least_float32
 from explain.hooks import capturing, inspect
 from explain.hooks.attention import AttentionRecord
-from explain.hooks.preserve import detached, recording
+from explain.hooks.preserve import detached
 from explain.layers.calls import split_call
 from explain.layers.layouts import Grids, to_spatial
 from explain.relevance import composites, gradient_rules
@@ -132,7 +132,7 @@ class Forward:
 
     def resolve(self, target: Target) -> ResolvedTarget:
         """Settle a target on the output, and pick its scores."""
-        with recording(self.graph_is_on):
+        with torch.set_grad_enabled(self.graph_is_on):
             settled = target.settled(self.output, self.count)
             score, classes = settled.pick(self.output, self.count)
             total = score.sum()
@@ -154,7 +154,7 @@ class Forward:
 
     def of_image(self, resolved: ResolvedTarget, image: int) -> ResolvedTarget:
         """The same target, of which the score of one image alone is differentiated."""
-        with recording(self.graph_is_on):
+        with torch.set_grad_enabled(self.graph_is_on):
             score = resolved.target.pick(self.output, self.count)[0]
             return replace(resolved, total=score[image], image=image, found=dict(resolved.found))
 
@@ -164,7 +164,7 @@ class Forward:
             return resolved.total
         if resolved.classes is None:
             raise TargetError(f"target must be a class to be compared with others, got {resolved.name}; give a label")
-        with recording(self.graph_is_on):
+        with torch.set_grad_enabled(self.graph_is_on):
             scores = objective(find_logits(self.output, self.count), resolved.classes)
             return scores.sum() if resolved.image is None else scores[resolved.image]
 

@@ -7,6 +7,7 @@ layers that `explain.hooks.capturing.Capture` records.
 """
 
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -45,7 +46,7 @@ class ClassActivationMap(Method):
 
     family = MAPS
 
-    @property
+    @cached_property
     def needs(self) -> frozenset[Need[Any]]:
         return BOTH
 
@@ -114,7 +115,7 @@ class GradCAM(ClassActivationMap):
 
     adds_up = True
 
-    @property
+    @cached_property
     def needs(self) -> frozenset[Need[Any]]:
         return frozenset({Activations(), LayerGradients(gradients=self.gradients)})
 
@@ -307,7 +308,7 @@ class ShapleyCAM(ClassActivationMap):
     only_for = "networks with second derivatives (no fused attention behind the layer)"
     adds_up = True
 
-    @property
+    @cached_property
     def needs(self) -> frozenset[Need[Any]]:
         objective = ResidualSoftmax() if self.residual_softmax else None
         return frozenset({Activations(), LayerGradients(objective), LayerCurvature(objective)})
@@ -399,7 +400,7 @@ class FinerCAM(ClassActivationMap):
     def contrast(self) -> LayerGradients:
         return LayerGradients(Contrast(self.objective, self.alpha, self.references))
 
-    @property
+    @cached_property
     def needs(self) -> frozenset[Need[Any]]:
         return self.cam.needs - {LayerGradients()} | {self.contrast}
 
@@ -435,7 +436,7 @@ class RefineCAM(ClassActivationMap):
 
     fusion = "product"
 
-    @property
+    @cached_property
     def needs(self) -> frozenset[Need[Any]]:
         return self.cam.needs
 

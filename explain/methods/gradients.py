@@ -1,5 +1,6 @@
 """The back-propagation family: gradients of the score in the pixels, plain or with another rule for rectifiers."""
 
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -46,7 +47,7 @@ class Saliency(GradientMethod):
 
     style = "intensity"
 
-    @property
+    @cached_property
     def needs(self) -> frozenset[Need[Any]]:
         return frozenset({InputGradients(gradients=self.gradients)})
 
@@ -88,7 +89,7 @@ class RuleGradientMethod(GradientMethod):
     style = "color"
     rule: ClassVar[Rule]
 
-    @property
+    @cached_property
     def needs(self) -> frozenset[Need[Any]]:
         return frozenset({InputGradients(self.rule), RuleCoverage(self.rule)})
 
@@ -126,7 +127,7 @@ class GuidedBackprop(RuleGradientMethod):
 
     rule = Guided()
 
-    @property
+    @cached_property
     def needs(self) -> frozenset[Need[Any]]:
         return frozenset({InputGradients(self.rule, self.gradients), RuleCoverage(self.rule)})
 
@@ -189,7 +190,7 @@ class GuidedGradCAM(GradientMethod):
     def adds_up(self) -> bool:  # type: ignore[override]  # as of its cam
         return self.cam.adds_up
 
-    @property
+    @cached_property
     def needs(self) -> frozenset[Need[Any]]:
         return GuidedBackprop().needs | self.cam.needs
 

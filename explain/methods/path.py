@@ -3,6 +3,7 @@ random points."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
@@ -197,7 +198,7 @@ class CompleteMethod(Method):
         is_blank = isinstance(self.baseline, (int, float)) and self.baseline == 0  # which others need, too
         return Scores(ZeroInput() if is_blank else self.start)
 
-    @property
+    @cached_property
     def needs(self) -> frozenset[Need[Any]]:
         return frozenset({self.along.gradients, self.baseline_score})
 
@@ -499,7 +500,7 @@ class GradientSHAP(RandomPathMethod):
 
     minimums = {"samples": 1, "sigma": 0, "seed": 0}
 
-    @property
+    @cached_property
     def needs(self) -> frozenset[Need[Any]]:
         return frozenset({self.along.gradients})
 

@@ -1,6 +1,7 @@
 """Layer-wise relevance propagation, DeepLIFT, and FullGrad."""
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -134,7 +135,7 @@ class LRP(Method):
         relevance = LayerRelevance(rules) if self.of_layer else Relevance(rules, through)
         return relevance, RelevanceCoverage(rules, through)
 
-    @property
+    @cached_property
     def needs(self) -> frozenset[Need[Any]]:
         return frozenset(self._both)
 
@@ -205,7 +206,7 @@ class DeepLIFT(path.CompleteMethod):
 
     family = RELEVANCE
 
-    @property
+    @cached_property
     def needs(self) -> frozenset[Need[Any]]:
         return frozenset({Multipliers(self.start), self.baseline_score})
 
@@ -251,7 +252,7 @@ class DeepLIFTSHAP(path.SeveralBaselines):
             return [self.start]
         return [OneOf(self.baseline, index) for index in range(len(self.baseline))]
 
-    @property
+    @cached_property
     def needs(self) -> frozenset[Need[Any]]:
         return frozenset({self.baseline_score, *map(Multipliers, self._references)})
 
