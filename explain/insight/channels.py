@@ -19,7 +19,7 @@ from explain.engine.plan import plan_of
 from explain.engine.settings import RuntimeSettings
 from explain.hooks import FeatureExtractor
 from explain.hooks.layer_names import Where
-from explain.insight.maps import as_in, fields_of, most_frequent, plain
+from explain.insight.maps import Names, fields_of, most_frequent, plain
 from explain.insight.reattribution import RunPhotos, class_in, class_of, one_for_each_photo
 from explain.render.sheets import Group, Layout, Tile, sheet
 from explain.store.reading import Row
@@ -108,11 +108,14 @@ class Channel:
         return {"channel": self.number, **fields_of(self, "weight patches")}
 
     @property
-    def cells(self) -> list[str]:
-        """A row of the table, under its head in ``sections.toml``."""
-        figures = [str(self.number), f"{self.weight:+.3g}", f"{self.patches[0].value:.3g}"]
-        rows = [patch.row for patch in self.patches]
-        return [*figures, most_frequent(rows, 2), as_in([row.name for row in rows])]
+    def shows(self) -> str:
+        """What most of the patches show."""
+        return most_frequent([patch.row for patch in self.patches], 2)
+
+    @property
+    def photos(self) -> Names:
+        """The photos of the patches."""
+        return Names(patch.row.name for patch in self.patches)
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,7 +132,7 @@ class ChannelReport:
     channels: tuple[Channel, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        return {name: plain(value) for name, value in vars(self).items()}
+        return fields_of(self)
 
     def picture(self, photos: RunPhotos, most: int = 6, tile: int = 120) -> Image.Image:
         """The patches of the first channels, a row for each."""

@@ -2,11 +2,11 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import torch
 
-from explain.insight.maps import RunMaps, fields_of, percent, plain
+from explain.insight.maps import RunMaps, fields_of, plain
 
 SURE = 1.96  # standard errors within which the true mean lies in 95 of 100 cases
 FILLED = 0.9
@@ -34,46 +34,62 @@ class Mean:
         error = float(known.std() / math.sqrt(count)) if count > 1 else math.nan
         return cls(float(known.mean()) if count else math.nan, error)
 
+    def __format__(self, spec: str) -> str:
+        return format(self.value, spec)
+
     def to_dict(self) -> dict[str, float | None]:
         return {"mean": plain(self.value), "error": plain(self.error)}
 
 
-@dataclass(frozen=True, eq=False)
-class ClassStatistics:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class MapStatistics:
+    """What some maps of one class have in common.
+
+    ``mean`` ``(16, 16)`` is their mean; each adds up to 1. ``on_object`` is the share of the evidence within the boxes,
+    ``at_border`` that in the outer eighth (7/16 of an even map), ``entropy`` 1 for an even map, 0 for a single place.
+    """
+
+    target: str
+    accuracy: float
+    on_object: Mean
+    at_border: Mean
+    entropy: Mean
+    mean: torch.Tensor = field(repr=False)
+
+    @classmethod
+    def of(cls, maps: RunMaps, **others: Any) -> Self:
+        """The statistics of some maps, and what else is known of them."""
+        return cls(
+            target=maps.targets[0],
+            accuracy=Mean.of(maps.correct).value,
+            on_object=Mean.of(maps.on_object),
+            at_border=Mean.of(maps.at_border),
+            entropy=Mean.of(maps.entropy),
+            mean=maps.values.mean(0),
+            **others,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**fields_of(self), "map": plain(self.mean)}
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ClassStatistics(MapStatistics):
     """Where one class looks.
 
-    ``mean`` and ``spread`` ``(16, 16)`` are the mean and the standard deviation of its maps, each of which adds up to
-    1. ``on_object`` is the share of the evidence within the boxes, ``object_size`` the share of the photo that these
+    ``spread`` ``(16, 16)`` is the standard deviation of its maps. ``object_size`` is the share of the photo that these
     cover, and ``excess`` how far the first is beyond the second: 0 is what an even map has, 1 has all on the object.
-    Photos that the object fills (more than nine tenths) say nothing of that, and do not count for it. ``at_border`` is
-    the share in the outer eighth (7/16 of an even map), ``entropy`` 1 for an even map and 0 for a single place.
+    Photos that the object fills (more than nine tenths) say nothing of that, and do not count for it.
     ``apart`` is how far the mean map lies from that of all other photos, beyond what chance alone would give: 0 to 1.
     ``striking`` is the figure that classes are ordered by, see `looks`.
     """
 
-    target: str
     photos: int
-    accuracy: float
-    mean: torch.Tensor = field(repr=False)
     spread: torch.Tensor = field(repr=False)
-    on_object: Mean
     object_size: Mean
     excess: Mean
-    at_border: Mean
-    entropy: Mean
     apart: float
     striking: float
-
-    def to_dict(self) -> dict[str, Any]:
-        names = "target photos accuracy on_object object_size excess at_border entropy apart striking"
-        return {**fields_of(self, names), "map": plain(self.mean)}
-
-    @property
-    def cells(self) -> list[str]:
-        """A row of the table, under its head in ``sections.toml``."""
-        shares = (self.accuracy, self.on_object.value, self.object_size.value, self.at_border.value)
-        spread = [f"{self.entropy.value:.2f}", f"{self.apart:.2f}"]
-        return [self.target, str(self.photos), *map(percent, shares), *spread]
 
 
 def looks(maps: RunMaps, least: int = LEAST) -> list[ClassStatistics]:
@@ -96,7 +112,7 @@ def looks(maps: RunMaps, least: int = LEAST) -> list[ClassStatistics]:
     total = maps.values.double().sum(0)
     squares = (maps.values.double() ** 2).sum(0)
     found = []
-    for target, rows in maps.of_target.items():
+    for rows in maps.of_target.values():
         if len(rows) < least:
             continue
         of_class = maps[rows]
@@ -104,17 +120,12 @@ def looks(maps: RunMaps, least: int = LEAST) -> list[ClassStatistics]:
         apart = _apart(of_class.values.double(), total, squares, len(maps))
         below = usual - (beyond.value + SURE * beyond.error) if boxed else apart
         found.append(
-            ClassStatistics(
-                target=target,
+            ClassStatistics.of(
+                of_class,
                 photos=len(rows),
-                accuracy=Mean.of(of_class.correct).value,
-                mean=of_class.values.mean(0),
                 spread=of_class.values.std(0),
-                on_object=Mean.of(of_class.on_object),
                 object_size=Mean.of(of_class.object_size),
                 excess=beyond,
-                at_border=Mean.of(of_class.at_border),
-                entropy=Mean.of(of_class.entropy),
                 apart=apart,
                 striking=-math.inf if math.isnan(below) else below,
             )

@@ -2,13 +2,12 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from explain.insight.class_statistics import Mean
-from explain.insight.maps import RunMaps, as_in, fields_of, percent, plain
+from explain.insight.class_statistics import MapStatistics
+from explain.insight.maps import Names, RunMaps
 from explain.methods.score_cam import means
 
 FLOOR = 1e-3  # below it, eigenvalues count as the same: as zero
@@ -116,44 +115,27 @@ MAX_LIKENESS = 0.9
 """The cosine of two mean maps from which on they show the same places."""
 
 
-@dataclass(frozen=True, eq=False)
-class Cluster:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Cluster(MapStatistics):
     """Photos of one class with the same reason.
 
     ``stands_out`` is the mean silhouette of its maps: near 1, they are alike and unlike all others of the class, and
-    about 0, they differ from the others as much as from each other. ``share`` is its part of the maps of the class,
-    ``mean`` ``(16, 16)`` their mean. ``gap`` is the largest factor between
+    about 0, they differ from the others as much as from each other. ``share`` is its part of the maps of the class.
+    ``gap`` is the largest factor between
     eigenvalues of the class that follow each other, whose place says how many clusters there are. ``photos`` names
     those that are most alike the rest of the cluster, ``members`` all of them, and ``rows`` has the numbers of its
     maps. ``excess`` ``(16, 16)`` is its mean map less that of the others of the class.
     """
 
-    target: str
     size: int
     share: float
     stands_out: float
     gap: float
-    of: int
-    accuracy: float
-    on_object: Mean
-    at_border: Mean
-    entropy: Mean
-    photos: tuple[str, ...]
-    mean: torch.Tensor = field(repr=False)
+    clusters_of_target: int
+    photos: Names
     rows: torch.Tensor = field(repr=False)
     members: tuple[str, ...] = field(default=(), repr=False)
     excess: torch.Tensor | None = field(default=None, repr=False)
-
-    def to_dict(self) -> dict[str, Any]:
-        names = "target size share stands_out gap accuracy on_object at_border entropy photos"
-        return {**fields_of(self, names), "clusters_of_target": self.of, "map": plain(self.mean)}
-
-    @property
-    def cells(self) -> list[str]:
-        """A row of the table, under its head in ``sections.toml``."""
-        shares = (self.accuracy, self.on_object.value, self.at_border.value)
-        size = [str(self.size), percent(self.share), f"{self.stands_out:.2f}"]
-        return [self.target, *size, *map(percent, shares), as_in(self.photos)]
 
 
 def reasons(maps: RunMaps, *, least: int = LEAST_MAPS, most: int = MOST, seed: int = 0) -> list[Cluster]:
@@ -201,19 +183,14 @@ def clusters_of(maps: RunMaps, rows: torch.Tensor, *, most: int = MOST, seed: in
             continue
         central = apart[inside][:, inside].mean(1).argsort()[:CENTRAL]
         found.append(
-            Cluster(
-                target=members.targets[0],
+            Cluster.of(
+                members,
                 size=len(inside),
                 share=len(inside) / len(rows),
                 stands_out=float(fits[inside].mean()),
                 gap=gap,
-                of=len(numbers),
-                accuracy=Mean.of(members.correct).value,
-                on_object=Mean.of(members.on_object),
-                at_border=Mean.of(members.at_border),
-                entropy=Mean.of(members.entropy),
-                photos=tuple(members.names[i] for i in central.tolist()),
-                mean=mean,
+                clusters_of_target=len(numbers),
+                photos=Names(members.names[i] for i in central.tolist()),
                 rows=rows[inside],
                 members=members.names,
                 excess=mean - mean_of_others,

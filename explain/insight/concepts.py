@@ -11,7 +11,7 @@ from explain.attribution.concepts import factorise, one_layer
 from explain.data.inputs import as_inputs
 from explain.hooks.layer_names import Where
 from explain.insight.channels import feature_maps
-from explain.insight.maps import as_in, fields_of, heated, most_frequent, named, percent, plain
+from explain.insight.maps import Names, fields_of, heated, most_frequent, named, percent, plain
 from explain.insight.reattribution import Batch, RunPhotos, one_for_each_photo
 from explain.layers.layouts import enlarge
 from explain.render.sheets import Group, Layout, Tile, sheet
@@ -63,7 +63,7 @@ class SharedConcepts:
         table = []
         for number, (share, examples) in enumerate(zip(self.shares, self.examples, strict=True), 1):
             rows = [example.row for example in examples]
-            table.append([str(number), percent(share), most_frequent(rows, 3), as_in([row.name for row in rows])])
+            table.append([str(number), percent(share), most_frequent(rows, 3), f"{Names(row.name for row in rows)}"])
         return table
 
     def picture(self, photos: RunPhotos, tile: int = 140) -> Image.Image:

@@ -14,7 +14,7 @@ from explain.data.images import ImageLike
 from explain.data.inputs import as_inputs
 from explain.hooks.layer_names import Where
 from explain.insight.channels import feature_maps, with_gradients
-from explain.insight.maps import percent, plain
+from explain.insight.maps import fields_of
 from explain.insight.reattribution import RunPhotos, class_in, class_of, one_for_each_photo
 from explain.store.sources import check_count
 from explain.targets import ClassTarget
@@ -121,14 +121,13 @@ class Direction:
         return self.chance < 0.05 and self.told_apart > 0.5
 
     def to_dict(self) -> dict[str, Any]:
-        return {name: plain(value) for name, value in vars(self).items() if name != "vector"}
+        figures = "layer target examples photos score gain chance told_apart random_scores random_gains"
+        return fields_of(self, figures)
 
     @property
-    def cells(self) -> list[str]:
-        """The row of the table, under its head in ``sections.toml``."""
-        usual = math.fsum(map(abs, self.random_gains)) / len(self.random_gains)
-        gains = [percent(self.score), f"{self.gain:+.3g}", f"±{usual:.3g}", f"{self.chance:.2g}"]
-        return [self.target, str(self.photos), *gains, percent(self.told_apart), str(self.examples), self.layer]
+    def usual(self) -> float:
+        """How large the gains of random concepts are."""
+        return math.fsum(map(abs, self.random_gains)) / len(self.random_gains)
 
     def __str__(self) -> str:
         gain = f"gain by the concept, {self.gain:+.2g} on average (p = {self.chance:.2g})"

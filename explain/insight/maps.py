@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -20,7 +20,7 @@ from explain.store.sources import on_input
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON has it: None where a number is not finite; what knows its plain values says them itself.
+    """A value as JSON has it: None where a number is not finite. What knows its plain values says them itself.
 
     >>> plain([float("nan"), torch.ones(2)])
     [None, [1.0, 1.0]]
@@ -31,12 +31,15 @@ def plain(value: Any) -> Any:
         return [plain(each) for each in value]
     if isinstance(value, torch.Tensor):
         return plain(value.tolist())
-    return value.to_dict() if hasattr(value, "to_dict") else value
+    if hasattr(value, "to_dict"):
+        return value.to_dict()
+    return fields_of(value) if is_dataclass(value) else value
 
 
-def fields_of(thing: object, names: str) -> dict[str, Any]:
-    """Some attributes of a result as plain values; ``names`` are separated by spaces."""
-    return {name: plain(getattr(thing, name)) for name in names.split()}
+def fields_of(thing: Any, names: str = "") -> dict[str, Any]:
+    """Some attributes of a result as plain values; without ``names``, which spaces separate, those that it prints."""
+    listed = names.split() or [each.name for each in fields(thing) if each.repr]
+    return {name: plain(getattr(thing, name)) for name in listed}
 
 
 def short(name: str, most: int = 24) -> str:
@@ -65,9 +68,11 @@ def percent(value: float) -> str:
     return "–" if math.isnan(value) else f"{value:.0%}"
 
 
-def as_in(names: Sequence[str]) -> str:
-    """Two of the photos that stand for a result."""
-    return ", ".join(map(short, names[:2]))
+class Names(tuple[str, ...]):
+    """Names of the photos that stand for a result; in a table, two of them."""
+
+    def __format__(self, spec: str) -> str:
+        return ", ".join(map(short, self[:2]))
 
 
 def most_frequent(rows: Sequence[Row], most: int) -> str:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from explain._utils.errors import muted
 from explain.attribution.api import attribute
-from explain.insight.maps import GRID, as_in, fields_of, object_of, percent, short
+from explain.insight.maps import GRID, Names, fields_of, object_of, short
 from explain.insight.reattribution import Batch, RunPhotos, one_for_each_photo
 from explain.methods.base import MethodLike
 from explain.store.reading import Row, StoredRun
@@ -59,7 +59,7 @@ class Confusion:
     of: int
     back: int
     probability: float
-    photos: tuple[str, ...]
+    photos: Names
     spoken: tuple[ClassEvidence, ...] = field(default=(), repr=False)
 
     def to_dict(self) -> dict[str, Any]:
@@ -67,12 +67,6 @@ class Confusion:
         if self.spoken:
             found["spoken"] = [{"name": each.row.name, **fields_of(each, "lead common")} for each in self.spoken]
         return found
-
-    @property
-    def cells(self) -> list[str]:
-        """A row of the table, under its head in ``sections.toml``."""
-        counts = (f"{self.count}", f"{self.of}", f"{self.back}", f"{self.probability:.0%}")
-        return [self.label, self.prediction, *counts, as_in(self.photos)]
 
 
 _PAIRS = (resources.files("explain.insight") / "mistakes.sql").read_text("utf-8")
@@ -83,7 +77,7 @@ def pairs(run: StoredRun, most: int = 20) -> list[Confusion]:
     """Say which classes are taken for which, the most frequent pair first; photos whose label is known count."""
     found = []
     for label, prediction, right, wrong, count, sure, of, back in run.query(_PAIRS, (most,)):
-        photos = tuple(name for (name,) in run.query(_PHOTOS, (right, wrong, SHOWN)))
+        photos = Names(name for (name,) in run.query(_PHOTOS, (right, wrong, SHOWN)))
         found.append(Confusion(label, prediction, right, wrong, count, of, back, float(sure), photos))
     return found
 
@@ -135,13 +129,9 @@ class OddEvidence:
     size: float
     on_object: float
 
-    def to_dict(self) -> dict[str, Any]:
-        return fields_of(self, "photo target finding size on_object")
-
     @property
-    def cells(self) -> list[str]:
-        """A row of the table, under its head in ``sections.toml``."""
-        return [short(self.photo), self.target, self.finding, f"{self.size:.1%}", percent(self.on_object)]
+    def name(self) -> str:
+        return short(self.photo)
 
 
 def odd_evidence(run: StoredRun) -> list[OddEvidence] | None:

@@ -133,7 +133,7 @@ class Insight:
         for name, rows in tables.items():
             words = SECTIONS[name]
             content = words["about" if rows else "nothing"].format(**vars(self))
-            cells = [getattr(row, "cells", row) for row in rows]
+            cells = [[_cell(column, row) for column in words["cells"]] if "cells" in words else row for row in rows]
             sections[name] = Section(words["title"].format(**vars(self)), content, [words["head"], *cells])
         return sections
 
@@ -210,6 +210,11 @@ class Insight:
             shown = [(pictures[name], part.heading)] if name in pictures else []
             sections.append(replace(part, pictures=shown))
         return document(f"What {self.run.path.name} says", self.about, sections)
+
+
+def _cell(column: str, row: Any) -> str:
+    """What a row has in a column; "–" where it has no figure."""
+    return column.format(row).replace("nan%", "–")
 
 
 def _look_in_words(look: ClassStatistics) -> str:
