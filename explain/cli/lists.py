@@ -1,6 +1,5 @@
 """What there is: `explain methods`, `metrics`, `models`, `version`; and `explain completion` for the shell."""
 
-from collections.abc import Iterator
 from dataclasses import fields
 from fnmatch import fnmatch
 from typing import Any
@@ -28,23 +27,20 @@ def list_methods(answer: Output, pattern: str | None) -> None:
     import explain
     from explain.methods.base import FAMILIES, get_method, innermost, options
 
-    names = _matching(explain.list_methods(), pattern, "method")
-    width = max(len(name) for name in [*names, "augmented(METHOD)"])
-    lines: dict[str, list[str]] = {family: [] for family in FAMILIES}
-    for method in map(get_method, names):
-        family = innermost(method).family
-        values = {name: _plain(value) for name, value in options(method).items()}
-        answer.add({
-            "name": method.name, "about": method.about, "paper": method.paper, "only_for": method.only_for or None,
-            "family": family, "options": values,
-        })  # fmt: skip
-        suffix = f"; for {method.only_for}" if method.only_for else ""
-        lines[family].append(f"  {method.name:<{width}}  {method.about} ({method.paper}){suffix}")
-        if pattern is not None:
-            lines[family] += [f"  {'':<{width}}  {line}" for line in _options_line(values)]
+    methods = list(map(get_method, _matching(explain.list_methods(), pattern, "method")))
+    width = max(len(name) for name in [*(method.name for method in methods), "augmented(METHOD)"])
     for family in FAMILIES:
-        if lines[family]:
-            answer.say(family, *lines[family])
+        members = [method for method in methods if innermost(method).family == family]
+        if members:
+            answer.say(family)
+        for method in members:
+            values = {name: _plain(value) for name, value in options(method).items()}
+            document = {name: getattr(method, name) for name in ("name", "about", "paper")}
+            document |= {"only_for": method.only_for or None, "family": family, "options": values}
+            suffix = f"; for {method.only_for}" if method.only_for else ""
+            line = f"  {method.name:<{width}}  {method.about} ({method.paper}){suffix}"
+            answer.add(document, [line, *_options_lines(pattern, values, width + 4)])
+    answer.items.sort(key=lambda item: str(item["name"]))
     if pattern is None:
         answer.say("any of them")
         answer.say(f"  {'smooth(METHOD)':<{width}}  on average over noisy copies of the photo")
@@ -62,14 +58,10 @@ def list_metrics(answer: Output, pattern: str | None) -> None:
     from explain.metrics.evaluation import ARROWS
 
     for metric in map(get_metric, _matching(explain.list_metrics(), pattern, "metric")):
-        options = {field.name: str(getattr(metric, field.name)) for field in fields(metric)}
-        answer.add({
-            "name": metric.name, "about": metric.about, "paper": metric.paper, "units": metric.units,
-            "better": metric.better, "options": options,
-        })  # fmt: skip
-        answer.say(f"{metric.name:<24} {ARROWS[metric.better]} {metric.about} ({metric.paper})")
-        if pattern is not None:
-            answer.say(*(f"{'':<24} {line}" for line in _options_line(options)))
+        values = {field.name: str(getattr(metric, field.name)) for field in fields(metric)}
+        document = {name: getattr(metric, name) for name in ("name", "about", "paper", "units", "better")}
+        line = f"{metric.name:<24} {ARROWS[metric.better]} {metric.about} ({metric.paper})"
+        answer.add({**document, "options": values}, [line, *_options_lines(pattern, values, 25)])
 
 
 @commands.command("models", key="models", epilog="Example: explain models 'resnet*'")
@@ -81,8 +73,7 @@ def list_models(answer: Output, pattern: str | None) -> None:
     from explain.models import list_models
 
     for name in _matching(list_models(), pattern, "model"):
-        answer.add(name)
-        answer.say(name)
+        answer.add(name, [name])
 
 
 def _matching(names: list[str], pattern: str | None, kind: str) -> list[str]:
@@ -102,9 +93,10 @@ def _plain(value: Any) -> Any:
     return getattr(value, "name", None) or str(value)
 
 
-def _options_line(values: dict[str, Any]) -> Iterator[str]:
-    if values:
-        yield f"options: {', '.join(f'{name}={value}' for name, value in values.items())}"
+def _options_lines(pattern: str | None, values: dict[str, Any], indent: int) -> list[str]:
+    """The options of what was asked for by name."""
+    texts = [f"{name}={value}" for name, value in values.items()]
+    return [f"{'':<{indent}}options: {', '.join(texts)}"] if pattern is not None and texts else []
 
 
 @commands.command("version", key="version", epilog="Example: explain version")
@@ -112,8 +104,7 @@ def _options_line(values: dict[str, Any]) -> Iterator[str]:
 @click.pass_obj
 def tell_version(answer: Output) -> None:
     """Print the version."""
-    answer.add(__version__)
-    answer.say(f"explain {__version__}")
+    answer.add(__version__, [f"explain {__version__}"])
 
 
 @commands.command("completion", epilog='Example: eval "$(explain completion bash)"')

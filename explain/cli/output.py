@@ -4,7 +4,7 @@ import io
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from typing import Any, TextIO
 
@@ -43,7 +43,7 @@ class Output:
         if not (self.as_json or self.quiet):
             self._print(*lines)
 
-    def add(self, item: Any, *lines: object) -> None:
+    def add(self, item: Any, lines: Iterable[object] = ()) -> None:
         """Enter something in the document, or say the lines that tell the same."""
         self.items.append(item)
         self.say(*lines)
@@ -129,6 +129,11 @@ def _number(stream: Any) -> int | None:
         return int(stream.fileno())
     except (AttributeError, OSError, ValueError):
         return None
+
+
+def wrote(files: Iterable[object]) -> list[str]:
+    """The lines that name the files that were written."""
+    return [f"wrote {file}" for file in files]
 
 
 def tell(line: str) -> None:

@@ -22,7 +22,7 @@ from explain.cli.commands import (
     model_options,
     refuse_without_effect,
 )
-from explain.cli.output import FAILED, INTERRUPTED, Output, RunProgress, notes
+from explain.cli.output import FAILED, INTERRUPTED, Output, RunProgress, notes, wrote
 from explain.cli.questions import call_options, methods_of, metrics_of, target_of, targets_of
 from explain.cli.several import ASKED, blaming, load_explainer
 
@@ -216,8 +216,7 @@ def export(answer: Output, run_file: str, file: str, force: bool) -> None:
 
     with notes(answer):
         count = explain.open_run(run_file).export(file, overwrite=force)
-    answer.add({"run": run_file, "file": file, "rows": count})
-    answer.say(f"{count} rows written to {file}")
+    answer.add({"run": run_file, "file": file, "rows": count}, [f"{count} rows written to {file}"])
 
 
 @commands.command("insight", key="insights", epilog="Example: explain insight run.sqlite --output insight")
@@ -258,12 +257,12 @@ def tell_insight(
             method, explainer=explainer, source=source, channels=channels or 0, concepts=concepts or 0,
             examples=examples, target=target_of(target), layer=layer,
         )  # fmt: skip
-    answer.say(*insight.lines(count))
+    lines = insight.lines(count)
     files: list[str] = []
     if output is not None:
         files = [str(path) for path in insight.save(output, source=source, overwrite=force)]
-        answer.say("", *(f"wrote {file}" for file in files))
-    answer.add({**insight.to_dict(), "files": files})
+        lines += ["", *wrote(files)]
+    answer.add({**insight.to_dict(), "files": files}, lines)
 
 
 @commands.command("repair", key="repairs", epilog="Example: explain repair run.sqlite --finding 2 --output repaired.pt")
@@ -310,9 +309,7 @@ def repair(
         photos = RunPhotos(run, explainer, source)
         result = repaired(chosen, photos, how="train" if train else "project", layer=list(layer) or None)
         files = [str(path) for path in result.save(output, overwrite=force)]
-    answer.say(*str(result).split("\n"))
-    answer.say(*(f"wrote {file}" for file in files))
-    answer.add({**result.to_dict(), "files": files})
+    answer.add({**result.to_dict(), "files": files}, [*str(result).splitlines(), *wrote(files)])
 
 
 @commands.command("film", key="films", epilog="Example: explain film training.sqlite cat.jpg --output cat.webp")
@@ -338,9 +335,9 @@ def film(
     """
     from explain.training import film
 
-    made = film(run_file, photo, method=method, target=target, style=style)
-    files = list(map(str, made.save(output, seconds=seconds, overwrite=force)))
-    answer.add({"run": run_file, "photo": made.name, "method": made.method, "steps": made.steps, "files": files})
-    steps = f"from step {made.steps[0]} to step {made.steps[-1]}"
-    answer.say(f"{made.name}, {made.method}: {len(made)} snapshots {steps}")
-    answer.say(*(f"  wrote {file}" for file in files))
+    moving = film(run_file, photo, method=method, target=target, style=style)
+    files = [str(path) for path in moving.save(output, seconds=seconds, overwrite=force)]
+    document = {"run": run_file, "photo": moving.name, "method": moving.method, "steps": moving.steps, "files": files}
+    steps = f"from step {moving.steps[0]} to step {moving.steps[-1]}"
+    lines = [f"{moving.name}, {moving.method}: {len(moving)} snapshots {steps}"]
+    answer.add(document, lines + [f"  {line}" for line in wrote(files)])

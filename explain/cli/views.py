@@ -8,7 +8,7 @@ import click
 from explain._utils.errors import printable
 from explain.cli import commands as cli
 from explain.cli.commands import COUNT, UsageError, commands, model_options
-from explain.cli.output import Output, ProgressBar
+from explain.cli.output import Output, ProgressBar, wrote
 from explain.cli.questions import target_of
 from explain.cli.several import PhotoResult, blaming, find_photos, for_all, load_explainer, read_photo
 
@@ -35,11 +35,11 @@ def list_layers(answer: Output, /, images: tuple[str, ...], **model: Any) -> Non
     for call in calls:
         grid = None if call.grid is None else str(call.grid)
         is_default = call.label == chosen
-        answer.add(
-            {"name": call.label, "kind": call.kind, "shape": list(call.shape), "map": grid, "default": is_default}
-        )
         end = (f"{grid} map" if grid else "") + (" (default)" if is_default else "")
-        answer.say(f"{printable(call.label):<32} {call.kind:<20} {call.shape!s:<24} {end}".rstrip())
+        answer.add(
+            {"name": call.label, "kind": call.kind, "shape": list(call.shape), "map": grid, "default": is_default},
+            [f"{printable(call.label):<32} {call.kind:<20} {call.shape!s:<24} {end}".rstrip()],
+        )
 
 
 @commands.command("inspect", key="inspected", epilog="Example: explain inspect cat.jpg --model resnet50")
@@ -57,7 +57,7 @@ def inspect(answer: Output, /, images: tuple[str, ...], recursive: bool, **model
         photo = read_photo(path, answer)
         with blaming(model["model"]):
             inspection = explainer.inspect(photo)
-        lines = str(inspection).split("\n")
+        lines = str(inspection).splitlines()
         if inspection.first_nonfinite is not None:
             lines.append(f"first NaN or infinity: {inspection.first_nonfinite.name}")
         return PhotoResult({"image": path, "layers": [asdict(row) for row in inspection.rows]}, lines)
@@ -93,8 +93,7 @@ def draw_concepts(
         files = [str(file) for file in concepts.save(output, stem=stem, overwrite=force)]
         labels = concepts.labels
         document = {"image": path, "files": files, "layer": concepts.concepts.layer, "concepts": labels}
-        lines = [f"  {label}" for label in labels]
-        lines += [f"  wrote {file}" for file in files]
+        lines = [f"  {line}" for line in [*labels, *wrote(files)]]
         return PhotoResult(document, lines, files, summary=", ".join(labels))
 
     return for_all(photos, work, answer, "drew", output)
@@ -136,10 +135,10 @@ def trace(
             target=target_of(target), batch_size=batch_size,
         )  # fmt: skip
     document = effects.to_dict()
-    answer.say(*str(effects).split("\n"))
+    lines = str(effects).splitlines()
     if output is not None:
         files = Files(output, overwrite=force)
         files.add_picture("trace.png", effects.picture())
         document["files"] = list(map(str, files.write()))
-        answer.say(*(f"wrote {path}" for path in document["files"]))
-    answer.add(document)
+        lines += wrote(document["files"])
+    answer.add(document, lines)
