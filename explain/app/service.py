@@ -61,10 +61,10 @@ class Cache(Generic[T]):
         """Add an item, remove the oldest where there are too many, and return its name."""
         name = secrets.token_urlsafe(16)
         with self._lock:
+            self.remove_expired()
             self._items[name] = item, time.monotonic()
             while len(self._items) > 1 and (len(self._items) > self._most or self._total() > self._size):
                 del self._items[next(iter(self._items))]
-            self.remove_expired()
         return name
 
     def __getitem__(self, name: str) -> T:

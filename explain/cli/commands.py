@@ -183,17 +183,21 @@ def configured(command: Command) -> tuple[str, dict[str, Any]]:
     Raises:
         UsageError: the file cannot be read, or no command has such an option.
     """
-    for file, path in CONFIGS.items():
-        table = _table(file, path)
+    for file, keys in CONFIGS.items():
+        table = _table(file, keys)
         values = {key: value for key, value in table.items() if not isinstance(value, dict)}
         values |= table.get(command.name or "explain", {})
         if values:
-            _check_keys(file, values)
+            flags = [flag for each in commands.commands.values() for flag in each.flags]  # type: ignore[attr-defined]
+            for key in values:
+                if f"--{key}" not in flags:
+                    names = [flag[2:] for flag in flags if flag.startswith("--")]
+                    raise UsageError(f"{file}: option {key!r} is unknown; {did_you_mean(key, names)}")
             return file, dict(_defaults(command, values))
     return "", {}
 
 
-def _table(file: str, path: tuple[str, ...]) -> dict[str, Any]:
+def _table(file: str, keys: tuple[str, ...]) -> dict[str, Any]:
     if not Path(file).is_file():
         return {}
     import tomllib
@@ -202,17 +206,9 @@ def _table(file: str, path: tuple[str, ...]) -> dict[str, Any]:
         table = tomllib.loads(Path(file).read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise UsageError(f"{file} must hold TOML, but {error}; mend it") from None
-    for key in path:
+    for key in keys:
         table = table.get(key, {})
     return table
-
-
-def _check_keys(file: str, values: Mapping[str, Any]) -> None:
-    flags = [flag for command in commands.commands.values() for param in command.params for flag in param.opts]
-    names = [flag[2:] for flag in flags if flag.startswith("--")]
-    for key in values:
-        if key not in names:
-            raise UsageError(f"{file}: option {key!r} is unknown; {did_you_mean(key, names)}")
 
 
 def _defaults(command: Command, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -221,10 +217,10 @@ def _defaults(command: Command, values: Mapping[str, Any]) -> Iterator[tuple[str
         param = command.flags.get(f"--{key}")
         if param is None or param.name is None:
             continue
-        if param.multiple:
-            value = value if isinstance(value, list) else [value]
-        elif isinstance(value, list) and param.type is click.STRING:
+        if isinstance(value, list) and param.type is click.STRING and not param.multiple:
             value = next(iter(value), None)
+        elif param.multiple and not isinstance(value, list):
+            value = [value]
         yield param.name, value
 
 

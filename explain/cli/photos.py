@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from explain._utils.errors import ExplainError, naming, printable
+from explain._utils.errors import ExplainError, printable
 from explain._utils.progress import duration
 from explain.cli import commands as cli
 from explain.cli.commands import PHOTOS, UsageError, commands, flag, is_typed, model_options, words
@@ -241,7 +241,7 @@ class PhotoWork:
                 photo, self.methods, targets=self.targets, progress=bar.runs, **call_options(options)
             )
             explanation = replace(explanation, key=self._keys())
-            tables = self._evaluated(explanation, photo) if self.metrics else []
+            tables = self._evaluated(explanation) if self.metrics else []
             self.sheet.announce(explanation)
             verdicts = self._checked(explanation, bar) if options.check else []
         if (options.target or options.text) and len(explanation.targets) == 1:
@@ -316,28 +316,15 @@ class PhotoWork:
             )
         return [with_baseline(get_method(name), self.baseline) for name in selection.methods]
 
-    def _evaluated(self, explanation: "Explanation", photo: "Image.Image") -> "list[Table]":
+    def _evaluated(self, explanation: "Explanation") -> "list[Table]":
         """Evaluate the maps of each target; the methods run again where a metric needs it."""
-        import explain
-        from explain.metrics import ReattributionMetric
+        from explain.report.pages import tables_of
 
-        explainer = self.explainer
         options = self.options
-        runs_again = any(isinstance(metric, ReattributionMetric) for metric in self.metrics)
-        tables = []
-        for maps, target in zip(explanation.results, explanation.request.targets, strict=True):
-            chosen = next(iter(maps.values())).target
-            evaluated: Any = maps
-            if runs_again:
-                evaluated = {name: attribution.applied(self.methods) for name, attribution in maps.items()}
-            with naming([explanation.source]):
-                table = explain.evaluate(
-                    explainer.model, explainer.as_input(photo), evaluated, self.metrics,
-                    target=target if isinstance(chosen, str) else int(chosen[0]), activation=explainer.activation,
-                    layer=list(options.layer) or None, fuse=options.fuse, batch_size=options.batch_size,
-                )  # fmt: skip
-            tables.append(table)
-        return tables
+        layer = list(options.layer) or None
+        return tables_of(
+            explanation, self.metrics, self.methods, layer=layer, fuse=options.fuse, batch_size=options.batch_size
+        )
 
     def _checked(self, explanation: "Explanation", bar: ProgressBar) -> "list[Verdict]":
         """Check the maps of each target."""

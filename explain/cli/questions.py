@@ -3,7 +3,6 @@
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -62,18 +61,21 @@ def _refuse_unheeded(context: click.Context, options: SimpleNamespace, methods: 
     evaluates = bool(options.metric or getattr(options, "check", False))
     has_layer = any(uses_layer(method) or method.layer_optional for method in methods)
     has_colours = bool(options.style) or any(hasattr(style, "colormap") for style in styles)
-    refuse = partial(refuse_without_effect, context)
-    refuse("layer", f": no layer is looked at for {names}", unless=has_layer)
-    refuse("fuse", ": the maps of one layer are not fused; name several with --layer", unless=fuses)
-    refuse("batch_size", f": the model is run once for {names}", unless=evaluates or reruns)
-    refuse("bf16", f": the model is run once for {names}", unless=reruns)
+    effects = {
+        "layer": (has_layer, f": no layer is looked at for {names}"),
+        "fuse": (fuses, ": the maps of one layer are not fused; name several with --layer"),
+        "batch_size": (evaluates or reruns, f": the model is run once for {names}"),
+        "bf16": (reruns, f": the model is run once for {names}"),
+        "alpha": (any(hasattr(style, "alpha") for style in styles), ": nothing is drawn as heat"),
+        "colormap": (has_colours, ": nothing is drawn with a colour map"),
+    }
     for name in BUDGET:
         estimates = any(name in options_of(method) for method in methods)
-        refuse(name, f": nothing is estimated by {names}", unless=estimates)
+        effects[name] = estimates, f": nothing is estimated by {names}"
         if not estimates:  # a default of a file
             setattr(options, name, None)
-    refuse("alpha", ": nothing is drawn as heat", unless=any(hasattr(style, "alpha") for style in styles))
-    refuse("colormap", ": nothing is drawn with a colour map", unless=has_colours)
+    for name, (has_effect, why) in effects.items():
+        refuse_without_effect(context, name, why, unless=has_effect)
 
 
 def metrics_of(names: Sequence[str], *, has_boxes: bool = False) -> "list[Metric]":

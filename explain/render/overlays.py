@@ -208,7 +208,8 @@ def _with_lines(picture: Image.Image, entries: Sequence[tuple[Any, str, str]], t
     return stacked([picture, strip, stacked(lines, room), strip], width, align=0.5)
 
 
-ENDINGS = (".gif", ".webp")
+FORMATS: dict[str, dict[str, Any]] = {".gif": {"loop": 0, "disposal": 1}, ".webp": {"quality": 85, "method": 4}}
+"""How a moving picture is written, by the ending of its file."""
 HELD = 4  # times as long as the others the last picture is shown
 
 
@@ -322,18 +323,16 @@ def moving(pictures: Sequence[Image.Image], name: str, seconds: float) -> bytes:
     Each picture must differ from the one before, or it is left out.
     """
     ending = Path(name).suffix.lower()
-    if ending not in ENDINGS:
-        raise ImageError(f"film must end in {' or '.join(ENDINGS)}, got {shown(name)}; choose one of them")
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0.02 <= seconds <= 60:
+    if ending not in FORMATS:
+        raise ImageError(f"film must end in {' or '.join(FORMATS)}, got {shown(name)}; choose one of them")
+    if not 0.02 <= seconds <= 60:
         raise ImageError(f"seconds must be from 0.02 to 60, got {shown(seconds)}; leave it out")
     pause = round(1000 * seconds)
     pauses = [pause] * (len(pictures) - 1) + [HELD * pause]
-    buffer = io.BytesIO()
+    frames = list(pictures)
     if ending == ".gif":
-        first, *others = (each.quantize(256, dither=Image.Dither.FLOYDSTEINBERG) for each in pictures)
-        first.save(buffer, "GIF", save_all=True, append_images=others, duration=pauses, loop=0, disposal=1)
-    else:
-        first, *others = pictures
-        shown_as = {"duration": pauses, "loop": 0, "quality": 85, "method": 4}
-        first.save(buffer, "WEBP", save_all=True, append_images=others, **shown_as)
+        frames = [picture.quantize(256, dither=Image.Dither.FLOYDSTEINBERG) for picture in pictures]
+    buffer = io.BytesIO()
+    how = FORMATS[ending]
+    frames[0].save(buffer, ending[1:], save_all=True, append_images=frames[1:], duration=pauses, **how)
     return buffer.getvalue()

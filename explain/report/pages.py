@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from PIL import Image
 
-from explain._utils.errors import ExplainError, MetricError, printable, shown
+from explain._utils.errors import ExplainError, MetricError, naming, printable
 from explain._utils.html import LARGEST, picture_html, png
 from explain._utils.version import __version__
 from explain.data.files import Files
@@ -27,6 +27,7 @@ from explain.targets.labels import class_label, find_label
 if TYPE_CHECKING:
     from jinja2 import Environment
 
+    from explain.methods.base import Method
     from explain.metrics.base import MetricLike
     from explain.metrics.evaluation import Table
 
@@ -343,7 +344,7 @@ def sheet(
         raise ExplainError(f"truth must hold {len(subjects)} classes or None, one for each photo, got {len(truth)}")
     chosen = [metrics] if isinstance(metrics, str) or not isinstance(metrics, Iterable) else list(metrics)
     entries = [
-        entry(subject, figures_of(subject, chosen), known, steps=steps)
+        entry(subject, list(map(figures_in, tables_of(subject, chosen))), known, steps=steps)
         for subject, known in zip(subjects, truth or [None] * len(subjects), strict=True)
     ]
     return written(sheet_of(entries, title), path, overwrite=overwrite)
@@ -384,8 +385,16 @@ def figures_in(table: "Table") -> dict[str, dict[str, float | None]]:
     return {name: {metric: each[0] for metric, each in row.items()} for name, row in values.items()}
 
 
-def figures_of(subject: Subject, metrics: "Sequence[MetricLike]") -> list[dict[str, dict[str, float | None]]]:
-    """Compute metrics of the maps of each target: for each target, ``{method: {metric: value}}``.
+def tables_of(
+    subject: Subject, metrics: "Sequence[MetricLike]", methods: "Sequence[Method]" = (), **options: Any
+) -> "list[Table]":
+    """Evaluate the maps of each target by metrics.
+
+    Args:
+        subject: what was explained.
+        metrics: names or metric objects.
+        methods: those that made the maps; metrics that run a method again take them.
+        options: as of `explain.evaluate`.
 
     Raises:
         MetricError: the model is missing, or the maps are of several crops.
@@ -394,14 +403,29 @@ def figures_of(subject: Subject, metrics: "Sequence[MetricLike]") -> list[dict[s
         return []
     if not has_model(subject):
         raise MetricError("metrics need an explanation with its explainer and one crop; leave metrics out")
-    from explain.metrics import evaluate, get_metric
+    from explain.metrics import ReattributionMetric, evaluate, get_metric
 
     objects = [get_metric(metric) for metric in metrics]
-    x = subject.explainer.as_input(subject.photo)
-    found = []
-    for result in subject.results:
-        chosen = next(iter(result.values())).target
-        if isinstance(chosen, str):
-            raise MetricError(f"metrics need a class as target, got {shown(chosen)}; leave metrics out")
-        found.append(figures_in(evaluate(subject.explainer.model, x, dict(result), objects, target=int(chosen[0]))))
-    return found
+    runs_again = any(isinstance(metric, ReattributionMetric) for metric in objects)
+    explainer = subject.explainer
+    x = explainer.as_input(subject.photo)
+    tables = []
+    for maps, target in zip(subject.results, subject.request.targets, strict=True):
+        chosen = next(iter(maps.values())).target
+        wanted = target if isinstance(chosen, str) else int(chosen[0])
+        evaluated: Any = dict(maps)
+        if runs_again:
+            evaluated = {name: attribution.applied(methods) for name, attribution in maps.items()}
+        with naming([subject.source]):
+            table = evaluate(
+                explainer.model,
+                x,
+                evaluated,
+                objects,
+                target=wanted,
+                activation=explainer.activation,
+                interventions=next(iter(maps.values())).interventions,
+                **options,
+            )
+        tables.append(table)
+    return tables

@@ -46,6 +46,25 @@ def test_metrics_are_printed_as_a_table_and_are_part_of_the_document(capsys: pyt
     assert torch.tensor([len(line.split()) == 3 for line in lines if line.strip().startswith("saliency")]).sum() == 2
 
 
+def test_metrics_of_an_ablated_model_are_those_of_a_model_without_the_channels(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments = [CAT, *TINY, "--target", "3", "--ablate", "layer3[0,7]", "--metric", "deletion", "--json"]
+    assert main(arguments) == 0
+    found = json.loads(capsys.readouterr().out)["results"][0]["metrics"][0]["values"]["gradcam"]["deletion"]
+    explainer = explain.Explainer("tiny", size=32)
+    x = explainer.as_input(Image.open(CAT))
+
+    def without(module: object, inputs: object, output: torch.Tensor) -> torch.Tensor:
+        kept = torch.ones_like(output)
+        kept[:, [0, 7]] = 0
+        return output * kept
+
+    explainer.model.layer3.register_forward_hook(without)
+    table = explain.evaluate(explainer.model, x, "gradcam", "deletion", target=3)
+    assert found == pytest.approx(table["gradcam"]["deletion"].tolist(), rel=1e-4)
+
+
 def test_metrics_are_listed_with_their_options_if_one_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["metrics"]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == explain.list_metrics()
