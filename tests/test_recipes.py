@@ -15,7 +15,7 @@ RECIPES = [
     ("a metric", "metrics/axioms.py", "TopShare"),
     ("a baseline", "baselines/replacements.py", "Median"),
     ("a target", "targets/classes.py", "Margin"),
-    ("a perturbation method", "methods/path.py", "ColumnDrop"),
+    ("a perturbation method", "methods/score_cam.py", "ColumnDrop"),
 ]
 
 

@@ -169,6 +169,24 @@ class _InOrder(Accumulator):
         return torch.cat(self._values)[places.argsort()]
 
 
+@dataclass(frozen=True)
+class ByImage(Reducer):
+    """Keeps the results of the rows of each image, by their numbers: a list with a tensor for each image."""
+
+    def begin(self, evidence: Evidence) -> Accumulator:
+        return _ByImage(evidence.score)
+
+
+class _ByImage(_InOrder):
+    def __init__(self, like: Tensor) -> None:
+        super().__init__(like)
+        self._count = len(like)
+
+    def result(self) -> Any:
+        counts = torch.cat(self._images).bincount(minlength=self._count)
+        return super().result().split(counts.tolist())
+
+
 class SumOfRows(Accumulator):
     """The sum over the rows of each of ``count`` images of ``weigh(images, numbers, values)``."""
 

@@ -16,7 +16,17 @@ from explain._utils.errors import MethodError
 from explain.baselines import Zero
 from explain.baselines.base import Baseline
 from explain.engine import Accumulator, Attributions, Evidence, Need, Perturbation, PerturbedRows, Reducer
-from explain.engine.perturbations import OneForEach, ScoreKind, ScoreOf, Scores, Search, Searches, Unperturbed, rows_of
+from explain.engine.perturbations import (
+    ByImage,
+    OneForEach,
+    ScoreKind,
+    ScoreOf,
+    Scores,
+    Search,
+    Searches,
+    Unperturbed,
+    rows_of,
+)
 from explain.methods.base import PERTURBATION, Method, Outcome, relative_error
 from explain.methods.regions import Cell, Regions, Squares, pixels_of
 
@@ -347,6 +357,72 @@ class PerturbationMethod(Method):
     family = PERTURBATION
 
     below = {"tolerance": math.inf, "max_seconds": math.inf}
+
+
+@dataclass(frozen=True)
+class _RowsOf(Perturbation):
+    """The rows of a `RowMethod`."""
+
+    method: "RowMethod"
+
+    @property
+    def of_tokens(self) -> bool:  # type: ignore[override]
+        return self.method.of_tokens
+
+    @property
+    def needs(self) -> frozenset[Need[Any]]:
+        return self.method.looks_at
+
+    def __str__(self) -> str:
+        return self.method.words
+
+    def count(self, channels: int, size: tuple[int, ...]) -> int:
+        return self.method.count(channels, size)
+
+    def rows(self, evidence: Evidence) -> PerturbedRows:
+        return self.method.perturbed(evidence)
+
+
+class RowMethod(PerturbationMethod):
+    """A perturbation method in one class: `perturbed` makes the rows, and `map` the map from their scores.
+
+    ``score`` is the score that counts, ``looks_at`` what both may look at besides the photos, such as feature maps, and
+    ``words`` says in a plan what the rows are.
+    """
+
+    score: Score = "logit"
+    looks_at: ClassVar[frozenset[Need[Any]]] = frozenset()
+    words = "perturbed photos"
+    of_tokens: ClassVar[bool] = False
+    """Whether they say which tokens of a transformer stay."""
+
+    def count(self, channels: int, size: tuple[int, ...]) -> int:
+        """How many rows each image has, for a plan; 0 where that is not known."""
+        return 0
+
+    def perturbed(self, evidence: Evidence) -> PerturbedRows:
+        """The perturbed photos ``(b, C, H, W)``; `rows_of` and `copies` make them."""
+        raise NotImplementedError
+
+    def map(self, evidence: Evidence, scores: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The map, from the scores ``(K,)`` of the rows of each image."""
+        raise NotImplementedError
+
+    @property
+    def scores(self) -> Scores:
+        """The need for the scores of all rows, by image."""
+        return Scores(_RowsOf(self), ScoreOf(self.score), ByImage())
+
+    @property
+    def needs(self) -> frozenset[Need[Any]]:
+        return self.looks_at | {self.scores, whole_score(self.score)}
+
+    def __call__(self, evidence: Evidence) -> torch.Tensor:
+        return self.map(evidence, evidence[self.scores])
+
+    def outcome(self, evidence: Evidence) -> Outcome:
+        counts = [len(of_image) for of_image in evidence[self.scores]]
+        return Outcome(spent=torch.tensor(counts, device=evidence.inputs.device))
 
 
 class SearchMethod(PerturbationMethod):

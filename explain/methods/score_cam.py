@@ -13,70 +13,13 @@ from explain._utils.random_numbers import permutation
 from explain.baselines.replacements import to_unit
 from explain.engine import Activations, Evidence, Need, Perturbation, PerturbedRows
 from explain.engine.needs import BlockTokens
-from explain.engine.perturbations import ScoreOf, Scores, Unperturbed, ZeroInput, rows_of
+from explain.engine.perturbations import Scores, Unperturbed, ZeroInput, rows_of
 from explain.layers.layouts import enlarge
 from explain.methods.base import PERTURBATION, Outcome, over_all, register
 from explain.methods.cam import ClassActivationMap, ratio, unless_rounding, weighted
-from explain.methods.estimates import PerturbationMethod, Score, whole_score
+from explain.methods.estimates import RowMethod, Score, whole_score
 from explain.methods.occlusion import enlarging
-from explain.methods.wrappers import noise, span
-
-
-@dataclass(frozen=True)
-class MapMaskedInputs(Perturbation):
-    """The photo behind each feature map: the map, enlarged and brought to [0, 1], masks it.
-
-    There are ``samples`` of each, ``how``: with noise in the map or in the masked photo, or as steps in which the mask
-    fades in. Maps that are constant mask everything and have no rows.
-    """
-
-    samples: int = 1
-    how: Literal["plain", "maps", "input", "fading"] = "plain"
-    sigma: float = 0.0
-    seed: int = 0
-
-    needs = frozenset({Activations()})
-
-    def __str__(self) -> str:
-        how = {"plain": "", "maps": ", with noise in the map", "input": ", with noise", "fading": ", which fades in"}
-        times = f", {self.samples} times" if self.samples > 1 else ""
-        return f"the photo seen through each map{how[self.how]}{times}"
-
-    def count(self, channels: int, size: tuple[int, ...]) -> int:
-        return channels * self.samples
-
-    def seen(self, evidence: Evidence) -> torch.Tensor:
-        """Which maps ``(N, C)`` have rows."""
-        least, most = evidence.activations.flatten(2).aminmax(dim=2)
-        return torch.ones_like(least, dtype=torch.bool) if self.how == "input" else most > least
-
-    def rows(self, evidence: Evidence) -> PerturbedRows:
-        a = evidence.activations
-        x = evidence.inputs
-        seen = self.seen(evidence)
-        channel_of = [of_image.nonzero()[:, 0].repeat_interleave(self.samples) for of_image in seen]
-        channels = pad_sequence(channel_of, batch_first=True)
-        noises: dict[int, torch.Tensor] = {}
-        if self.how in ("maps", "input"):
-            like = a[0, 0] if self.how == "maps" else x[0]
-            noises = {sample: self.sigma * noise(self.seed, sample, like) for sample in range(self.samples)}
-
-        def masked(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-            photos = x[images]
-            if not evidence.size:  # an input beside the photo that is no picture
-                return photos
-            samples = numbers % self.samples
-            maps = a[images, channels[images, numbers]]
-            if self.how == "fading":
-                return photos * masks(maps, evidence.size) * over_all((samples + 1).to(x) / self.samples, x)
-            if self.how == "plain":
-                return photos * masks(maps, evidence.size)
-            drawn = torch.stack([noises[sample] for sample in samples.tolist()])
-            if self.how == "maps":
-                return photos * masks(maps + span(maps) * drawn, evidence.size)
-            return photos * masks(maps, evidence.size) + span(photos) * drawn
-
-        return rows_of([len(of_image) for of_image in channel_of], x.device, masked)
+from explain.methods.wrappers import noises, span
 
 
 @dataclass(frozen=True)
@@ -104,28 +47,61 @@ class ChannelAblation(Perturbation):
         return rows_of([len(of_image) for of_image in channel_of], a.device, ablated)
 
 
-class ScoreWeightedMethod(PerturbationMethod):
-    """A method that weighs each feature map by the softmax of the scores of photos masked by the maps."""
+class ScoreWeightedMethod(RowMethod):
+    """A method that weighs each feature map by the softmax of the scores of photos masked by the maps.
+
+    A map, enlarged and brought to [0, 1], masks the photo, ``times`` for each map. Maps that are constant mask
+    everything and have no rows.
+    """
+
+    looks_at = frozenset({Activations()})
+    words = "the photo seen through each map"
 
     @property
-    def masked(self) -> MapMaskedInputs:
-        """The masked photos."""
-        return MapMaskedInputs()
+    def times(self) -> int:
+        return 1
+
+    def count(self, channels: int, size: tuple[int, ...]) -> int:
+        return channels * self.times
+
+    def seen(self, evidence: Evidence) -> torch.Tensor:
+        """Which maps ``(N, C)`` have rows."""
+        least, most = evidence.activations.flatten(2).aminmax(dim=2)
+        return most > least
+
+    def masked(self, photos: torch.Tensor, maps: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        """Photos ``(b, C, H, W)`` behind maps ``(b, h, w)``; ``numbers`` ``(b,)`` count the times of each map."""
+        return photos * masks(maps, tuple(photos.shape[2:]))
+
+    def perturbed(self, evidence: Evidence) -> PerturbedRows:
+        x = evidence.inputs
+        a = evidence.activations
+        channel_of = [of_image.nonzero()[:, 0].repeat_interleave(self.times) for of_image in self.seen(evidence)]
+        channels = pad_sequence(channel_of, batch_first=True)
+
+        def masked(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+            if not evidence.size:  # an input beside the photo that is no picture
+                return x[images]
+            return self.masked(x[images], a[images, channels[images, numbers]], numbers % self.times)
+
+        return rows_of([len(of_image) for of_image in channel_of], x.device, masked)
 
     @property
     def needs(self) -> frozenset[Need[Any]]:
-        return frozenset({Activations(), Scores(self.masked), Scores(ZeroInput())})
+        return super().needs | {Scores(ZeroInput())}
 
-    def __call__(self, evidence: Evidence) -> torch.Tensor:
+    def map(self, evidence: Evidence, scores: Sequence[torch.Tensor]) -> torch.Tensor:
         """Sum the feature maps with the softmax of their scores, and keep the positive part.
 
-        A score is the mean over the samples of a map; maps that mask everything have that of a blank photo.
+        A score is the mean over the times of a map; maps that mask everything have that of a blank photo.
         """
-        found = evidence[Scores(self.masked)]
-        seen = self.masked.seen(evidence)
-        scores = evidence[Scores(ZeroInput())][:, None].repeat(1, seen.shape[1])
-        scores[seen] = found.reshape(-1, self.masked.samples).mean(1)
-        return weighted(scores.softmax(1), evidence, relu=True)
+        seen = self.seen(evidence)
+        of_maps = evidence[Scores(ZeroInput())][:, None].repeat(1, seen.shape[1])
+        of_maps[seen] = torch.cat(list(scores)).reshape(-1, self.times).mean(1)
+        return weighted(of_maps.softmax(1), evidence, relu=True)
+
+    def outcome(self, evidence: Evidence) -> Outcome:
+        return Outcome()
 
 
 @register
@@ -183,8 +159,19 @@ class SSCAM(ScoreWeightedMethod):
     minimums = {"samples": 1, "sigma": 0}
 
     @property
-    def masked(self) -> MapMaskedInputs:
-        return MapMaskedInputs(self.samples, self.noise, self.sigma, self.seed)
+    def times(self) -> int:
+        return self.samples
+
+    def seen(self, evidence: Evidence) -> torch.Tensor:
+        seen = super().seen(evidence)
+        return torch.ones_like(seen) if self.noise == "input" else seen
+
+    def masked(self, photos: torch.Tensor, maps: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        like = maps[0] if self.noise == "maps" else photos[0]
+        drawn = self.sigma * noises(self.seed, numbers, like)
+        if self.noise == "maps":
+            return super().masked(photos, maps + span(maps) * drawn, numbers)
+        return super().masked(photos, maps, numbers) + span(photos) * drawn
 
 
 @register
@@ -214,8 +201,11 @@ class ISCAM(ScoreWeightedMethod):
     minimums = {"steps": 1}
 
     @property
-    def masked(self) -> MapMaskedInputs:
-        return MapMaskedInputs(self.steps, "fading")
+    def times(self) -> int:
+        return self.steps
+
+    def masked(self, photos: torch.Tensor, maps: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        return super().masked(photos, maps, numbers) * over_all((numbers + 1).to(photos) / self.steps, photos)
 
 
 @register
@@ -270,53 +260,6 @@ def _alive(maps: torch.Tensor) -> torch.Tensor:
 TOGETHER = 64  # masks that are enlarged at a time
 
 
-def owner_of_each(listed: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The number of the tensor ``(K, ...)`` that each item of them belongs to."""
-    counts = torch.tensor([len(items) for items in listed], device=listed[0].device)
-    return torch.arange(len(listed), device=counts.device).repeat_interleave(counts)
-
-
-@dataclass(frozen=True)
-class ClusterMaskedInputs(Perturbation):
-    """The photo seen through each cluster of a layer's maps, with noise where it is covered; and with the noise alone.
-
-    Each cluster has two rows, one of each kind. The noise depends on the number of the cluster in its image.
-    """
-
-    distance: float
-    sigma: float
-    seed: int
-
-    needs = frozenset({Activations(), BlockTokens()})
-
-    words = "the photo seen through clusters of maps, and with the noise of each"
-
-    def count(self, channels: int, size: tuple[int, ...]) -> int:
-        return 2 * channels
-
-    def clusters(self, evidence: Evidence) -> list[torch.Tensor]:
-        """Of each image, the sum of the maps of each cluster ``(K, h, w)``."""
-        if len(evidence[BlockTokens()]) < 2:
-            raise MethodError("vitcx must have at least two transformer blocks, got fewer; take scorecam")
-        return [clustered(maps, evidence.size, self.distance) for maps in evidence.activations]
-
-    def rows(self, evidence: Evidence) -> PerturbedRows:
-        x = evidence.inputs
-        if len(evidence.size) != 2:
-            return rows_of([1] * len(x), x.device, lambda images, numbers: x[images])  # no photo
-        clusters = self.clusters(evidence)
-        maps = pad_sequence(clusters, batch_first=True).to(x)
-
-        def seen_through(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-            chosen = numbers // 2
-            keep = masks(maps[images, chosen], evidence.size)
-            drawn = torch.stack([noise(self.seed, cluster, x[0]) for cluster in chosen.tolist()])
-            seen = torch.where((numbers % 2 == 0)[:, None, None, None], keep, 1)
-            return x[images] * seen + self.sigma * drawn * (1 - keep)
-
-        return rows_of([2 * len(of_image) for of_image in clusters], x.device, seen_through)
-
-
 def clustered(maps: torch.Tensor, size: tuple[int, ...], distance: float) -> torch.Tensor:
     """The sums ``(K, h, w)`` of maps ``(C, h, w)`` that look alike, each enlarged and brought to [0, 1] before.
 
@@ -342,25 +285,8 @@ def clustered(maps: torch.Tensor, size: tuple[int, ...], distance: float) -> tor
     return clusters.index_add_(0, labels, maps / spans[varies, None, None])
 
 
-class TokenMethod(PerturbationMethod):
-    """A method that runs a transformer on the masks that its own tokens make."""
-
-    only_for = "vision transformers"
-    score: Score
-
-    @property
-    def masked(self) -> Perturbation:
-        """The rows that the masks make."""
-        raise NotImplementedError
-
-    @property
-    def scores(self) -> Scores:
-        """The need for their scores."""
-        return Scores(self.masked, ScoreOf(self.score))
-
-
 @register
-class ViTCX(TokenMethod):
+class ViTCX(RowMethod):
     r"""Clusters of a transformer's maps weighted by the score of the masked photo.
 
     Show the photo through clusters of a transformer's own maps, each weighted by what it makes the model say.
@@ -395,31 +321,47 @@ class ViTCX(TokenMethod):
     seed: int = 0
 
     minimums = {"distance": 0, "sigma": 0}
+    only_for = "vision transformers"
+    looks_at = frozenset({Activations(), BlockTokens()})
+    words = "the photo seen through clusters of maps, and with the noise of each"
 
     def tried(self) -> "ViTCX":
         """With as few masks as show whether a network fits."""
         return replace(self, distance=4.0)
 
-    @property
-    def masked(self) -> ClusterMaskedInputs:
-        return ClusterMaskedInputs(self.distance, self.sigma, self.seed)
+    def count(self, channels: int, size: tuple[int, ...]) -> int:
+        return 2 * channels
 
-    @property
-    def needs(self) -> frozenset[Need[Any]]:
-        return frozenset({self.scores, whole_score(self.score), Activations(), BlockTokens()})
+    def clusters(self, evidence: Evidence) -> list[torch.Tensor]:
+        """Of each image, the sum of the maps of each cluster ``(K, h, w)``."""
+        if len(evidence[BlockTokens()]) < 2:
+            raise MethodError("vitcx must have at least two transformer blocks, got fewer; take scorecam")
+        return [clustered(maps, evidence.size, self.distance) for maps in evidence.activations]
 
-    def __call__(self, evidence: Evidence) -> torch.Tensor:
-        clusters = self.masked.clusters(evidence)
-        seen, of_noise = evidence[self.scores].reshape(-1, 2).unbind(1)
-        whole = evidence[whole_score(self.score)]
-        together = seen - of_noise + whole[owner_of_each(clusters)]
-        weights = torch.split(together, [len(of_image) for of_image in clusters])
-        pairs = zip(clusters, weights, strict=True)
-        return torch.stack([weighted_mean(maps.to(whole), own, evidence.size) for maps, own in pairs])
+    def perturbed(self, evidence: Evidence) -> PerturbedRows:
+        """Two rows for each cluster: the photo seen through it, with noise where it is covered, and the noise alone."""
+        x = evidence.inputs
+        if len(evidence.size) != 2:
+            return rows_of([1] * len(x), x.device, lambda images, numbers: x[images])  # no photo
+        clusters = self.clusters(evidence)
+        maps = pad_sequence(clusters, batch_first=True).to(x)
 
-    def outcome(self, evidence: Evidence) -> Outcome:
-        counts = [2 * len(of_image) for of_image in self.masked.clusters(evidence)]
-        return Outcome(spent=torch.tensor(counts, device=evidence.inputs.device))
+        def seen_through(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+            chosen = numbers // 2
+            keep = masks(maps[images, chosen], evidence.size)
+            drawn = noises(self.seed, chosen, x[0])
+            seen = torch.where((numbers % 2 == 0)[:, None, None, None], keep, 1)
+            return x[images] * seen + self.sigma * drawn * (1 - keep)
+
+        return rows_of([2 * len(of_image) for of_image in clusters], x.device, seen_through)
+
+    def map(self, evidence: Evidence, scores: Sequence[torch.Tensor]) -> torch.Tensor:
+        values = []
+        of_images = zip(self.clusters(evidence), scores, evidence[whole_score(self.score)], strict=True)
+        for maps, of_rows, whole in of_images:
+            seen, of_noise = of_rows.reshape(-1, 2).unbind(1)
+            values.append(weighted_mean(maps.to(whole), seen - of_noise + whole, evidence.size))
+        return torch.stack(values)
 
 
 def weighted_mean(maps: torch.Tensor, weights: torch.Tensor, size: tuple[int, ...]) -> torch.Tensor:
@@ -433,47 +375,8 @@ def weighted_mean(maps: torch.Tensor, weights: torch.Tensor, size: tuple[int, ..
     return ratio(total, seen)
 
 
-@dataclass(frozen=True)
-class SampledTokens(Perturbation):
-    """A transformer's photo with some of its tokens: each mask keeps those where the mean of like channels is largest.
-
-    The channels of all blocks are put together around means; each mean is a map of tokens.
-    """
-
-    samples: int
-    share: float
-    seed: int
-
-    of_tokens = True
-    needs = frozenset({BlockTokens()})
-
-    def __str__(self) -> str:
-        return f"{self.share:.0%} of the tokens"
-
-    def tokens(self, evidence: Evidence) -> list[torch.Tensor]:
-        """Of each image, which tokens its masks keep ``(K, h, w)``."""
-        blocks = evidence[BlockTokens()]
-        sizes = {tuple(block.shape[2:]) for block in blocks}
-        if len(blocks) < 2 or len(sizes) != 1:
-            got = f"{len(blocks)} with maps of {', '.join(map(str, sorted(sizes)))}" if blocks else "none"
-            raise MethodError(f"tis must have two transformer blocks with the same tokens, got {got}; take rise")
-        listed = []
-        for maps in torch.cat(blocks, 1):
-            centres = means(maps.flatten(1), self.samples, self.seed)
-            kept = centres.topk(max(1, int(self.share * centres.shape[1])), dim=1).indices
-            mask = torch.zeros_like(centres, dtype=torch.bool).scatter_(1, kept, value=True)
-            listed.append(mask.reshape((-1, *maps.shape[1:])))
-        return listed
-
-    def rows(self, evidence: Evidence) -> PerturbedRows:
-        tokens = self.tokens(evidence)
-        padded = pad_sequence(tokens, batch_first=True)
-        counts = [len(of_image) for of_image in tokens]
-        return rows_of(counts, padded.device, lambda images, numbers: padded[images, numbers])
-
-
 @register
-class TIS(TokenMethod):
+class TIS(RowMethod):
     r"""Random subsets of a transformer's tokens, weighted by the score with only these.
 
     Run a transformer on samples of its tokens, and average the scores at each token over the samples that have it.
@@ -508,27 +411,44 @@ class TIS(TokenMethod):
 
     minimums = {"samples": 1}
     below = {"share": 1}
+    only_for = "vision transformers"
+    looks_at = frozenset({BlockTokens()})
+    of_tokens = True
 
     @property
-    def masked(self) -> SampledTokens:
-        return SampledTokens(self.samples, self.share, self.seed)
+    def words(self) -> str:  # type: ignore[override]
+        return f"{self.share:.0%} of the tokens"
 
-    @property
-    def needs(self) -> frozenset[Need[Any]]:
-        return frozenset({self.scores, BlockTokens()})
+    def count(self, channels: int, size: tuple[int, ...]) -> int:
+        return self.samples
 
-    def __call__(self, evidence: Evidence) -> torch.Tensor:
-        tokens = self.masked.tokens(evidence)
-        scores = torch.split(evidence[self.scores], [len(of_image) for of_image in tokens])
+    def tokens(self, evidence: Evidence) -> list[torch.Tensor]:
+        """Of each image, which tokens its masks keep ``(K, h, w)``: those where a mean of like channels is largest."""
+        blocks = evidence[BlockTokens()]
+        sizes = {tuple(block.shape[2:]) for block in blocks}
+        if len(blocks) < 2 or len(sizes) != 1:
+            got = f"{len(blocks)} with maps of {', '.join(map(str, sorted(sizes)))}" if blocks else "none"
+            raise MethodError(f"tis must have two transformer blocks with the same tokens, got {got}; take rise")
+        listed = []
+        for maps in torch.cat(blocks, 1):
+            centres = means(maps.flatten(1), self.samples, self.seed)
+            kept = centres.topk(max(1, int(self.share * centres.shape[1])), dim=1).indices
+            mask = torch.zeros_like(centres, dtype=torch.bool).scatter_(1, kept, value=True)
+            listed.append(mask.reshape((-1, *maps.shape[1:])))
+        return listed
+
+    def perturbed(self, evidence: Evidence) -> PerturbedRows:
+        tokens = self.tokens(evidence)
+        padded = pad_sequence(tokens, batch_first=True)
+        counts = [len(of_image) for of_image in tokens]
+        return rows_of(counts, padded.device, lambda images, numbers: padded[images, numbers])
+
+    def map(self, evidence: Evidence, scores: Sequence[torch.Tensor]) -> torch.Tensor:
         values = []
-        for of_image, own in zip(tokens, scores, strict=True):
+        for of_image, own in zip(self.tokens(evidence), scores, strict=True):
             keep = of_image.to(own)
             values.append(ratio(torch.einsum("k,khw->hw", own, keep), keep.sum(0)))
         return torch.stack(values)
-
-    def outcome(self, evidence: Evidence) -> Outcome:
-        counts = [len(of_image) for of_image in self.masked.tokens(evidence)]
-        return Outcome(spent=torch.tensor(counts, device=evidence.inputs.device))
 
 
 ROUNDS = 100  # after which means need not stand still

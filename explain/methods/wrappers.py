@@ -24,6 +24,12 @@ def noise(seed: int, index: int, like: torch.Tensor) -> torch.Tensor:
     return normal(like.shape, seeded(seed, index)).to(like)
 
 
+def noises(seed: int, numbers: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """The samples with these numbers ``(b,)``, each drawn once: ``(b, ...)``."""
+    drawn = {number: noise(seed, number, like) for number in set(numbers.tolist())}
+    return torch.stack([drawn[number] for number in numbers.tolist()])
+
+
 def span(values: torch.Tensor) -> torch.Tensor:
     """The range of each row, in a shape that multiplies it."""
     least, most = values.flatten(1).aminmax(dim=1)
@@ -45,8 +51,7 @@ class NoisyCopies(Perturbation):
         spread = self.sigma * span(x)
 
         def noisy(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-            drawn = {number: noise(self.seed, number, x[0]) for number in set(numbers.tolist())}
-            return x[images] + spread[images] * torch.stack([drawn[number] for number in numbers.tolist()])
+            return x[images] + spread[images] * noises(self.seed, numbers, x[0])
 
         return rows_of([self.samples] * len(x), x.device, noisy)
 
