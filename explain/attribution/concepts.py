@@ -17,7 +17,7 @@ from explain.engine.plan import plan_of
 from explain.engine.settings import RuntimeSettings
 from explain.engine.validation import check_inputs
 from explain.hooks import layer_names, preserve, unwrap
-from explain.layers import calls, default_layer, layouts
+from explain.layers import default_layer, layouts, summary
 from explain.targets import TopClass
 from explain.targets.labels import class_label
 
@@ -74,7 +74,7 @@ def one_layer(model: nn.Module, inputs: Inputs, layer: layer_names.Where | None)
     Raises:
         LayerError: there is no such layer, or these are several.
     """
-    names = [default_layer(model, inputs)] if layer is None else calls.find_layers(model, inputs, layer)
+    names = [default_layer(model, inputs)] if layer is None else summary.find_layers(model, inputs, layer)
     if len(names) != 1:
         raise LayerError(f"layer must name one layer, got {len(names)}; choose one of {', '.join(names)}")
     return names[0]

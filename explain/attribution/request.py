@@ -29,11 +29,11 @@ from explain.engine.validation import check_inputs
 from explain.hooks import HookGroup, preserve, unwrap
 from explain.hooks.intervening import active_interventions
 from explain.layers import default_layer
-from explain.layers.calls import channels_of, find_layers, window_calls
 from explain.layers.costs import cost_after
 from explain.layers.default_layer import stage_layers
+from explain.layers.grids import window_calls
 from explain.layers.stitched import Stitched
-from explain.layers.summary import forget_summary, summary_is_current
+from explain.layers.summary import channels_of, find_layers, forget_summary, summary_is_current
 from explain.methods import Method
 from explain.methods.base import MethodLike, can_be_stitched, get_method, options, uses_layer
 from explain.targets import Target, answer, packed, text

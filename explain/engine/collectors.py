@@ -23,7 +23,7 @@ from explain.hooks.attention import by_image
 from explain.hooks.capturing import Source, read_outputs
 from explain.hooks.graph import Reach, differentiate, graph
 from explain.hooks.preserve import detached
-from explain.layers.calls import independent_calls
+from explain.layers.summary import independent_calls
 from explain.relevance.constants import AddedConstant
 from explain.relevance.gradient_rules import Rule, uninspected
 from explain.relevance.propagation import relevance_of

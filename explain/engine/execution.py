@@ -42,9 +42,9 @@ from explain.hooks import HookGroup
 from explain.hooks.attention import attention
 from explain.hooks.capturing import Capture, Source, cut_where_allowed, read_outputs
 from explain.hooks.graph import differentiate, normalises_over_rows
+from explain.hooks.layer_names import place_of
 from explain.hooks.preserve import keeping_state, own_statistics, recording, untouched
 from explain.hooks.unwrap import has_hooks, scripted, sharded
-from explain.layers.calls import split_call
 from explain.layers.grids import NetworkGrids
 from explain.layers.recording import executed_modules
 from explain.relevance.composites import propagate
@@ -277,13 +277,13 @@ class _Passes:
     def _watch(self, group: HookGroup, model: nn.Module, images: int) -> Capture:
         """Hook what the plan needs; return what captures the layers, some of them with gradients."""
         plan = self.plan
-        with_gradients = [split_call(layer, model)[0] for layer in plan.layers]
-        others = [split_call(layer, model)[0] for layer in plan.watched]
+        with_gradients = [place_of(layer, model).layer for layer in plan.layers]
+        others = [place_of(layer, model).layer for layer in plan.watched]
         names = dict.fromkeys(with_gradients + others)
         layers = Capture(group, names, gradients=with_gradients, cut=self.cut, once=True)
         if plan.reruns:
             self.footprint.watch(group, model, images)
-        concepts = {split_call(b.concept.layer, model)[0] for b in plan.backwards if b.concept is not None}
+        concepts = {place_of(b.concept.layer, model).layer for b in plan.backwards if b.concept is not None}
         self._output_nodes = read_outputs(group, concepts, lambda t: (t.grad_fn, t.output_nr, t.shape))
         return layers
 
@@ -417,8 +417,9 @@ class _Passes:
 
     def _pass_channels(self, concept: Concept, resolved: ResolvedTarget, group: HookGroup) -> Node:
         """Let relevance through some channels of a layer alone; return the Node that its output left."""
-        name, number = split_call(concept.layer, self.forward.model)
-        calls = [(node, output, shape) for node, output, shape in self._output_nodes[name] if node is not None]
+        place = place_of(concept.layer, self.forward.model)
+        number = place.call
+        calls = [(node, output, shape) for node, output, shape in self._output_nodes[place.layer] if node is not None]
         must = "concept must name a layer that the score depends on"
         must = f"{must}, got {concept.layer!r}"
         if not calls or (number is not None and number >= len(calls)):

@@ -17,8 +17,8 @@ from explain.engine.ends import outputs_of
 from explain.engine.needs import Backward, NeedAtLayer, at_least_float32
 from explain.hooks import capturing, inspect
 from explain.hooks.attention import AttentionRecord
+from explain.hooks.layer_names import place_of
 from explain.hooks.preserve import detached
-from explain.layers.calls import split_call
 from explain.layers.layouts import Grids, to_spatial
 from explain.relevance import composites, gradient_rules
 from explain.relevance.constants import AddedConstant, added_constants
@@ -176,7 +176,7 @@ class Forward:
         """
         record = self.layers.of(layer)
         if record is None:
-            name, _ = split_call(layer, self.model)
+            name = place_of(layer, self.model).layer
             calls = sum(each.layer == name for each in self.layers.records)
             raise LayerError(capturing.why_not_called(self.model, layer, calls))
         shape = tuple(record.activation.shape)

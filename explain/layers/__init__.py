@@ -4,9 +4,8 @@
                    values decide it; feature maps, laid out and enlarged
     recording      what ran: the calls that a network makes of its modules, and what they return
     located        where in the photo values lie, where shapes leave it open
-    summary        the calls for one image, kept as long as the network is the same
+    summary        the calls for one image, kept as long as the network is the same; which of them a name stands for
     grids          how the maps of a network's layers lie on its input
-    calls          which call of a module the name of a layer stands for
     costs          what share of a pass follows a layer
     frames         where videos have their channels
     stitched       a segmenter on windows of a photo

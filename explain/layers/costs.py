@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from torch import nn
 
 from explain.data.inputs import Inputs
+from explain.hooks.layer_names import place_of
 from explain.hooks.unwrap import submodule
-from explain.layers.calls import split_call
 from explain.layers.summary import summary_of
 
 
@@ -31,7 +31,7 @@ def cost_after(model: nn.Module, inputs: Inputs, layers: Iterable[str]) -> dict[
     total = sum(work)
     found = {}
     for layer in layers:
-        name, number = split_call(layer, model)
-        places = [i for i, call in enumerate(calls) if call.name == name and number in (None, call.number)]
-        found[layer] = sum(work[places[-1] + 1 :]) / total if places and total else 1.0
+        place = place_of(layer, model)
+        numbers = [i for i, call in enumerate(calls) if call.name == place.layer and place.call in (None, call.number)]
+        found[layer] = sum(work[numbers[-1] + 1 :]) / total if numbers and total else 1.0
     return found

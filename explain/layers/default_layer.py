@@ -19,7 +19,7 @@ from explain._utils.rounding import all_cancel
 from explain.data.inputs import Inputs, InputsLike, as_inputs
 from explain.hooks import HookGroup, capturing, preserve
 from explain.hooks.graph import ValueDroppedError, differentiate, graph
-from explain.layers.calls import split_call
+from explain.hooks.layer_names import place_of
 from explain.layers.frames import with_layout
 from explain.layers.grids import NetworkGrids
 from explain.layers.layouts import MAPS, Grid, Size, has_aspect, to_spatial
@@ -391,7 +391,7 @@ def _influences(search: _Search, layers: Sequence[str]) -> dict[str, _Influence]
 
 def _run_backward(model: nn.Module, inputs: Inputs, layers: Sequence[str], score: Score | None) -> _Backward:
     """Run a model, and backward to some layers."""
-    names = dict.fromkeys(split_call(layer, model)[0] for layer in layers)
+    names = dict.fromkeys(place_of(layer, model).layer for layer in layers)
 
     def run(cut: bool) -> tuple[capturing.Capture, Tensor | None, Any]:
         with preserve.untouched(model, grad=not cut), HookGroup(model) as group:
@@ -418,7 +418,7 @@ def _backward_in(
     recorded: ForwardGraph, model: nn.Module, layers: Sequence[str], score: Score | None
 ) -> _Backward | None:
     """Run backward in the graph of a pass to some layers; None where it did not keep the values that this takes."""
-    edges = {layer: edge for layer in layers if (edge := recorded.edge_of(*split_call(layer, model))) is not None}
+    edges = {layer: edge for layer in layers if (edge := recorded.edge_of(place_of(layer, model))) is not None}
     with preserve.untouched(model, grad=True):
         total = _total(score, recorded.output)
         if total is None or not total.requires_grad or not edges:

@@ -1,19 +1,17 @@
 """Where inputs of five dimensions have their channels: behind the frames, or before them."""
 
 import weakref
-from contextlib import suppress
 from dataclasses import replace
-from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from explain._utils.errors import ImageError, warn
 from explain._utils.signals import came_by_signal
 from explain.data.inputs import InputLayout, Inputs, InputsLike, as_inputs
+from explain.hooks.group import HookGroup
 from explain.hooks.preserve import untouched
-from explain.hooks.tracer import Tracer
+from explain.hooks.unwrap import hookable
 from explain.layers.stitched import Stitched
 
 COLOURS = (1, 3)
@@ -62,21 +60,33 @@ def _by_convolution(model: nn.Module, inputs: Inputs) -> InputLayout | None:
     inputs = inputs.first().detached()
     first, second = inputs.x.shape[1:3]
     source = inputs.x.clone().requires_grad_()
+    taken: list[tuple[int, bool, Tensor]] = []
+
+    def note(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        x = args[0]
+        is_map = isinstance(module, nn.Conv2d)
+        dim = x.ndim - (3 if is_map else 4)
+        if not taken:
+            taken.append((x.shape[dim], is_map, x.select(dim, 0).sum()))
+
+    convolutions = [name for name, m in hookable(model).items() if isinstance(m, (nn.Conv2d, nn.Conv3d))]
     try:
-        with untouched(model, grad=True), _FirstConvolution() as tracer, suppress(_ReachedError):
+        with untouched(model, grad=True), HookGroup(model) as group:
+            for name in convolutions:
+                group.forward_pre(name, note)
             inputs.replaced(source).call(model)
-        taken = tracer.taken
-        if taken is None:
+        if not taken:
             return None
-        (gradient,) = torch.autograd.grad(taken[0].sum(), source)
+        channels, is_map, total = taken[0]
+        (gradient,) = torch.autograd.grad(total, source)
     except Exception as error:  # what is wrong with the inputs is said where they are explained
         if came_by_signal(error):
             raise
         return None
-    if len(taken) == 1:
+    if channels == 1:
         of_first = first == 1
         of_second = second == 1
-    elif taken.ndim == 4 and len(taken) == first * second and first > 1:
+    elif is_map and channels == first * second and first > 1:
         return None  # frames and channels are its channels together
     else:
         reached = gradient[0].flatten(2).ne(0).any(2)
@@ -87,26 +97,6 @@ def _by_convolution(model: nn.Module, inputs: Inputs) -> InputLayout | None:
     if of_first == of_second:
         return None
     return "NCTHW" if of_first else "NTCHW"
-
-
-class _ReachedError(BaseException):
-    """Ends a forward pass at a convolution; no ``except Exception`` of the model catches it."""
-
-
-class _FirstConvolution(Tracer):
-    """Ends a forward pass at its first convolution, and keeps what this has ``taken``, its channels first."""
-
-    taken: Tensor | None = None
-
-    def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if func not in (F.conv2d, F.conv3d):
-            return func(*args, **kwargs)
-        places = 2 if func is F.conv2d else 3
-        taken = args[0] if args else kwargs["input"]
-        if taken.ndim > places + 2:
-            return func(*args, **kwargs)
-        self.taken = taken.movedim(-places - 1, 0)
-        raise _ReachedError
 
 
 def _by_lengths(model: nn.Module, first: int, second: int) -> InputLayout:

@@ -7,7 +7,7 @@ from functools import cached_property
 from torch import nn
 
 from explain.data.inputs import Inputs
-from explain.hooks.layer_names import LayerPlace, place_of
+from explain.hooks.layer_names import LayerPlace, name_of, place_of
 from explain.hooks.unwrap import modules_of, submodule
 from explain.layers.layouts import (
     Grid,
@@ -124,7 +124,7 @@ class NetworkGrids(Grids):
             place = self._in_window(layer)
             # A module that has several names was noted under its first.
             name = modules_of(self._model)[submodule(self._model, place.module)]
-            call = None if place.part == "input" else self._summary.call_of(name, place.call)
+            call = self._summary.call_of(place._replace(module=name))
             grid = None if call is None else call.grid
             if call is not None and grid is not None and grid.folded and self.count > 1:
                 chosen = self._summary.chosen
@@ -165,6 +165,15 @@ def grids_of_photo(model: nn.Module, inputs: Inputs) -> Callable[[str, int], Gri
         return grids.of_layer(layer) if is_output else grids.of_tokens(length)
 
     return find
+
+
+def window_calls(model: Stitched, inputs: Inputs, layer: str) -> list[str]:
+    """The calls that the name of a layer stands for in a `Stitched` model: one in each window."""
+    place = place_of(layer, model)
+    count = calls_in_window(model, inputs, model.inside(place).module)
+    number = count - 1 if place.call is None else place.call
+    windows = model.count(tuple(inputs.x.shape[2:]))
+    return [name_of(place._replace(call=window * count + number)) for window in range(windows)]
 
 
 def calls_in_window(model: Stitched, inputs: Inputs, name: str) -> int:

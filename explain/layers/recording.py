@@ -16,6 +16,7 @@ from explain._utils.signals import came_by_signal
 from explain.data.inputs import Inputs
 from explain.hooks import HookGroup
 from explain.hooks.graph import Reach, keeping_values
+from explain.hooks.layer_names import LayerPlace
 from explain.hooks.preserve import untouched
 from explain.hooks.unwrap import hookable, leaves
 from explain.layers import layouts
@@ -107,9 +108,12 @@ class ForwardGraph:
     output: Any
     edges: Mapping[CallKey, GradientEdge]
 
-    def edge_of(self, name: str, number: int | None) -> GradientEdge | None:
-        """Where the tensor of a layer's call with this number is, or of its last."""
-        return [None, *(edge for key, edge in self.edges.items() if key[0] == name and number in (None, key[1]))][-1]
+    def edge_of(self, place: LayerPlace) -> GradientEdge | None:
+        """Where the tensor of a call is, or of the last one of a layer."""
+        edges = [
+            edge for (name, call), edge in self.edges.items() if name == place.layer and place.call in (None, call)
+        ]
+        return edges[-1] if edges else None
 
 
 class ModuleCallRecorder:

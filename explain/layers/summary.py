@@ -1,7 +1,7 @@
 """The summary of a network: its calls for one image, kept as long as its modules are the same."""
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from types import NoneType
 from typing import Any
@@ -11,11 +11,12 @@ from torch import nn
 from explain._utils.errors import ExplainError, keywords
 from explain._utils.signals import came_by_signal
 from explain.data.inputs import Inputs, InputsLike
+from explain.hooks.layer_names import LayerPlace, Where, name_of, place_of, select_places
 from explain.hooks.unwrap import modules_of, unwrapped
 from explain.layers.frames import with_layout
 from explain.layers.layouts import Size
 from explain.layers.located import PLACES, laid_out, locate
-from explain.layers.recording import ForwardGraph, ModuleCall, maps_of, record, tensors_in
+from explain.layers.recording import CallKey, ForwardGraph, ModuleCall, maps_of, record, tensors_in
 from explain.targets.regions import read_class_maps
 
 
@@ -42,9 +43,9 @@ class ForwardSummary:
         """The sizes of all maps, in their order."""
         return list(dict.fromkeys(size for _, size in maps_of(self.calls)))
 
-    def call_of(self, name: str, number: int | None) -> ModuleCall | None:
-        """The call of a layer with this number, or its last."""
-        calls = [call for call in self.calls if call.name == name and number in (None, call.number)]
+    def call_of(self, place: LayerPlace) -> ModuleCall | None:
+        """The call that is meant, or the last one of a layer."""
+        calls = [call for call in self.calls if call.name == place.layer and place.call in (None, call.number)]
         return calls[-1] if calls else None
 
 
@@ -148,3 +149,35 @@ def _summarize_once(model: nn.Module, inputs: Inputs, with_graph: bool) -> Forwa
     rows = [t for t in tensors if t.ndim == 0 or len(t) == len(inputs)]
     gives_scores = any(t.numel() and (t.ndim <= 2 or t.numel() == len(t)) for t in rows)
     return ForwardSummary(tuple(calls), gives_scores, frozenset(answers), len(tensors), tuple(ran), chosen=chosen)
+
+
+def independent_calls(model: nn.Module, inputs: Inputs) -> set[CallKey]:
+    """The calls, by name and number, that did not depend on what is explained but may on other images."""
+    if not inputs.others:
+        return set()
+    return {(call.name, call.number) for call in summary_of(model, inputs).calls if not call.depends}
+
+
+def find_layers(model: nn.Module, inputs: Inputs, where: Where) -> list[str]:
+    """Name the layers that a caller means, in their order; ``name@0`` is the first call of one that is called often.
+
+    ``name:input`` is the first tensor in the input of a layer. A layer that sees several inputs one after the other, of
+    which one is explained, stands for its last call that depends on that one.
+
+    Raises:
+        LayerError: a name or pattern matches nothing, or a module is not part of the model.
+    """
+    found = select_places(model, where)
+    for i, layer in enumerate(found if inputs.others else ()):
+        place = place_of(layer, model)
+        calls = [call for call in summary_of(model, inputs).calls if call.name == place.module and call.depends]
+        if place.call is None and calls and not calls[-1].last:
+            found[i] = name_of(place._replace(call=calls[-1].number))
+    return found
+
+
+def channels_of(model: nn.Module, inputs: Inputs, layers: Iterable[str]) -> dict[str, int]:
+    """How many channels the maps of some layers have, as far as the summary of the network shows."""
+    summary = summary_of(model, inputs)
+    calls = {layer: summary.call_of(place_of(layer, model)) for layer in layers}
+    return {layer: call.shape[call.grid.of_channels] for layer, call in calls.items() if call and call.grid}

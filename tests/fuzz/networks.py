@@ -24,7 +24,7 @@ from torch import Tensor
 
 import explain
 from explain import ExplainError, ExplainWarning
-from explain.layers.calls import split_call
+from explain.hooks.layer_names import place_of
 from explain.methods import LRP, DeepLIFT, DeepLIFTSHAP
 from explain.methods.base import MethodLike, get_method
 from explain.relevance import COMPOSITES
@@ -418,7 +418,9 @@ def _rescales_noise(ready: Ready) -> bool:
 
 def _is_left_open(ready: Ready, layer: str) -> bool:
     """Whether a layer that has no layout of its own is taken to have its channels last, by the shape of its map."""
-    name, number = split_call(layer)
+    place = place_of(layer)
+    name = place.layer
+    number = place.call
     module = ready.model.get_submodule(name)
     name = next(known for known, each in ready.model.named_modules() if each is module)
     calls = [c for c in explain.list_layers(ready.model, ready.given(ready.x)) if c.name == name]

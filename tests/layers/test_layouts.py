@@ -13,8 +13,8 @@ import explain
 from explain import LayerError
 from explain.data.inputs import as_inputs
 from explain.layers import default_layer, list_layers
-from explain.layers.calls import channels_of
 from explain.layers.layouts import Grid
+from explain.layers.summary import channels_of
 from explain.methods import GradCAM
 
 SIGNED = GradCAM(relu=False)
