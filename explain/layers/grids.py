@@ -12,7 +12,6 @@ from explain.hooks.unwrap import modules_of, submodule
 from explain.layers.layouts import (
     Grid,
     Grids,
-    JointTokens,
     Layout,
     Size,
     find_grid,
@@ -22,8 +21,10 @@ from explain.layers.layouts import (
     read_map,
 )
 from explain.layers.located import FOLDED, PLACES, Places, folded_by_time, locate
+from explain.layers.recording import ModuleCall
 from explain.layers.stitched import Stitched
 from explain.layers.summary import ForwardSummary, summary_of
+from explain.targets.answer import JointTokens
 
 
 class NetworkGrids(Grids):
@@ -41,7 +42,6 @@ class NetworkGrids(Grids):
         super().__init__(tuple(inputs.x.shape[2:]), len(inputs))
         self._model = model
         self._inputs = inputs
-        self._seen: dict[str, tuple[Grid | None, str]] = {}
         self._by_shape: dict[tuple[Size, str | None], Grid | None] = {}
 
     @cached_property
@@ -49,10 +49,18 @@ class NetworkGrids(Grids):
         return summary_of(self._model, self._inputs)
 
     def of_layer(self, layer: str) -> Grid | None:
-        return self._look(layer)[0]
+        call = self._call(layer)
+        grid = None if call is None else call.grid
+        if call is None or grid is None or not grid.folded or self.count == 1:
+            return grid
+        chosen = self._summary.chosen
+        if FOLDED not in chosen:
+            chosen[FOLDED] = folded_by_time(self._model, self._inputs.detached(), self._summary.calls)
+        return replace(grid, folded="by time") if call.key in chosen[FOLDED] else grid
 
     def doubt_about(self, layer: str) -> str:
-        return self._look(layer)[1]
+        call = self._call(layer)
+        return "" if call is None else call.doubt
 
     def of_tokens(self, length: int) -> Grid | None:
         summary = self._summary
@@ -64,17 +72,11 @@ class NetworkGrids(Grids):
 
     @cached_property
     def joint(self) -> JointTokens | None:
-        of_text = getattr(self._model, "joint_tokens", None)
-        if of_text is None:
-            return None
-        length, photo, read, size = of_text
-        if size is None:  # they lie as the photo does, behind extra ones
-            grid = find_grid((1, len(photo), 1), self.size)
-            if grid is None:
-                return None
-            photo = photo[grid.skip :]
-            size = grid.size
-        return JointTokens(length, photo, read, size)
+        joint: JointTokens | None = getattr(self._model, "joint_tokens", None)
+        if joint is None or joint.size:
+            return joint
+        grid = find_grid((1, len(joint.photo), 1), self.size)  # they lie as the photo does, behind extra ones
+        return None if grid is None else joint._replace(photo=joint.photo[grid.skip :], size=grid.size)
 
     def grid(self, shape: Size, layer: str | None = None) -> Grid | None:
         if (shape, layer) not in self._by_shape:
@@ -119,21 +121,11 @@ class NetworkGrids(Grids):
             return place
         return place._replace(call=place.call % calls_in_window(self._whole, self._whole_inputs, place.module))
 
-    def _look(self, layer: str) -> tuple[Grid | None, str]:
-        if layer not in self._seen:
-            place = self._in_window(layer)
-            # A module that has several names was noted under its first.
-            name = modules_of(self._model)[submodule(self._model, place.module)]
-            call = self._summary.call_of(place._replace(module=name))
-            grid = None if call is None else call.grid
-            if call is not None and grid is not None and grid.folded and self.count > 1:
-                chosen = self._summary.chosen
-                if FOLDED not in chosen:
-                    chosen[FOLDED] = folded_by_time(self._model, self._inputs.detached(), self._summary.calls)
-                if call.key in chosen[FOLDED]:
-                    grid = replace(grid, folded="by time")
-            self._seen[layer] = grid, "" if call is None else call.doubt
-        return self._seen[layer]
+    def _call(self, layer: str) -> ModuleCall | None:
+        """The call of a layer in the summary, where a module that has several names is under its first."""
+        place = self._in_window(layer)
+        name = modules_of(self._model)[submodule(self._model, place.module)]
+        return self._summary.call_of(place._replace(module=name))
 
     def _of_input(self, shape: Size) -> Grid | None:
         """The grid of what a layer is given: by the input's aspect ratio, and of tokens by their number."""

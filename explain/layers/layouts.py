@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from explain._utils.errors import LayerError
 from explain.relevance.positions import Positions, averaged
+from explain.targets.answer import JointTokens
 
 Size = tuple[int, ...]
 """Height and width; of a video, frames before them."""
@@ -331,19 +332,6 @@ def frames_in_batch(shape: Size, size: Size, count: int = 1) -> int | None:
     """
     of_frames = len(size) == 3 and len(shape) in (3, 4) and shape[0] == count * size[0]
     return size[0] if of_frames else None
-
-
-@dataclass(frozen=True)
-class JointTokens:
-    """Tokens of a photo in a sequence of ``length`` with those of a text: where they are, and how they lie.
-
-    ``read`` are the tokens that the text's next ones are read from, of each image or of all alike.
-    """
-
-    length: int
-    photo: Sequence[int]
-    read: Sequence[Sequence[int]]
-    size: Size
 
 
 @dataclass(eq=False)

@@ -115,18 +115,13 @@ def summary_is_current(model: nn.Module, inputs: Inputs, ran: Sequence[str]) -> 
 
 def summarize(model: nn.Module, inputs: Inputs, *, whole: bool = False, with_graph: bool = False) -> ForwardSummary:
     """Run a network on one image and record every call; one exported for a fixed number of images, on all of them."""
-    failed = None
-    try:
-        if not whole:
+    if not whole:
+        try:
             return _summarize_once(model, inputs.first(), with_graph)
-    except Exception as error:
-        if isinstance(error, ExplainError) or len(inputs) == 1 or came_by_signal(error):
-            raise
-        failed = error
-    try:
-        return replace(_summarize_once(model, inputs, with_graph), alone=False)
-    except Exception as error:
-        raise error if failed is None or came_by_signal(error) else failed from None
+        except Exception as error:
+            if isinstance(error, ExplainError) or len(inputs) == 1 or came_by_signal(error):
+                raise
+    return replace(_summarize_once(model, inputs, with_graph), alone=False)
 
 
 def _summarize_once(model: nn.Module, inputs: Inputs, with_graph: bool) -> ForwardSummary:

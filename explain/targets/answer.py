@@ -8,7 +8,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -159,18 +159,27 @@ def _log_probabilities(
     return {"answer": torch.stack([of_tokens[:, places].sum(1) for places in parts], 1)}
 
 
-def _joint_tokens(model: nn.Module, inputs: Inputs, answered: int) -> tuple[Any, ...] | None:
-    """What `Grids` says of a photo's tokens before those of an answer, if the prompt has a place for each of them.
+class JointTokens(NamedTuple):
+    """Tokens of a photo in a sequence of ``length`` with those of a text: where they are, and how they lie.
 
-    It is the number of all tokens, where those of the photo are and those that the answer's are read from, and how the
-    photo's lie, where neighbouring patches make one token.
+    ``read`` are the tokens that the text's next ones are read from, of each image or of all alike.
     """
+
+    length: int
+    photo: Sequence[int]
+    read: Sequence[Sequence[int]]
+    size: tuple[int, ...] = ()
+    """Their rows and columns, where neighbouring patches make one token; empty where they lie as the photo does."""
+
+
+def _joint_tokens(model: nn.Module, inputs: Inputs, answered: int) -> JointTokens | None:
+    """The photo's tokens before those of an answer, if the prompt has a place for each of them."""
     ids = inputs.kwargs["input_ids"]
     of_photo = torch.isin(ids, _image_ids(model, ids.device))
     places = of_photo[0].nonzero()[:, 0].tolist()
     if not places or not bool((of_photo == of_photo[0]).all()):
         return None
-    size = None
+    size: tuple[int, ...] = ()
     if "image_grid_thw" in inputs.kwargs:
         _, rows, columns = inputs.kwargs["image_grid_thw"][0].tolist()
         merge = round((rows * columns / len(places)) ** 0.5)
@@ -178,7 +187,7 @@ def _joint_tokens(model: nn.Module, inputs: Inputs, answered: int) -> tuple[Any,
     starts = (_ends(inputs.kwargs) - answered - 1).tolist()
     if len(set(starts)) == 1:
         starts = starts[:1]
-    return ids.shape[1], places, [range(start, start + answered) for start in starts], size
+    return JointTokens(ids.shape[1], places, [range(start, start + answered) for start in starts], size)
 
 
 def _logits(output: Any, count: int) -> torch.Tensor:
