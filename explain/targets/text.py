@@ -9,7 +9,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -109,11 +109,16 @@ def is_image_text(model: nn.Module) -> bool:
     return _functions(model) is not None
 
 
-def image_scorer(model: nn.Module, texts: Sequence[Text] = (), labels: Sequence[str] | None = None) -> nn.Module:
+def image_scorer(
+    model: nn.Module,
+    texts: Sequence[Text] = (),
+    labels: Sequence[str] | None = None,
+    words: "Mapping[str, _Words] | None" = None,
+) -> nn.Module:
     """Return a model of photos alone: the same modules under the same names, with the scores of texts as its output.
 
     ``labels`` are the texts of zero-shot classes, with the class scores ``(N, K)`` as "logits"; they replace those that
-    a scorer has. The features of texts are computed once, here.
+    a scorer has. The features of texts are computed once, here; those of texts with ``words`` from their embeddings.
 
     Raises:
         ModelError: not an image-text model, or one without the tokenizer that a text needs.
@@ -123,12 +128,12 @@ def image_scorer(model: nn.Module, texts: Sequence[Text] = (), labels: Sequence[
         raise ModelError(f"model must have features of photos and of texts for a text as the target, got {got}")
     scorer = copy.copy(model)  # its modules, parameters and hooks are those of the model
     with torch.no_grad(), untouched(model):
-        forward: Any = model.__dict__.get("forward")
-        before = forward.args[1].labels if isinstance(forward, partial) and forward.func is _scores else None
-        of_labels = before if labels is None else _features(model, [Text(label) for label in labels])
-        known = {text.name: _features(model, [text])[0] for text in texts}
-    words = {text.name: _Words(model, text) for text in texts if text.words}
-    scorer.forward = partial(_scores, scorer, _Scored(of_labels, known, words))
+        of_labels = getattr(model, "features_of_labels", None)
+        if labels is not None:
+            of_labels = _features(model, [Text(label) for label in labels])
+        of_texts = {text.name: _features(model, [text])[0] for text in texts}
+    scorer.features_of_labels = of_labels
+    scorer.forward = partial(_scores, scorer, of_texts, words or {})
     return scorer
 
 
@@ -139,22 +144,13 @@ def with_texts(model: nn.Module, inputs: Inputs, targets: Sequence[Target]) -> P
         return model, inputs, {}
     if len(inputs.paths) + len(inputs.others) > 1:
         raise TargetError(f"target {texts[0].name!r} must have the photo as the only input, got {inputs}; give x alone")
-    scorer = image_scorer(model, texts)
-    words: Mapping[str, _Words] = cast(Any, scorer.forward).args[1].words
+    words = {text.name: _Words(model, text) for text in texts if text.words} if is_image_text(model) else {}
+    scorer = image_scorer(model, texts, words=words)
     if not words:
         return scorer, Inputs((inputs.x,)), {}
     embedded = {name: each.embedded.expand(len(inputs), -1, -1).to(inputs.x) for name, each in words.items()}
     tokens = {name: each.tokens for name, each in words.items()}
     return scorer, Inputs((inputs.x,), embedded, explained=[0, *embedded]), tokens
-
-
-@dataclass(frozen=True, eq=False)
-class _Scored:
-    """What a scorer scores: the features of labels ``(K, D)`` and of each text ``(D,)``, and words to explain."""
-
-    labels: torch.Tensor | None
-    known: Mapping[str, torch.Tensor]
-    words: "Mapping[str, _Words]"
 
 
 class _Words:
@@ -196,15 +192,25 @@ def _functions(model: nn.Module) -> tuple[Any, Any] | None:
     return next((pair for pair in pairs if all(map(callable, pair))), None)
 
 
-def _scores(scorer: nn.Module, scored: _Scored, x: torch.Tensor, /, **words: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The output of a scorer: logits of labels ``(N, K)``, and of each text ``(N, 1, 1)``, which is no class."""
+def _scores(
+    scorer: nn.Module,
+    of_texts: Mapping[str, torch.Tensor],
+    with_words: Mapping[str, _Words],
+    x: torch.Tensor,
+    /,
+    **words: torch.Tensor,
+) -> dict[str, torch.Tensor]:
+    """The output of a scorer: logits of labels ``(N, K)``, and of each text ``(N, 1, 1)``, which is no class.
+
+    ``of_texts`` has the features of each text ``(D,)``; ``words`` are other embeddings of some.
+    """
     photos = F.normalize(_pooled(_functions(scorer)[0](x)), dim=-1)  # type: ignore[index]
-    labels = scored.labels
+    labels: Any = scorer.features_of_labels
     output = {} if labels is None else {"logits": _similarity(scorer, photos @ labels.to(photos).T)}
-    for name, features in scored.known.items():
+    for name, features in of_texts.items():
         texts = features.to(photos)
         if name in words:
-            texts = F.normalize(scored.words[name].features(scorer, words[name]), dim=-1)
+            texts = F.normalize(with_words[name].features(scorer, words[name]), dim=-1)
         output[name] = _similarity(scorer, (photos * texts).sum(-1))[:, None, None]
     return output
 
