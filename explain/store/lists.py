@@ -13,7 +13,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from explain._utils.errors import ExplainError, ImageError, RunError, did_you_mean, shown
+from explain._utils.errors import ExplainError, ImageError, RunError, shown
 from explain.data.opening import EXTENSIONS
 from explain.store.sources import (
     Columns,
@@ -23,16 +23,13 @@ from explain.store.sources import (
     Folder,
     Photos,
     Source,
-    as_boxes,
     as_label,
+    content_of,
     each_label,
     stamp,
     text,
 )
 
-PATHS = ("path", "image", "file", "filename", "photo")
-LABELS = ("label", "class", "target")
-EDGES = ("x0", "y0", "x1", "y1")
 ENDINGS = (".csv", ".tsv", ".json", ".jsonl")
 
 
@@ -83,24 +80,16 @@ class PhotoList(Source):
         return found
 
     def _entry(self, row: Any) -> Entry:
-        cells = {"path": row} if isinstance(row, str) else row
-        if not isinstance(cells, Mapping):
+        if not isinstance(row, (str, Mapping)):
             raise RunError(f'must be an object or a path, got {type(row).__name__}; write it as {{"path": ...}}')
-        cells = {str(key).strip().lower(): value for key, value in cells.items() if value not in (None, "")}
-        name = next((cells[key] for key in PATHS if cells.get(key)), None)
-        if name is None:
-            raise RunError(f"must have a path, but has none; {did_you_mean('path', cells)}, and path is needed")
-        label = next((cells[key] for key in LABELS if key in cells), None)
+        content = content_of({"path": row} if isinstance(row, str) else row)
+        name = str(content.image)
+        label = content.label
         if isinstance(label, str):  # a table has text only: a whole number is the number of a class
             label = label.strip()
             label = int(label) if label.isdecimal() else label
-        boxes = cells.get("boxes", ())
-        if isinstance(boxes, str):
-            boxes = json.loads(boxes)
-        if not boxes and any(edge in cells for edge in EDGES):
-            boxes = [cells.get(edge) for edge in EDGES]
-        path = self.file.parent / str(name)
-        return Entry(text(str(name)), str(path), text(path), None, as_label(label), as_boxes(boxes))
+        path = self.file.parent / name
+        return Entry(text(name), str(path), text(path), None, as_label(label), content.boxes)
 
     def _rows(self) -> list[Any]:
         ending = self.file.suffix.lower()
@@ -220,13 +209,13 @@ def _labelled(entry: Entry, files: Mapping[str, Any]) -> Entry:
     """The entry with its label and boxes, or with a problem if they cannot be read."""
     try:
         about = json.loads(files["json"]) if "json" in files else {}
-        about = about if isinstance(about, dict) else {}
-        label = as_label(about.get("label"))
+        content = content_of({**about, "path": entry.name} if isinstance(about, dict) else entry.name)
+        label = content.label
         if "cls" in files:
             label = as_label(int(files["cls"].decode("ascii").strip()))
         elif "txt" in files:
             label = files["txt"].decode("utf-8").strip()
-        return replace(entry, label=label, boxes=as_boxes(about.get("boxes")))
+        return replace(entry, label=label, boxes=content.boxes)
     except (ValueError, ExplainError, RecursionError) as error:
         return Entry(entry.name, problem=f"label of {entry.name!r} cannot be read ({error}); pack the shard again")
 

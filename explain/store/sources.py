@@ -180,12 +180,15 @@ def path_of(stored: str) -> str:
     return os.fsdecode(named)
 
 
-IMAGES = ("image", "img", "photo", "picture", "pixel_values", "x")
+IMAGES = ("path", "image", "img", "file", "filename", "photo", "picture", "pixel_values", "x")
 LABELS = ("label", "labels", "class", "fine_label", "target", "y")
+EDGES = ("x0", "y0", "x1", "y1")
 
 
 def content_of(item: Any, image: str | None = None, label: str | None = None) -> Content:
     """Return what an item holds: an image, a pair of an image and a label, or a dictionary with both.
+
+    A dictionary may have ``boxes``, perhaps as JSON, or the edges of one: ``x0``, ``y0``, ``x1``, ``y1``.
 
     Args:
         item: what a data set or a list gives.
@@ -198,16 +201,30 @@ def content_of(item: Any, image: str | None = None, label: str | None = None) ->
     3
     """
     if isinstance(item, Mapping):
-        key = image or next((name for name in IMAGES if name in item), None)
-        named = label or next((name for name in LABELS if name in item), None)
-        if key is None or item.get(key) is None:
-            known = ", ".join(map(str, item))
-            raise ImageError(f"item must have an image under one of {', '.join(IMAGES)}, got {known}")
-        about = as_label(None if named is None else item[named])
-        return Content(as_image(item[key]), about, as_boxes(item.get("boxes")))
+        cells = {key: value for key, value in item.items() if value is not None and not _is_blank(value)}
+        usual = {str(key).strip().lower(): value for key, value in cells.items()}
+        photo = cells.get(image, _first(usual, IMAGES))
+        if photo is None:
+            raise ImageError(
+                f"item must have an image under one of {', '.join(IMAGES)}, got {', '.join(map(str, item))}"
+            )
+        boxes = usual.get("boxes", ())
+        if isinstance(boxes, str):
+            boxes = json.loads(boxes)
+        if usual.keys() & EDGES and not len(boxes):
+            boxes = [usual.get(edge) for edge in EDGES]
+        return Content(as_image(photo), as_label(cells.get(label, _first(usual, LABELS))), as_boxes(boxes))
     if isinstance(item, (tuple, list)) and item and not isinstance(item[0], (int, float)):
         return Content(as_image(item[0]), as_label(item[1] if len(item) > 1 else None))
     return Content(as_image(item))
+
+
+def _is_blank(value: Any) -> bool:
+    return isinstance(value, str) and not value.strip()
+
+
+def _first(cells: Mapping[str, Any], names: Iterable[str]) -> Any:
+    return next((cells[name] for name in names if name in cells), None)
 
 
 def as_image(value: Any) -> Any:

@@ -125,7 +125,7 @@ def test_json_lists_hold_the_same(tmp_path: Path) -> None:
         ("a.csv", "path,x0,y0,x1,y1\na.png,5,0,2,2\n", "photo 1: boxes must"),
         ("a.csv", "path,boxes\na.png,[1\n", r"photo 1: Expecting"),
         ("a.csv", "path,x0\na.png,5\n", "photo 1: boxes must"),
-        ("a.csv", "pth,label\na.png,cat\n", "did you mean 'pth'"),
+        ("a.csv", "pth,label\na.png,cat\n", "must have an image under one of path"),
         ("a.json", '{"a.png": 1}', "source .* must hold a JSON list"),
         ("a.json", "[1", "Expecting"),
         ("a.json", "[1]", "photo 1: must"),
