@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     Future: TypeAlias = torch.futures.Future[torch.Tensor]
     Hook: TypeAlias = Callable[[Any, GradBucket], Future]
+    Exchange: TypeAlias = Callable[[Any, GradBucket], tuple[Future, int | None]]
+    """Starts the exchange of a bucket; returns the future of what takes its place, and the bytes sent, if known."""
 
 Ready = Literal["allreduce", "fp16", "bf16", "powersgd"]
 READY: tuple[Ready, ...] = get_args(Ready)
@@ -111,16 +113,17 @@ def communicate(
         raise HookError(f"options are for 'powersgd' only, got {sorted(options)}; leave them out for {title}")
     if state is not None and isinstance(how, (str, Codec)):
         raise HookError(f"state must be for hooks (state, bucket) -> Future, got one for {title}; leave it out")
-    recorder = Recorder()
     group = model.process_group
     if isinstance(how, Codec):
-        hook = _codec_hook(how, group, recorder)
+        exchange = _of_codec(how, group)
     elif isinstance(how, str):
-        state, hook = _ready_hook(how, options, group, recorder)
+        state, exchange = _of_torch(how, options, group)
     elif callable(how):
-        hook = _own_hook(how, group, recorder)
+        exchange = _of_caller(how, group)
     else:
         raise HookError(f"how must be one of {', '.join(READY)}, a Codec or a hook (state, bucket), got {how!r}")
+    recorder = Recorder()
+    hook = _recorded(exchange, recorder)
     # DDP checks these annotations, and knows the types by no other names.
     hook.__annotations__ = {"bucket": getattr(dist, "GradBucket"), "return": torch.futures.Future[torch.Tensor]}  # noqa: B009
     try:
@@ -131,61 +134,76 @@ def communicate(
     return recorder
 
 
-def _ready_hook(name: str, options: dict[str, Any], group: dist.ProcessGroup, recorder: Recorder) -> tuple[Any, "Hook"]:
-    """One of torch's own hooks, and the state that it keeps."""
+def _recorded(exchange: "Exchange", recorder: Recorder) -> "Hook":
+    """A communication hook that makes an exchange, and notes what it took."""
+
+    def hook(state: Any, bucket: "GradBucket") -> "Future":
+        start = time.perf_counter()
+        buffer = bucket.buffer()
+        norm = torch.linalg.vector_norm(buffer, dtype=torch.float64).item()
+        future, bytes_sent = exchange(state, bucket)
+
+        def note(finished: "Future") -> torch.Tensor:
+            seconds = time.perf_counter() - start
+            recorder.buckets.append(Sent(bucket.index(), buffer.nbytes, bytes_sent, seconds, norm))
+            value: Any = finished.value()
+            return cast(torch.Tensor, value[0] if isinstance(value, (tuple, list)) else value)
+
+        return cast("Future", future.then(note))
+
+    return hook
+
+
+def _of_torch(name: str, options: dict[str, Any], group: dist.ProcessGroup) -> "tuple[Any, Exchange]":
+    """The exchange of one of torch's own hooks, and the state that it keeps."""
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
     if name not in READY:
         raise HookError(f"how {name!r} is unknown; {did_you_mean(name, READY)}")
     state: Any = group
+    ready: Any = getattr(default_hooks, "allreduce_hook" if name == "allreduce" else f"{name}_compress_hook", None)
     if name == "powersgd":
-        ready: Any = powerSGD_hook.powerSGD_hook
+        ready = powerSGD_hook.powerSGD_hook
         state = powerSGD_hook.PowerSGDState(process_group=group, **options)
-    else:
-        ready = getattr(default_hooks, "allreduce_hook" if name == "allreduce" else f"{name}_compress_hook")
     # PowerSGD's callbacks wait for further messages on the threads that deliver them. Gloo has two: with two buckets
     # under way nothing is left to deliver it, and all ranks wait forever. So there is one bucket under way at a time.
     one_by_one = name == "powersgd" and dist.get_backend(group) == "gloo"
 
-    def hook(state: Any, bucket: "GradBucket") -> "Future":
-        done = _recording(recorder, bucket)
+    def exchange(state: Any, bucket: "GradBucket") -> "tuple[Future, None]":
         future = ready(state, bucket)
         if one_by_one:
             future.wait()
-        return cast("Future", future.then(lambda finished: done(finished.value())))
+        return future, None
 
-    return state, hook
+    return state, exchange
 
 
-def _own_hook(fn: "Hook", group: dist.ProcessGroup, recorder: Recorder) -> "Hook":
-    """A hook of the user's, recorded, and named when it fails."""
+def _of_caller(fn: "Hook", group: dist.ProcessGroup) -> "Exchange":
+    """The exchange of a hook of the user's, which is named when it fails."""
     guarded = guard.Hook(fn, f"rank {group.rank()} of {group.size()}", "communication")
     guarded.must_take("state", "bucket")
 
-    def hook(state: Any, bucket: "GradBucket") -> "Future":
-        done = _recording(recorder, bucket)
+    def exchange(state: Any, bucket: "GradBucket") -> "tuple[Future, None]":
         future = guarded(state, bucket)
         if not isinstance(future, torch._C.Future):
             raise HookError(f"{guarded} must return a torch.futures.Future, got {type(future).__name__}")
-        return cast("Future", future.then(lambda finished: done(finished.value())))
+        return cast("Future", future), None
 
-    return hook
+    return exchange
 
 
-def _codec_hook(codec: Codec, group: dist.ProcessGroup, recorder: Recorder) -> "Hook":
-    """A hook that sends what the codec encoded, and averages before or after it is decoded."""
+def _of_codec(codec: Codec, group: dist.ProcessGroup) -> "Exchange":
+    """An exchange that sends what the codec encoded, and averages before or after it is decoded."""
 
-    def hook(state: Any, bucket: "GradBucket") -> "Future":
-        done = _recording(recorder, bucket)
+    def exchange(state: Any, bucket: "GradBucket") -> "tuple[Future, int]":
         buffer = bucket.buffer()
         encoded = _together(group, "encode", lambda: _tensor(codec.encode(buffer.clone())))
         exchanged = _exchange(group, codec, encoded)
-        average = _together(group, "decode", lambda: _average(exchanged, codec, buffer))
         future: Future = torch.futures.Future()
-        future.set_result(done(average, encoded.numel() * encoded.element_size()))
-        return future
+        future.set_result(_together(group, "decode", lambda: _average(exchanged, codec, buffer)))
+        return future, encoded.nbytes
 
-    return hook
+    return exchange
 
 
 def _exchange(group: dist.ProcessGroup, codec: Codec, encoded: torch.Tensor) -> list[torch.Tensor]:
@@ -212,20 +230,6 @@ def _average(exchanged: list[torch.Tensor], codec: Codec, like: torch.Tensor) ->
     return total
 
 
-def _recording(recorder: Recorder, bucket: "GradBucket") -> Callable[..., torch.Tensor]:
-    """A function that passes the finished bucket on, and notes what it took since now."""
-    start = time.perf_counter()
-    buffer = bucket.buffer()
-    norm = torch.linalg.vector_norm(buffer, dtype=torch.float64).item()
-
-    def done(value: Any, bytes_sent: int | None = None) -> torch.Tensor:
-        seconds = time.perf_counter() - start
-        recorder.buckets.append(Sent(bucket.index(), buffer.nbytes, bytes_sent, seconds, norm))
-        return cast(torch.Tensor, value[0] if isinstance(value, (tuple, list)) else value)
-
-    return done
-
-
 def _tensor(value: Any) -> torch.Tensor:
     if not isinstance(value, torch.Tensor):
         raise TypeError(f"a tensor must be returned, got {type(value).__name__}")
@@ -235,14 +239,13 @@ def _tensor(value: Any) -> torch.Tensor:
 def _together(group: dist.ProcessGroup, name: str, work: Callable[[], torch.Tensor]) -> torch.Tensor:
     """Do some work on every rank, and raise on all of them if it failed on one, or if results differ in their kind."""
     result = torch.empty(0)
-    outcome = ""
     try:
         result = work()
-        outcome = f"{tuple(result.shape)} {result.dtype}"
         failed = False
+        outcome = f"{tuple(result.shape)} {result.dtype}"
     except Exception as error:
-        outcome = f"{name} {raised(error)}"
         failed = True
+        outcome = f"{name} {raised(error)}"
     outcomes: list[Any] = [None] * group.size()
     dist.all_gather_object(outcomes, (failed, outcome), group=group)
     for rank, (has_failed, problem) in enumerate(outcomes):
