@@ -41,7 +41,7 @@ class AttentionRecord:
         else:
             self.query, self.key = _multiplied(node)
         self.weights = scores.softmax(-1) if self.fused else node._saved_result.detach().clone()
-        group.node_pre(node, self._take)
+        group.put_node(node, self._take, pre=True)
 
     def _take(self, grad_outputs: tuple[torch.Tensor | None, ...]) -> None:
         arrived = grad_outputs[0]

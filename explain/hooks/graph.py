@@ -169,10 +169,13 @@ class Reach:
     """
 
     def __init__(self, leaves: Iterable[torch.Tensor], ends: Iterable[Node] = (), since: int = 0) -> None:
-        self._leaves = {id(leaf): leaf for leaf in leaves}
-        made = (leaf.grad_fn for leaf in self._leaves.values() if leaf.grad_fn is not None)  # of the caller's graph
-        self._known = dict.fromkeys((*ends, *made), True)
+        self._leaves: dict[int, torch.Tensor] = {}
+        self._known = dict.fromkeys(ends, True)
         self._since = since
+        for leaf in leaves:
+            self._leaves[id(leaf)] = leaf
+            if leaf.grad_fn is not None:  # of the caller's graph
+                self._known[leaf.grad_fn] = True
 
     def of(self, node: Node | None) -> bool:
         if node is None:
@@ -181,13 +184,24 @@ class Reach:
         waiting = [node]
         while waiting:  # without recursion, since networks are deep
             last = waiting[-1]
-            recent = last not in known and last._sequence_nr() >= self._since
-            parents = [parent for parent, _ in last.next_functions if parent is not None] if recent else []
-            unknown = [parent for parent in parents if parent not in known]
-            waiting += unknown
-            if not unknown:
-                ends_at = getattr(waiting.pop(), "variable", None)  # of the Node that accumulates a leaf's gradient
-                known.setdefault(last, id(ends_at) in self._leaves or any(known[parent] for parent in parents))
+            if last in known or last._sequence_nr() < self._since:
+                known.setdefault(last, False)
+                waiting.pop()
+                continue
+            leads = (
+                id(getattr(last, "variable", None)) in self._leaves
+            )  # of the Node that accumulates a leaf's gradient
+            count = len(waiting)
+            for parent, _ in last.next_functions:
+                if parent is None:
+                    continue
+                if parent not in known:
+                    waiting.append(parent)
+                elif known[parent]:
+                    leads = True
+            if len(waiting) == count:
+                known[last] = leads
+                waiting.pop()
         return known[node]
 
 

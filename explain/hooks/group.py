@@ -228,6 +228,11 @@ class HookGroup(SignalSafe["HookGroup"]):
         """
         self._undo += (*undo, Registered(fn, register, self._thread).handle.remove)
 
+    def put_node(self, node: Node, fn: Callable[..., Any], *, pre: bool = False) -> None:
+        """Register a hook of this package on a Node, as `node` or, with ``pre``, `node_pre`, in every thread."""
+        register = node.register_prehook if pre else node.register_hook
+        self._undo += ([node].clear, Registered(fn, register, None).handle.remove)
+
     def put_swap(self, module: nn.Module, swap: "InputSwap") -> None:
         """Replace tensors in a module's inputs until its call ends."""
         self.put(partial(module.register_forward_pre_hook, with_kwargs=True), swap.enter)
@@ -387,8 +392,9 @@ class HookGroup(SignalSafe["HookGroup"]):
         Of several with the same function, or on the same place, it is enough that one has fired: layers that were not
         used are then no surprise.
         """
-        fired = {kind for handle in self._handles if handle.fired for kind in _kinds(handle)}
-        unfired = [handle for handle in self._handles if handle.hooks and not _kinds(handle) & fired]
+        handles = [handle for handle in self._handles if handle.hooks]
+        fired = {kind for handle in handles if handle.fired for kind in _kinds(handle)}
+        unfired = [handle for handle in handles if not _kinds(handle) & fired]
         if not unfired or not (fired or self._signs_of_work() != self._signs_at_first_hook):
             return None
         more = f"; nor did {len(unfired) - 1} more" if len(unfired) > 1 else ""

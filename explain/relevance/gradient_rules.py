@@ -103,7 +103,7 @@ def apply_rule(rule: Rule, group: HookGroup, score: Tensor, noted: Mapping[Node,
     missed = Counter[str]()
     for operation in operations_of(graph(score), noted):
         if rule.covers(operation):
-            group.node(operation.node, partial(rule.backward, operation))
+            group.put_node(operation.node, partial(rule.backward, operation))
             covered[operation.kind] += 1
         else:
             missed[operation.kind] += 1

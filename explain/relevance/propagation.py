@@ -77,7 +77,7 @@ class RelevanceFlow:
             changed[step.output] = None if inside is None else inside.to(arrived.dtype)
             return tuple(changed)
 
-        self.group.node_pre(step.node, arrive)
+        self.group.put_node(step.node, arrive, pre=True)
 
     def close(self) -> None:
         """Reset the entrances that the pass did not come by."""
@@ -217,7 +217,7 @@ def pass_channels(group: HookGroup, node: Node, output: int, channels: Sequence[
             changed[output] = torch.zeros_like(arrived).index_copy(dim, kept, arrived.index_select(dim, kept))
         return tuple(changed)
 
-    group.node_pre(node, arrive)
+    group.put_node(node, arrive, pre=True)
 
 
 def stop_other_paths(group: HookGroup, node: Node, after: Mapping[Node, Sequence[Node]]) -> None:
@@ -238,7 +238,7 @@ def stop_other_paths(group: HookGroup, node: Node, after: Mapping[Node, Sequence
     for each in leading - {node}:
         others = {i for i, (before, _) in enumerate(each.next_functions) if before and before not in leading}
         if others:
-            group.node(each, partial(stop, others))
+            group.put_node(each, partial(stop, others))
 
 
 def with_merged_maps(
