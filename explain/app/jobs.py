@@ -23,7 +23,7 @@ from explain.explanation.explainer import Explainer
 from explain.explanation.explanation import Explanation
 from explain.layers import default_layer, list_layers
 from explain.methods.base import Method, get_method, options, uses_layer
-from explain.report.item import STEPS, Detail, as_drawn, curve, item, map_info, method_info, passes_run, plane
+from explain.report.item import STEPS, Detail, as_drawn, curves, item, map_info, method_info, passes_run, plane
 from explain.targets import Detections, Segmentation, Target, detector_outputs
 from explain.targets.text import Text, is_image_text
 
@@ -458,11 +458,14 @@ class CheckJob(Job):
         return {"verdict": verdict[method].to_dict()}
 
     def _curve(self) -> dict[str, Any]:
-        key = (self.request.target, self.request.method)
-        curves = self._answer.curves
-        if key not in curves:
-            computed = curve(self._answer.explanation, *key, STEPS, self.progress)
-            if computed is None:
+        target = self.request.target
+        method = self.request.method
+        known = self._answer.curves
+        if (target, method) not in known:
+            explanation = self._answer.explanation
+            maps = {method: explanation.results[target][method]}
+            computed = curves(explanation, target, maps, STEPS, self.progress)
+            if not computed:
                 raise ExplainError("map must be of a class and one crop to have curves, got another; choose a class")
-            curves[key] = computed
-        return {"curve": curves[key]}
+            known[target, method] = computed[method]
+        return {"curve": known[target, method]}

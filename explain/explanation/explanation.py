@@ -111,6 +111,12 @@ class Explanation(Reportable):
         """The label of each target that was explained."""
         return [self.answer(index).label for index in range(len(self.results))]
 
+    def target_at(self, index: int) -> Any:
+        """The target at a position, for another call: the class that was explained, or what was asked for."""
+        classes = next(iter(self.results[index].values())).target
+        is_class = self.asked[index] is None and isinstance(classes, torch.Tensor)
+        return int(classes[0]) if is_class else self.request.targets[index]
+
     @property
     def predictions(self) -> list[tuple[str, float]]:
         """The best labels with their probabilities, best first; empty for a model that gives no class scores.

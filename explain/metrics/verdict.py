@@ -31,7 +31,7 @@ from explain.metrics.evaluation import NotEvaluatedError, scored
 from explain.metrics.masked_scores import MaskedScores
 from explain.metrics.sanity import LEVEL, Check, CheckResult, DependsOnClass, Faithful, default_checks
 from explain.metrics.variants import EvaluatedMethod, ModelContext, ReattributionMetric, Results, reattribute
-from explain.targets import ClassTarget, Target
+from explain.targets import ClassTarget, Target, as_target
 from explain.targets.text import with_texts
 
 WORDS = {True: "map: check passed", False: "map: check failed"}
@@ -490,7 +490,7 @@ def check_explained(
     if explanation.crops:
         raise MetricError("maps must be of one crop to be checked, got some of tiles; use explain.evaluate")
     first = found[0]
-    target = request.targets[index] if isinstance(first.target, str) else ClassTarget((int(first.target[0]),))
+    target = as_target(explanation.target_at(index))
     given = [] if isinstance(request.methods, str) else request.methods
     maps = [(attribution.applied(given), attribution) for attribution in found]
     settings: Any = {"precision": first.precision, "activation": explainer.activation, **options}

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -30,6 +30,10 @@ from explain.hooks.preserve import untouched
 from explain.methods.base import Style, get_method, innermost, title_of
 from explain.report.reproduce import Reproduction, Subject, reproduction
 from explain.targets import Segmentation
+
+if TYPE_CHECKING:
+    from explain.metrics import Metric
+    from explain.metrics.evaluation import Table
 
 DIGITS = 5
 STEPS = 20
@@ -105,73 +109,55 @@ def steps_for(maps: int) -> int:
     return max(FEWEST_STEPS, min(STEPS, STEPS * FULL_STEPS_MAPS // max(1, maps)))
 
 
-def curves(subject: Subject, steps: int | None, progress: Progress | None = None) -> list[dict[str, dict[str, Any]]]:
-    """Return for each target and method the curves of deletion and insertion; ``steps`` None means `steps_for`.
+def table_of(
+    subject: Subject, index: int, maps: Mapping[str, Any], metrics: "Sequence[Metric]", **options: Any
+) -> "Table":
+    """Evaluate maps of one target, or their methods, by metrics; options as of `explain.evaluate`."""
+    from explain.metrics import evaluate
 
-    Each takes as many passes of the model as steps. Targets that are no class and cannot be computed again have none.
-    """
-    count = steps_for(sum(map(len, subject.results))) if steps is None else steps
-    if not count or not has_model(subject):
-        return [{} for _ in subject.results]
-    return [_of_target(subject, index, maps, count, progress) for index, maps in enumerate(subject.results)]
-
-
-def curve(
-    subject: Subject, index: int, method: str, steps: int = STEPS, progress: Progress | None = None
-) -> dict[str, Any] | None:
-    """Return the curves of one map; None where it can have none."""
-    if not has_model(subject):
-        return None
-    maps = {method: subject.results[index][method]}
-    return _of_target(subject, index, maps, steps, progress).get(method)
+    return evaluate(
+        subject.explainer.model,
+        subject.explainer.as_input(subject.photo),
+        maps,
+        metrics,
+        target=subject.target_at(index),
+        activation=subject.explainer.activation,
+        interventions=next(iter(subject.results[index].values())).interventions,
+        **options,
+    )
 
 
-def _of_target(
-    subject: Subject, index: int, maps: Mapping[str, Attribution], steps: int, progress: Progress | None
+def curves(
+    subject: Subject, index: int, maps: Mapping[str, Attribution], steps: int, progress: Progress | None = None
 ) -> dict[str, dict[str, Any]]:
-    from explain.metrics import Deletion, Insertion, evaluate  # slow to load
+    """Return the curves of deletion and insertion of maps of one target, by method; none where they cannot have any.
 
-    target, score = _target_and_score(subject, index)
-    if target is None or not maps:
+    Each takes as many passes of the model as steps.
+    """
+    if not steps or not maps or not has_model(subject):
         return {}
-    explainer = subject.explainer
+    from explain.metrics import Deletion, Insertion  # slow to load
+
+    of_class = subject.probabilities is not None and len(subject.probabilities) > 1
+    of_class = of_class and isinstance(subject.target_at(index), int)
+    score: Literal["probability", "logit"] = "probability" if of_class else "logit"
+    metrics = [Deletion(steps=steps, score=score), Insertion(steps=steps, score=score)]
     try:
-        table = evaluate(
-            explainer.model,
-            explainer.as_input(subject.photo),
-            maps,
-            [Deletion(steps=steps, score=score), Insertion(steps=steps, score=score)],
-            target=target,
-            progress=progress,
-            activation=explainer.activation,
-            interventions=next(iter(maps.values())).interventions,
-        )
+        table = table_of(subject, index, maps, metrics, progress=progress)
     except ExplainError:  # a map or target without this metric has no curve
         return {}
-    curves = {}
+    of_methods = {}
     for name in maps:
         at, deletion = table.curve(name, "deletion")
         _, insertion = table.curve(name, "insertion")
-        curves[name] = {
+        of_methods[name] = {
             "at": _rounded(at),
             "deletion": _rounded(deletion[0]),
             "insertion": _rounded(insertion[0]),
             "areas": {kind: round(float(table[name][kind][0]), DIGITS) for kind in ("deletion", "insertion")},
-            "reading": "score" if score == "logit" else score,
+            "reading": "probability" if of_class else "score",
         }
-    return curves
-
-
-def _target_and_score(subject: Subject, index: int) -> tuple[Any, Any]:
-    """Return the target of some maps for `evaluate`, and which score of it; a target None cannot be computed again."""
-    chosen = next(iter(subject.results[index].values())).target
-    requested = subject.asked[index]
-    if requested is None and isinstance(chosen, torch.Tensor):
-        several = subject.probabilities is not None and len(subject.probabilities) > 1
-        return int(chosen[0]), "probability" if several else "logit"
-    with suppress(ExplainError):
-        return decode(requested), "logit"
-    return None, "logit"
+    return of_methods
 
 
 def _rounded(values: torch.Tensor) -> list[float]:
@@ -307,8 +293,7 @@ def item(
     """
     live = detail.live and subject.explainer is not None
     targets = range(len(subject.results))
-    no_curves: list[dict[str, dict[str, Any]]] = [{} for _ in targets]
-    drawn_curves = curves(subject, detail.steps, progress) if live else no_curves
+    steps = steps_for(sum(map(len, subject.results))) if detail.steps is None else detail.steps
     passes = costs(subject) if live else {}
     if address is None:
         content = base64.b64encode(jpeg(subject.photo, detail.side, detail.quality)).decode("ascii")
@@ -317,9 +302,10 @@ def item(
     maps: list[list[dict[str, Any]]] = [[] for _ in targets]
     for index, result in enumerate(subject.results):
         values = figures[index] if index < len(figures) else {}
+        of_methods = curves(subject, index, result, steps if live else 0, progress)
         for record, (name, attribution) in zip(records[index], result.items(), strict=True):
             one = {**_map(attribution, detail), **_sets(attribution, subject, index)}
-            one["curve"] = drawn_curves[index].get(name)
+            one["curve"] = of_methods.get(name)
             one["figures"] = dict(values.get(name, {}))
             one["verdict"] = record.get("verdict")
             maps[index].append(one)

@@ -20,7 +20,7 @@ from explain._utils.version import __version__
 from explain.data.files import Files
 from explain.engine.settings import Progress
 from explain.render.styles import Mask, lookup_table
-from explain.report.item import Detail, has_model, item, name_of, summary
+from explain.report.item import Detail, has_model, item, name_of, summary, table_of
 from explain.report.reproduce import Reproduction, Subject
 from explain.targets.labels import class_label, find_label
 
@@ -403,29 +403,15 @@ def tables_of(
         return []
     if not has_model(subject):
         raise MetricError("metrics need an explanation with its explainer and one crop; leave metrics out")
-    from explain.metrics import ReattributionMetric, evaluate, get_metric
+    from explain.metrics import ReattributionMetric, get_metric
 
     objects = [get_metric(metric) for metric in metrics]
     runs_again = any(isinstance(metric, ReattributionMetric) for metric in objects)
-    explainer = subject.explainer
-    x = explainer.as_input(subject.photo)
     tables = []
-    for maps, target in zip(subject.results, subject.request.targets, strict=True):
-        chosen = next(iter(maps.values())).target
-        wanted = target if isinstance(chosen, str) else int(chosen[0])
-        evaluated: Any = dict(maps)
+    for index, maps in enumerate(subject.results):
+        evaluated: Any = maps
         if runs_again:
             evaluated = {name: attribution.applied(methods) for name, attribution in maps.items()}
         with naming([subject.source]):
-            table = evaluate(
-                explainer.model,
-                x,
-                evaluated,
-                objects,
-                target=wanted,
-                activation=explainer.activation,
-                interventions=next(iter(maps.values())).interventions,
-                **options,
-            )
-        tables.append(table)
+            tables.append(table_of(subject, index, evaluated, objects, **options))
     return tables

@@ -314,14 +314,11 @@ def test_a_page_of_every_kind_of_explanation(kind: str) -> None:
     else:
         assert places == [None] * len(found.results)
     curves = [one["curve"] for row in data["maps"] for one in row]
-    if kind == "function":  # which is not kept
-        assert not any(curves)
-    else:
-        assert all(curves)
-        classes = kind not in ("one logit", "detection") and all(
-            target["probability"] is not None for target in data["targets"]
-        )
-        assert {curve["reading"] for curve in curves} == {"probability" if classes else "score"}
+    assert all(curves)
+    classes = kind not in ("one logit", "detection") and all(
+        target["probability"] is not None for target in data["targets"]
+    )
+    assert {curve["reading"] for curve in curves} == {"probability" if classes else "score"}
     assert data["crops"] == []
 
 
