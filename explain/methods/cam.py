@@ -25,7 +25,8 @@ BOTH: frozenset[Need[Any]] = frozenset({Activations(), LayerGradients()})
 
 def weighted(weights: torch.Tensor, evidence: Evidence, *, relu: bool) -> torch.Tensor:
     """The sum of the feature maps with weights ``(N, C)``, and of it the positive part if ``relu``."""
-    cam = torch.einsum("nk,nk...->n...", weights, evidence.activations)
+    maps = evidence.activations
+    cam = torch.bmm(weights[:, None], maps.flatten(2)).reshape(len(maps), *maps.shape[2:])
     return cam.clamp(min=0) if relu else cam
 
 
