@@ -37,7 +37,7 @@ class Call:
         self.info: OperationInfo = info(name)
         self.flat: list[Any] = []
         for value in (*args, *kwargs.values()):
-            if _holds_tensors(value):
+            if isinstance(value, (list, tuple)) and _holds_tensors(value):
                 self.flat += value
             else:
                 self.flat.append(value)

@@ -24,8 +24,8 @@ from explain.hooks.preserve import detached
 Edge = tuple[Node, int]
 """A Node, and which of its outputs."""
 Values = dict[Edge, Tensor]
-_ALIASES = ("_Gate", "_Entrance", "BackwardHookFunction")
-"""What hooks put into the graph, which gives what it is given."""
+_SAME = ("_Gate", "_Entrance", "BackwardHookFunction", "CloneBackward")
+"""What gives what it is given: copies, and what hooks put into the graph."""
 _NORMALISATIONS = ("NativeLayerNorm", "NativeGroupNorm", "NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm")
 
 
@@ -187,8 +187,8 @@ class Prefix:
 
 
 def _through(node: Node | None, output: int) -> Edge:
-    """An edge, behind what hooks have put there."""
-    while isinstance(node, BackwardCFunction) and node.name().startswith(_ALIASES):
+    """An edge, behind what gives what it is given."""
+    while node is not None and node.name().startswith(_SAME):
         node, output = node.next_functions[output]
     if node is None:
         raise _Unknown

@@ -10,6 +10,7 @@ it must be the sign of what is kept, so a mask of tokens does not count, even if
 ``minimum(x, 0)`` is a negated rectifier, -relu(-x).
 """
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -58,17 +59,25 @@ def operations_of(nodes: Iterable[Node], noted: Mapping[Node, Operation]) -> lis
 
 def _operation_of(node: Node) -> Operation | None:
     """The operation that left a Node, by the Node's name."""
-    name = node.name().rstrip("0123456789")
-    if name in RECTIFIER_NODES:
-        return Operation(RECTIFIER_NODES[name], node, rectifies=True)
-    operator = operator_of_node(name)
-    if operator is not None:
-        return None if operator in TABLE else Operation(operator, node)
+    name = node.name()
+    kind, rectifies = _kind_of_node(name)
+    if kind is not None:
+        return Operation(kind, node, rectifies=rectifies) if rectifies or kind not in TABLE else None
     by_hand = isinstance(node, torch.autograd.function.BackwardCFunction)
     # What hooks put into the graph is no function of the model's.
-    if by_hand and (is_of_hooks(node) or name.startswith("BackwardHookFunction")):
+    if not by_hand or is_of_hooks(node) or name.startswith("BackwardHookFunction"):
         return None
-    return Operation(name.removesuffix("Backward"), node) if by_hand or "DifferentiableGraph" in name else None
+    return Operation(name.rstrip("0123456789").removesuffix("Backward"), node)
+
+
+@functools.lru_cache(1024)
+def _kind_of_node(name: str) -> tuple[str | None, bool]:
+    """The operation that leaves Nodes of a name, if it rectifies, or is scripted or registered; and if it rectifies."""
+    name = name.rstrip("0123456789")
+    if name in RECTIFIER_NODES:
+        return RECTIFIER_NODES[name], True
+    scripted = name.removesuffix("Backward") if "DifferentiableGraph" in name else None
+    return operator_of_node(name) or scripted, False
 
 
 class OperationRecorder(Tracer):

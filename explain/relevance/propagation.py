@@ -126,7 +126,9 @@ class RelevanceFlow:
     def mean(self, tensor: Tensor) -> Tensor:
         """The mean of each image's part of a tensor, in a shape that meets it."""
         if self.images is None and tensor.ndim and len(tensor) and len(tensor) % self.count == 0:
-            means = tensor.reshape(self.count, -1).mean(1).repeat_interleave(len(tensor) // self.count)
+            means = tensor.reshape(self.count, -1).mean(1)
+            if len(tensor) != self.count:
+                means = means.repeat_interleave(len(tensor) // self.count)
             return means.reshape(-1, *[1] * (tensor.ndim - 1))
         numbers = numbers_of(tensor, self.count, self.images)
         if numbers is None:
@@ -265,7 +267,8 @@ def with_merged_maps(
                 merged.add(id(before))
                 first = replace(before, node=step.node, output=step.output, gave=step.gave, map=both)
                 first.images = step.images
-        maps.append(replace(first, rectified=rectified))
+        first.rectified = rectified
+        maps.append(first)
     maps.reverse()
     reach = Reach((), {step.node for step in maps if step.kind != "batchnorm"})
     for step in maps:
