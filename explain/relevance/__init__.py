@@ -2,8 +2,9 @@
 
 table            what is known of PyTorch's operations (operations.csv)
 calls            one call of an operation; the linear map that it is
-operations       the operations of a pass, for rules on gradients
+operations       the rectifiers of a pass, for rules on gradients
 steps            the steps of a pass, for rules on relevance
+constants        what the steps of a pass add that does not depend on the input, for FullGrad
 batch_layout     which rows of a tensor belong to which image
 positions        which pixels a place of a tensor stands for
 linear_rules     rules for linear maps: epsilon, gamma, alpha-beta, and those for the first map

@@ -11,7 +11,7 @@ it must be the sign of what is kept, so a mask of tokens does not count, even if
 """
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -103,7 +103,7 @@ class OperationRecorder(Tracer):
         name = operation_name(func)
         if is_registered(name) and name not in TABLE:
             return self._note_operator(Call(func, name, args, kwargs))
-        if self._rectifiers is None or not (name in _OTHERS or info(name).traits & _TRAITS):
+        if self._rectifiers is None or not (name in _BOUNDS or info(name).traits & _TRAITS):
             return func(*args, **kwargs)
         call = Call(func, name, args, kwargs)
         rectified = self._rectifiers.find(call)
@@ -134,7 +134,6 @@ class OperationRecorder(Tracer):
         return result
 
 
-_OTHERS = frozenset(["clamp", "clamp_max", "maximum", "minimum"])
 _TRAITS = frozenset(["rectifies", "masks", "greater", "less", "casts", "negates"])
 _STEPS = 16
 
@@ -154,6 +153,36 @@ class _Sign(NamedTuple):
     side: int
 
 
+class _Choice(NamedTuple):
+    """A value that is kept where a mask is true, or with ``side`` -1 where it is false; and what stands elsewhere.
+
+    ``inputs`` are the Node's inputs that these two are.
+    """
+
+    kept: Any
+    mask: Any
+    side: int
+    inputs: tuple[int, ...]
+    elsewhere: Any = 0
+
+
+def _choices(call: Call) -> list[_Choice]:
+    """What a call keeps where a mask says so."""
+    values = [*call.args, *call.kwargs.values()]
+    if call.name == "mul" and len(values) == 2:
+        first, second = values
+        return [_Choice(first, second, 1, (0,)), _Choice(second, first, 1, (1,))]
+    if call.name == "where" and len(values) == 3:
+        options = call.named
+        first = options.get("input", options.get("self"))
+        second = options["other"]
+        mask = options["condition"]
+        return [_Choice(first, mask, 1, (0, 1), second), _Choice(second, mask, -1, (1, 0), first)]
+    if call.name in ("masked_fill", "setitem") and len(values) == 3:
+        return [_Choice(values[0], values[1], -1, (0,), values[2])]
+    return []
+
+
 class Rectifiers:
     """Tells which calls of a forward pass rectify. It has to see the calls that make masks, too."""
 
@@ -162,29 +191,18 @@ class Rectifiers:
 
     def find(self, call: Call) -> Rectified | None:
         """What a call rectifies, before it is made; None where it is no rectifier."""
-        name = call.name
-        args = call.args
-        kwargs = call.kwargs
         if call.info.has("rectifies"):
             return Rectified()
-        values = [*args, *kwargs.values()]
-        if name == "clamp":
-            least = kwargs.get("min", args[1] if len(args) > 1 else None)
-            most = kwargs.get("max", args[2] if len(args) > 2 else None)
-            if _is_zero(least):
-                return Rectified()
-            return Rectified(negated=True) if least is None and _is_zero(most) else None
-        if name == "clamp_max":
-            return Rectified(negated=True) if _is_zero(values[1]) else None
-        if name in ("maximum", "minimum"):
-            return _masked(values, lambda value, other: (name == "minimum") if _is_zero(other) else None)
-        if name == "mul":
-            return _masked(values, self._keeps_negative)
-        if name == "where" and len(values) == 3:
-            return self._where(call)
-        if name in ("masked_fill", "setitem") and len(values) == 3 and _is_zero(values[2]):
-            negated = self._keeps_negative(values[0], values[1])
-            return None if negated is None else Rectified(negated=not negated)
+        if call.name in _BOUNDS:
+            return _bounded(call)
+        for choice in _choices(call):
+            side = self._side(choice)
+            if side is None:
+                continue
+            if _is_zero(choice.elsewhere):
+                return Rectified(choice.inputs, negated=side != choice.side)
+            if side == choice.side and _comes_from(choice.elsewhere, choice.kept):
+                return Rectified(choice.inputs)
         return None
 
     def seen(self, call: Call, result: Any) -> None:
@@ -193,58 +211,56 @@ class Rectifiers:
             return
         row = call.info
         if row.has("greater") or row.has("less"):
-            values = [*call.args, *call.kwargs.values()]
+            first, second = [*call.args, *call.kwargs.values()][:2]
             side = 1 if row.has("greater") else -1
-            for value, other, its in ((values[1], values[0], -side), (values[0], values[1], side)):
-                if _is_zero(other) and isinstance(value, Tensor):
-                    self._signs[result] = _Sign(value.detach(), its)
-        elif (row.has("casts") or row.has("negates")) and (sign := self._sign(call.args[0])) is not None:
-            self._signs[result] = _Sign(sign.of, -sign.side if row.has("negates") else sign.side)
+            if _is_zero(first) and isinstance(second, Tensor):
+                self._signs[result] = _Sign(second.detach(), -side)
+            if _is_zero(second) and isinstance(first, Tensor):
+                self._signs[result] = _Sign(first.detach(), side)
+        elif row.has("casts") or row.has("negates"):
+            sign = self._sign(call.args[0])
+            if sign is not None:
+                self._signs[result] = _Sign(sign.of, -sign.side if row.has("negates") else sign.side)
 
     def _sign(self, mask: Any) -> _Sign | None:
-        return self._signs.get(mask) if isinstance(mask, Tensor) else None
+        return self._signs.get(mask) if isinstance(mask, Tensor) and not mask.requires_grad else None
 
-    def _where(self, call: Call) -> Rectified | None:
-        given = {{"self": "input"}.get(name, name): value for name, value in call.named.items()}
-        sign = self._sign(given.get("condition"))
-        if sign is None:
-            return None
-        order = (0, 1)[:: sign.side]
-        kept, other = (given["input"], given["other"])[:: sign.side]
-        if (_is_zero(other) or _comes_from(other, kept)) and self._keeps_negative(kept, given["condition"]) is not None:
-            return Rectified(order)
-        if _is_zero(kept) and self._keeps_negative(other, given["condition"]) is not None:
-            return Rectified(order[::-1], negated=True)
-        return None
-
-    def _keeps_negative(self, value: Tensor, mask: Any) -> bool | None:
-        """Whether a mask keeps the negative part of ``value``, and not the positive one; None if it is another mask."""
+    def _side(self, choice: _Choice) -> int | None:
+        """1 if the mask is true where what is kept is positive, -1 if where it is negative; None if anywhere else."""
+        kept = choice.kept
+        mask = choice.mask
         sign = self._sign(mask)
-        if sign is None or not isinstance(value, Tensor) or not value.shape == mask.shape == sign.of.shape:
+        if sign is None or not isinstance(kept, Tensor) or not kept.shape == mask.shape == sign.of.shape:
             return None
         if is_transforming():
-            return sign.side < 0  # there are no values to look at; the caller refuses it
-        value = value.detach()
-        if not torch.equal(value, sign.of) and not torch.equal(value.clamp(min=0), sign.of):
+            return sign.side  # there are no values to look at; the caller refuses it
+        kept = kept.detach()
+        if not torch.equal(kept, sign.of) and not torch.equal(kept.clamp(min=0), sign.of):
             return None
-        rows = mask.detach().bool() if sign.side > 0 else ~mask.detach().bool()
-        agrees = bool(((rows == (value > 0)) | (value == 0)).all())
-        return sign.side < 0 if agrees else None
+        rows = mask.bool() if sign.side > 0 else ~mask.bool()
+        agrees = bool(((rows == (kept > 0)) | (kept == 0)).all())
+        return sign.side if agrees else None
 
 
-def _masked(values: list[Any], keeps_negative: Callable[[Tensor, Any], bool | None]) -> Rectified | None:
-    """Which of two values has a gradient and is rectified by the other, a constant."""
-    if len(values) != 2:
+_BOUNDS = frozenset(["clamp", "clamp_max", "maximum", "minimum"])
+
+
+def _bounded(call: Call) -> Rectified | None:
+    """What a bound of zero rectifies."""
+    values = [*call.args, *call.kwargs.values()]
+    if call.name in ("maximum", "minimum"):
+        for i, value in enumerate(values[:2]):
+            bound = values[1 - i] if len(values) == 2 else None
+            if isinstance(value, Tensor) and value.requires_grad and isinstance(bound, Tensor) and _is_zero(bound):
+                return Rectified((i,), negated=call.name == "minimum")
         return None
-    for own, other in ((0, 1), (1, 0)):
-        value = values[own]
-        mask = values[other]
-        known = isinstance(mask, Tensor) and not mask.requires_grad
-        if isinstance(value, Tensor) and value.requires_grad and known:
-            found = keeps_negative(value, mask)
-            if found is not None:
-                return Rectified((own,), found)
-    return None
+    if call.name == "clamp_max":
+        return Rectified(negated=True) if _is_zero(values[1]) else None
+    least = call.kwargs.get("min", call.args[1] if len(call.args) > 1 else None)
+    most = call.kwargs.get("max", call.args[2] if len(call.args) > 2 else None)
+    if _is_zero(least):
+        return Rectified()
+    return Rectified(negated=True) if least is None and _is_zero(most) else None
 
 
 def _is_zero(value: Any) -> bool:

@@ -379,6 +379,25 @@ def test_what_is_added_to_scores_of_attention_is_no_map(image: torch.Tensor) -> 
     torch.testing.assert_close(found, plain.abs().sum(1))
 
 
+def test_fullgrad_counts_the_biases_inside_of_an_attention(image: torch.Tensor) -> None:
+    """Attention to a single token is linear, so that the terms add up to the score."""
+
+    class OneToken(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.head = nn.Conv2d(3, 4, (8, 7)), nn.Linear(4, 3)
+            self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            token = self.conv(x).flatten(2).transpose(1, 2)
+            return self.head(self.attention(token, token, token)[0][:, 0])
+
+    model = settled(OneToken()).double().eval()
+    torch.nn.init.normal_(model.attention.in_proj_bias)
+    found = explain.attribute(model, image, FullGrad(rescale=False), target=1)
+    assert found.delta.abs().max() < 1e-12
+
+
 def test_a_branch_made_of_parameters_alone_counts_once(image: torch.Tensor) -> None:
     class Branch(nn.Module):
         def __init__(self) -> None:
