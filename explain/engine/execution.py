@@ -209,17 +209,17 @@ class _Passes:
         if plan.whole:
             explained = {path: tensor.clone().requires_grad_() for path, tensor in explained.items()}
         recorders = self._recorders(model, explained, inputs)
-        taped = next((stream.layer for stream in plan.streams if stream.of.of_layer), None)
+        taped = plan.perturbed_layer
         # Perturbed maps are run one image at a time and in this precision; and hooks of others would see a replay.
-        if not self.cut or len(inputs) > 1 or precision != settings.precision or has_hooks(model):
+        can_replay = self.cut and len(inputs) == 1 and precision == settings.precision
+        if taped is not None and (not can_replay or has_hooks(model)):
             taped = None
         gradients = torch.set_grad_enabled(not self.cut)
         with HookGroup(model) as group, gradients, autocast(inputs.x, precision), ExitStack() as stack:
             if settings.create_graph:  # fused attention has no second derivative
                 stack.enter_context(sdpa_kernel(SDPBackend.MATH))
             layers = self._watch(group, model, len(inputs))
-            kinds = {type(need.kind) for need in plan.answered_at_once}
-            seen = {kind: watch(group, model) for kind, watch in collectors.WATCHES.items() if kind in kinds}
+            seen = {kind: collectors.WATCHES[kind](group, model) for kind in collectors.WATCHES.keys() & plan.kinds}
             recorders.enter(stack)
             self.ran = executed_modules(group, model) if follow else []
             self._prefix = None if taped is None else replay.PrefixRecorder(group, model, taped)

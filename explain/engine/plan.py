@@ -142,6 +142,16 @@ class Plan:
         return None
 
     @cached_property
+    def kinds(self) -> frozenset[type[Need[Any]]]:
+        """The kinds of needs that the forward pass and the backward passes over it answer."""
+        return frozenset([type(need.kind) for need in self.answered_at_once])
+
+    @cached_property
+    def perturbed_layer(self) -> str | None:
+        """The first layer whose maps are perturbed, if there is one."""
+        return next((stream.layer for stream in self.streams if stream.of.of_layer), None)
+
+    @cached_property
     def reads_attention(self) -> bool:
         """Whether attention weights are read."""
         return any(isinstance(need.kind, (Attention, AttentionRelevance)) for need in self.answered_at_once)

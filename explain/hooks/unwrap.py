@@ -126,9 +126,16 @@ def parameters_of(model: nn.Module) -> list[nn.Parameter]:
 
 def hookable(model: nn.Module) -> dict[str, nn.Module]:
     """Return the modules that take hooks, by dotted name: all but scripted ones and what is in them."""
-    found = {name: m for m, name in modules_of(model).items() if not isinstance(m, RecursiveScriptModule)}
-    closed = tuple(f"{name}." for name in found if isinstance(found[name], torch.jit.ScriptModule))
-    return {name: module for name, module in found.items() if not name.startswith(closed)}
+    modules: dict[str, nn.Module] = {}
+    closed: tuple[str, ...] = ()
+    for module, name in modules_of(model).items():
+        if closed and name.startswith(closed):
+            continue
+        if isinstance(module, torch.jit.ScriptModule):
+            closed = (*closed, f"{name}.")
+        if not isinstance(module, RecursiveScriptModule):
+            modules[name] = module
+    return modules
 
 
 def leaves(model: nn.Module) -> dict[str, nn.Module]:
