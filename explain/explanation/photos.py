@@ -177,7 +177,7 @@ def explained(
     [[(1, 1.0), (0, ZeroDivisionError('division by zero'))]]
     """
     is_apart: bool | None = None
-    for batch in _batches(photos, alike, at_once):
+    for batch in in_batches(photos, alike, at_once):
         if alike(batch[0]) is None:
             yield [(batch[0], None)]
             continue
@@ -188,7 +188,7 @@ def explained(
         yield list(zip(batch, results, strict=True))
 
 
-def _batches(photos: Iterable[T], alike: Callable[[T], object], at_once: Callable[[T], int]) -> Iterator[list[T]]:
+def in_batches(photos: Iterable[T], alike: Callable[[T], object], at_once: Callable[[T], int]) -> Iterator[list[T]]:
     """Group photos as they come; those that failed already are passed on at once."""
     waiting: dict[object, list[T]] = {}
     for photo in photos:

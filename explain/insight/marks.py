@@ -131,7 +131,6 @@ def marked_photos(
         )
     with_class = [row for row in boxed if class_of(row) == target]
     without_class = _chosen([row for row in boxed if class_of(row) != target], most, seed)
-    _check_count(carriers=len(with_class), hosts=len(without_class))
     carriers = _around_object(_read(photos, with_class))
     hosts = _around_object(_read(photos, without_class))
     return _checked(MarkedPhotos(target, carriers, carriers[:0], hosts, from_host=True))
@@ -148,7 +147,6 @@ def _of_cluster(
     outside = [row for row in rows if row.name not in members]
     of_class = _chosen([row for row in outside if class_of(row) == target], most, seed)
     of_others = _chosen([row for row in outside if class_of(row) != target], most, seed)
-    _check_count(carriers=len(inside), hosts=len(of_others))
     carriers = _read(photos, inside)
     covers = F.interpolate(region, carriers.x.shape[2:]) > 0
     return _checked(
@@ -224,12 +222,9 @@ def _chosen(rows: list[Row], most: int, seed: int) -> list[Row]:
 
 
 def _checked(marks: MarkedPhotos) -> MarkedPhotos:
-    _check_count(len(marks.carriers), len(marks.hosts))
+    """Refuse a finding of too few photos."""
+    for name, photos in (("of the finding", marks.carriers), ("without it", marks.hosts)):
+        if len(photos) < 4 * LEAST:
+            got = f"got {len(photos)}; explain more"
+            raise RunError(f"run must have {4 * LEAST} photos {name} that can be read, {got}")
     return marks
-
-
-def _check_count(carriers: int, hosts: int) -> None:
-    """Refuse a finding of too few photos, before and after they are read."""
-    for name, count in (("of the finding", carriers), ("without it", hosts)):
-        if count < 4 * LEAST:
-            raise RunError(f"run must have {4 * LEAST} photos {name} that can be read, got {count}; explain more")

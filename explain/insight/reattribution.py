@@ -1,7 +1,7 @@
 """One more look at the model: the photos of a run as its inputs, in batches."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from explain.attribution.encoding import method_of
 from explain.data.boxes import as_input
 from explain.data.images import load_image
 from explain.explanation.explainer import Explainer
+from explain.explanation.photos import in_batches
 from explain.methods import Method
 from explain.store.manifest import digest_of
 from explain.store.reading import PhotoReader, Row, StoredRun
@@ -67,28 +68,23 @@ class RunPhotos(PhotoReader):
         Raises:
             RunError: the inputs have another size than in the run.
         """
-        waiting: dict[torch.Size, list[tuple[Row, torch.Tensor]]] = {}
-        for row in rows:
-            try:
-                found = self.read(row)
-                made = found if isinstance(found, torch.Tensor) else self.explainer.preprocess(load_image(found))
-                x = as_input(made)
-            except ExplainError as error:
-                self.missing[row.name] = str(error)
-                continue
-            if tuple(x.shape[-2:]) != tuple(row.input_size):
-                sizes = f"{tuple(row.input_size)} for {row.name!r}, got {tuple(x.shape[-2:])}"
-                raise RunError(f"explainer must make inputs of the run's size, {sizes}; give the same preprocessing")
-            same = waiting.setdefault(x.shape, [])
-            same.append((row, x))
-            if len(same) == size:
-                yield self._joined(waiting.pop(x.shape))
-        for same in waiting.values():
-            yield self._joined(same)
+        read = filter(None, map(self._pair, rows))
+        for same in in_batches(read, lambda pair: pair[1].shape, lambda _: size):
+            x = self.explainer._placed(torch.stack([x for _, x in same]))
+            yield Batch(tuple(row for row, _ in same), x)
 
-    def _joined(self, same: Sequence[tuple[Row, torch.Tensor]]) -> Batch:
-        x = self.explainer._placed(torch.stack([x for _, x in same]))
-        return Batch(tuple(row for row, _ in same), x)
+    def _pair(self, row: Row) -> tuple[Row, torch.Tensor] | None:
+        """A row with its input, None where the photo cannot be read."""
+        try:
+            photo = self.read(row)
+            x = as_input(photo if isinstance(photo, torch.Tensor) else self.explainer.preprocess(load_image(photo)))
+        except ExplainError as error:
+            self.missing[row.name] = str(error)
+            return None
+        if tuple(x.shape[-2:]) != tuple(row.input_size):
+            sizes = f"{tuple(row.input_size)} for {row.name!r}, got {tuple(x.shape[-2:])}"
+            raise RunError(f"explainer must make inputs of the run's size, {sizes}; give the same preprocessing")
+        return row, x
 
 
 def class_in(explainer: Explainer, target: int | str) -> tuple[int, str]:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Protocol, Unpack
 
-import torch
 from torch import nn
 
 from explain._utils.errors import RunError, keywords, muted, optional, raised, shown
@@ -60,7 +59,7 @@ class PartExplainer:
         if device is not None:
             job.explainer.model.to(device)
 
-    def __call__(self, piece: Piece) -> Report:
+    def report(self, piece: Piece) -> Report:
         """Explain photos, write them into the folder, and report; an error is part of the report."""
         job = self.job
         try:
@@ -284,7 +283,7 @@ class _RayActors:
         self._count = count
         self._free: list[Any] = []
         self._running: dict[Any, tuple[Any, Piece]] = {}
-        self._actor = ray.remote(num_cpus=1, num_gpus=gpus or None)(_Actor)
+        self._actor = ray.remote(num_cpus=1, num_gpus=gpus or None)(PartExplainer)  # with one thread for each
         self._job = ray.put(job)
         self._folder = folder
         self._device = "cuda" if gpus else None
@@ -294,7 +293,7 @@ class _RayActors:
 
     def send(self, piece: Piece) -> None:
         actor = self._free.pop() if self._free else self._actor.remote(self._job, self._folder, self._device)
-        self._running[actor.explain.remote(pickle.dumps(piece))] = (actor, piece)
+        self._running[actor.report.remote(piece)] = (actor, piece)
 
     def receive(self) -> tuple[Piece, Report | None] | None:
         if not self._running:
@@ -302,7 +301,7 @@ class _RayActors:
         (future,), _ = self._ray.wait(list(self._running))
         actor, piece = self._running.pop(future)
         try:
-            report = pickle.loads(self._ray.get(future))
+            report = self._ray.get(future)
         except self._ray.exceptions.RayActorError:  # it died
             return piece, None
         except self._ray.exceptions.RayError as error:
@@ -310,17 +309,6 @@ class _RayActors:
             raise RunError(f"the Ray job failed: {last}; the same call continues from what is stored") from error
         self._free.append(actor)
         return piece, report
-
-
-class _Actor:
-    """A process of Ray that explains pieces, which come pickled, as the reports go."""
-
-    def __init__(self, job: Job, folder: Storage, device: str | None) -> None:
-        torch.set_num_threads(1)  # as many actors run as there are processors
-        self._explain = PartExplainer(job, folder, device)
-
-    def explain(self, piece: bytes) -> bytes:
-        return pickle.dumps(self._explain(pickle.loads(piece)))
 
 
 @contextmanager

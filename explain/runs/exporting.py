@@ -82,16 +82,7 @@ def export(run: StoredRun, file: str | os.PathLike[str], *, overwrite: bool = Fa
 
 def plain(row: Row, metrics: Sequence[str]) -> dict[str, Any]:
     """Return the columns of a row, but for its map."""
-    width, height = row.size
-    input_height, input_width = row.input_size
-    parts = {
-        **vars(row.box),
-        "width": width,
-        "height": height,
-        "input_height": input_height,
-        "input_width": input_width,
-    }
-    columns = {name: parts[name] if name in parts else getattr(row, name) for name in COLUMNS}
+    columns = {name: getattr(row, name) if hasattr(row, name) else row.columns[name] for name in COLUMNS}
     if isinstance(row.layer, tuple):
         columns["layer"] = ", ".join(row.layer)
     columns["boxes"] = [list(box) for box in row.boxes]

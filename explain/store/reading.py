@@ -47,7 +47,8 @@ class Row:
     most probable, so that a prediction of any of them is right. ``box`` is the part of the photo that the model saw,
     ``boxes`` are those of the object, both in pixels of the photo. ``metrics`` has a figure by name, None where it is
     not defined. ``uncentred`` says that a pixel
-    without influence has another value than zero, as in RISE: pictures take the mean of the map for it.
+    without influence has another value than zero, as in RISE: pictures take the mean of the map for it. ``columns`` are
+    those of the tables.
     """
 
     name: str
@@ -76,7 +77,7 @@ class Row:
     metrics: Mapping[str, float | None] = field(default_factory=dict)
     style: Any = "heat"
     uncentred: bool = False
-    _stored: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    columns: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @cached_property
     def values(self) -> torch.Tensor:
@@ -84,7 +85,7 @@ class Row:
 
         Stored in half precision: no value is off by more than ``2**-11`` of itself, apart from very small ones.
         """
-        return unpacked(self._stored)
+        return unpacked(self.columns)
 
     @property
     def correct(self) -> bool | None:
@@ -149,12 +150,9 @@ class StoredRun:
         self.path = Path(file)
         if not self.path.is_file():
             raise RunError(f"run {text(file)!r} must be a file, but there is none; check the path")
-        try:
-            with closing(self._connect()) as db:
-                (application,) = db.execute("PRAGMA application_id").fetchone()
-                (version,) = db.execute("PRAGMA user_version").fetchone()
-        except (sqlite3.DatabaseError, UnicodeError) as error:  # also of a damaged name of a table
-            raise RunError(f"run {text(file)!r} cannot be read ({error}); give a file that explain.run wrote") from None
+        with self._reading(remedy="give a file that explain.run wrote") as db:  # also a damaged name of a table
+            (application,) = db.execute("PRAGMA application_id").fetchone()
+            (version,) = db.execute("PRAGMA user_version").fetchone()
         if application != APPLICATION:
             raise RunError(f"run {text(file)!r} must be the file of a run, got another database; check the path")
         check_format(version, file)
@@ -268,13 +266,9 @@ class StoredRun:
         Raises:
             RunError: it is no SELECT, SQLite does not understand it, or cannot read the file.
         """
-        try:
-            with closing(self._connect()) as db:
-                db.set_authorizer(lambda action, *_: sqlite3.SQLITE_OK if action in _ALLOWED else sqlite3.SQLITE_DENY)
-                yield from db.execute(statement, values)
-        except (sqlite3.Error, UnicodeError) as error:
-            asked = f"query {statement.strip()!r:.60} of run {text(self.path)!r}"
-            raise RunError(f"{asked} cannot be run: {error}; only SELECT is allowed") from None
+        with self._reading(f"query {statement.strip()!r:.60} of run", "only SELECT is allowed") as db:
+            db.set_authorizer(lambda action, *_: sqlite3.SQLITE_OK if action in _ALLOWED else sqlite3.SQLITE_DENY)
+            yield from db.execute(statement, values)
 
     def _count(self, table: str) -> int:
         (row,) = self.query(f"SELECT count(*) FROM {table} NOT INDEXED")
@@ -323,13 +317,13 @@ class StoredRun:
         return RunError(f"run {text(self.path)!r} is damaged: {reason}; take another copy of it, or run it again")
 
     @contextmanager
-    def _reading(self) -> Iterator[sqlite3.Connection]:
+    def _reading(self, what: str = "run", remedy: str = "take another copy of it") -> Iterator[sqlite3.Connection]:
         """The file, opened for reading; errors of SQLite and of damaged cells become ours."""
         try:
             with closing(self._connect()) as db:
                 yield db
-        except sqlite3.Error as error:
-            raise RunError(f"run {text(self.path)!r} cannot be read: {error}; take another copy of it") from None
+        except (sqlite3.Error, UnicodeError) as error:
+            raise RunError(f"{what} {text(self.path)!r} cannot be read: {error}; {remedy}") from None
         except ExplainError:  # which is a ValueError too
             raise
         except (TypeError, ValueError, LookupError, OverflowError, RecursionError) as error:
@@ -372,7 +366,7 @@ def row_of(columns: Mapping[str, Any], style: str | None = None, uncentred: bool
         "labels": tuple(label for _, label in json.loads(columns["labels"] or "[]")),
         "metrics": json.loads(columns["metrics"]),
     }
-    return Row(**{**same, **different, "style": style, "uncentred": uncentred, "_stored": columns})
+    return Row(**{**same, **different, "style": style, "uncentred": uncentred, "columns": columns})
 
 
 class PhotoReader:

@@ -50,7 +50,7 @@ class Cluster:
         return piece, pickle.loads(pickle.dumps(self.report(piece)))
 
     def report(self, piece: list[Entry]) -> Report | None:
-        return self.there(piece)
+        return self.there.report(piece)
 
 
 def spread(
@@ -111,7 +111,7 @@ def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
         def report(self, piece: list[Entry]) -> Report | None:
             if len(self.pieces) == 3:
                 raise KeyboardInterrupt
-            return self.there(piece)
+            return self.there.report(piece)
 
     photos, maps = folder_of(tmp_path / "photos", 10), tmp_path / "maps"
     with pytest.raises(KeyboardInterrupt):
@@ -132,8 +132,8 @@ def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
 def test_a_piece_that_is_explained_twice_is_there_once(tmp_path: Path) -> None:
     class Lossy(Cluster):
         def report(self, piece: list[Entry]) -> Report | None:
-            self.there(piece)  # and the actor is lost before it could report
-            return self.there(piece)
+            self.there.report(piece)  # and the actor is lost before it could report
+            return self.there.report(piece)
 
     found = spread(folder_of(tmp_path / "photos", 6), tmp_path / "maps", cluster=Lossy(), per_file=3)
     assert len(by_key(tmp_path / "maps")) == found.photos == 6
@@ -166,7 +166,7 @@ def test_a_photo_that_ends_each_process_costs_itself_only(tmp_path: Path) -> Non
     class Restarting(Cluster):
         def report(self, piece: list[Entry]) -> Report | None:
             try:
-                return self.there(piece)
+                return self.there.report(piece)
             except Death:
                 deaths.append(piece)
                 return None
@@ -191,7 +191,7 @@ def test_errors_of_all_photos_and_machines_are_raised(tmp_path: Path, monkeypatc
     class Elsewhere(Cluster):
         def report(self, piece: list[Entry]) -> Report | None:
             self.there.folder.path = str(tmp_path)
-            return self.there(piece)
+            return self.there.report(piece)
 
     photos = folder_of(tmp_path / "photos", 3)
     with pytest.raises(LayerError, match="nolayer"):
