@@ -10,7 +10,7 @@ import platform
 import sys
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 import PIL
@@ -23,6 +23,8 @@ from explain._utils.version import __version__
 from explain.attribution import pictures, result
 from explain.attribution.encoding import encode
 from explain.data.boxes import Box
+from explain.engine.settings import Precision
+from explain.methods.base import Fusion, Style
 from explain.methods.evidence import Proof
 
 FORMAT = 1
@@ -32,7 +34,10 @@ SIDE = 2**16
 """Rows and columns of a map are fewer: a damaged record must not ask for any amount of memory."""
 
 Size: TypeAlias = tuple[int, int] | tuple[int, int, int]
-Object: TypeAlias = dict  # type: ignore[type-arg]  # whose values are not looked at
+if TYPE_CHECKING:
+    Object: TypeAlias = dict[str, Any]
+else:
+    Object = dict  # whose values are not looked at
 
 register_reader(dict, "an object", lambda value: value)
 
@@ -93,20 +98,6 @@ class RecordedExplainer(Part):
 
 
 @dataclass(frozen=True)
-class RecordedEstimate(Part):
-    """How many covered photos a map took, and what was reached: the largest error over the largest value, if known."""
-
-    name: ClassVar[str] = "estimate"
-
-    samples: int
-    planned: int | None = None
-    stopped: str | None = None
-    finished: bool = True
-    error: float | None = None
-    r2: float | None = None
-
-
-@dataclass(frozen=True)
 class RecordedSet(Part):
     """What is known of a set of regions: what is proved of it, and the scores with it alone and without it."""
 
@@ -126,7 +117,7 @@ class RecordedValues(Part):
     shape: tuple[int, ...]
     sha256: str
     size: Size | None = None
-    style: str = "heat"
+    style: Style = "heat"
     input: str | None = None
     neutral: float | None = None
     sets: tuple[RecordedSet, ...] | None = None
@@ -165,8 +156,8 @@ class Record(Part):
     values: RecordedValues
     asked: Any = None
     crops: Any = ()
-    fuse: str | None = None
-    precision: str = "full"
+    fuse: Fusion | None = None
+    precision: Precision = "full"
     rounding: float | None = None
     probability: Any = None
     number: Any = None
@@ -174,7 +165,7 @@ class Record(Part):
     activation: str | None = None
     predictions: Any = ()
     delta: float | None = None
-    estimate: RecordedEstimate | None = None
+    estimate: Object | None = None
     interventions: Any = ()
     verdict: Object | None = None
     request: Any = None
@@ -243,7 +234,7 @@ def results_of(attribution: result.Attribution) -> dict[str, Any]:
         ran = {"samples": attribution.samples, "max_seconds": None}
         options |= {name: value for name, value in ran.items() if name in options}
     estimate = None
-    if attribution.samples is not None:
+    if attribution.samples is not None:  # the largest error is over the largest value
         estimate = {
             "samples": attribution.samples,
             "planned": None if attribution.planned is None else int(attribution.planned.max()),

@@ -251,10 +251,10 @@ class Explainer:
 
     def _all(self, images: Iterable[ImageLike], request: PhotoRequest) -> Iterator[Explanation | PhotoError]:
         """Explain photos in batches, if it is the same as explaining each alone."""
-        most = request.options.get("batch_size")
-        most = min(AT_ONCE, most) if isinstance(most, int) and most > 0 else AT_ONCE
+        limit = request.options.get("batch_size")
+        most = min(AT_ONCE, limit) if isinstance(limit, int) and limit > 0 else AT_ONCE
 
-        def read(image: ImageLike, place: int) -> Photo | tuple[int, Exception]:
+        def read(image: ImageLike, place: int) -> Any:
             try:
                 return self._photo(image, place)
             except Exception as error:
@@ -263,7 +263,8 @@ class Explainer:
         def at_once(photo: Any) -> int:
             if request.alone or photo.x.ndim != 4:
                 return 1
-            return min(most, max(1, several.AREA // (photo.image.width * photo.image.height)))
+            area: int = photo.image.width * photo.image.height
+            return min(most, max(1, several.AREA // area))
 
         batches = several.explained(
             (read(image, place) for place, image in enumerate(several.matched(images, request))),

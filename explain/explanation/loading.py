@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -111,7 +111,7 @@ class Saved:
         arguments: dict[str, Any] = {
             "explainer": explainer, "image": image, "method": method, "target": target, "interventions": interventions,
         }  # fmt: skip
-        recorded = {
+        recorded: dict[str, Callable[[], Any]] = {
             "explainer": self._explainer,
             "image": lambda: load_image(record.image.path),  # type: ignore[arg-type]  # which refuses None
             "method": lambda: method_of(record.method, record.options),
@@ -134,13 +134,12 @@ class Saved:
             raise RecordError(f"image for {self._name} must have the pixels that were explained; use repeat(image=...)")
         photo.filename = record.image.path or ""  # type: ignore[attr-defined]  # as Pillow does for those that it opens
         explainer = arguments["explainer"]
-        assert explainer is not None
         self._check_same("preprocessing", record.preprocess, described(explainer.preprocess))
         self._check_same("weights", record.weights, explainer.weights)
         self._check_same("activation", record.activation, explainer.activation)
         size = explainer.as_input(photo).shape[-2:]
         self._check_same("size of inputs", list(record.input_size), list(size))
-        explanation = explainer(
+        explanation: Explanation = explainer(
             photo,
             [arguments["method"]],
             targets=[arguments["target"]],
@@ -197,7 +196,7 @@ class Saved:
         then = f"hooks {', '.join(self.content.explainer.hooks) or 'none'}"
         now = f"hooks {', '.join(explanation.origin.hooks) or 'none'}"
         if estimate is not None:
-            then += f" and {estimate.samples} samples"
+            then += f" and {estimate.get('samples')} samples"
             now += f" and {samples} samples"
         got = f"got {now}, and the map differs by {difference:.3g} of its maximum"
         warn(f"{self._name} must be repeated as it was made, with {then}, {got}")
@@ -257,9 +256,10 @@ def _read_record(path: Path) -> records.Record:
             f"{name} must hold {must}, got {shown(content)}; give a record that was saved by this version"
         )
     try:
-        return records.Record.read(content)
+        record: records.Record = records.Record.read(content)
     except RecordError as error:
         raise RecordError(f"{name} is damaged: {error}; give a record that was saved") from None
+    return record
 
 
 def _read_values(path: Path) -> np.ndarray[Any, Any]:

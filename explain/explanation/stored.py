@@ -55,13 +55,10 @@ def stored_results(
         return None
     files = [saved.path.with_suffix(f".{suffix}") for saved in results for suffix in (*formats, "json")]
     if len(results) > 1:
-        first = results[0]
-        method = first.method.replace("(", "-").replace(")", "")
-        name = first.path.stem.removesuffix(f"-{method}") if count == 1 else stem  # with the label, where one was named
-        sheet = first.path.with_name(f"{name}-sheet.{formats[0]}")
-        if not sheet.is_file():
+        sheets = sorted(Path(folder).glob(f"{escape(stem)}*-sheet.{formats[0]}"))[:1]
+        if not sheets:
             return None
-        files.append(sheet)
+        files += sheets
     return [dict(saved.record) for saved in results], list(map(str, files))
 
 

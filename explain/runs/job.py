@@ -138,7 +138,7 @@ class Job:
                 self._independent = rows_are_apart(self.explainer.model, self._batch([photo]))
         return self._independent
 
-    def answers(self, photos: Sequence[Any]) -> list[PhotoRecord]:
+    def answers(self, photos: list[Any]) -> list[PhotoRecord]:
         """Explain photos of one kind together."""
         with intervene(self.explainer.model, self.explainer.interventions):
             return self._answers(photos)
