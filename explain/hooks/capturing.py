@@ -482,6 +482,8 @@ class Capture:
         return ([source], []) if leaf is None else ([self._collect(seen, leaf), source], [behind])
 
     def _collect(self, seen: TensorRecord, tensor: torch.Tensor) -> Source:
+        """Record the gradient of a tensor, whoever runs backward; return what to differentiate with respect to."""
+
         def collect(gradient: torch.Tensor | None) -> None:
             if gradient is None:  # there is no derivative
                 return
@@ -494,7 +496,7 @@ class Capture:
 
         if not self._once:
             tensor.register_hook(collect)  # type: ignore[no-untyped-call]
-        return _source(tensor)
+        return tensor if tensor.is_leaf else get_gradient_edge(tensor)
 
     def _mark_without_graph(self, record: Record) -> None:
         """Note that the network itself has turned gradients off, unless a checkpoint runs this again."""
@@ -542,7 +544,7 @@ class FullBackwardCapture(Capture):
             self._without_graph.add(record)
             return None
         self._without_graph.discard(record)
-        self._sources[record] = [_source(tensor) for tensor in below]
+        self._sources[record] = [tensor if tensor.is_leaf else get_gradient_edge(tensor) for tensor in below]
 
         def take(module: nn.Module, grad_input: Any, grad_output: tuple[torch.Tensor | None, ...]) -> None:
             gradient = grad_output[number]
@@ -566,9 +568,11 @@ def _last_in(module: nn.Module) -> nn.Module:
 
 
 def _has_backward_hooks(module: nn.Module) -> bool:
-    if global_hooks._global_backward_hooks or global_hooks._global_backward_pre_hooks:
-        return True
-    return any(each._backward_hooks or each._backward_pre_hooks for each in modules_of(module))
+    of_every_module = global_hooks._global_backward_hooks or global_hooks._global_backward_pre_hooks
+    for part in modules_of(module):
+        if of_every_module or part._backward_hooks or part._backward_pre_hooks:
+            return True
+    return False
 
 
 def _aliased_inputs(inputs: Any) -> nested.SwappedInputs:
@@ -590,10 +594,6 @@ def _first_output(layer: str, output: Any) -> torch.Tensor:
     if first is None:
         raise LayerError(f"layer {layer!r} must return a tensor, got {type(output).__name__}; choose another layer")
     return first
-
-
-def _source(tensor: torch.Tensor) -> Source:
-    return tensor if tensor.is_leaf else get_gradient_edge(tensor)
 
 
 def _versions_of(values: Any) -> Versions:

@@ -76,11 +76,11 @@ class HookGroup(SignalSafe["HookGroup"]):
         return self
 
     def end(self, error: BaseException | None) -> None:
-        if not self._handles and not self._undo:
-            self._closed = True
-            return
         message = self._unfired_hooks() if self._handles and error is None else None
-        self.remove()
+        if self._handles or self._undo:
+            self.remove()
+        self._closed = True
+        _of_explanations.discard(self)
         if message is not None:
             warn(message)
 
@@ -95,7 +95,6 @@ class HookGroup(SignalSafe["HookGroup"]):
             next(reversed(self._handles)).remove()
         while self._undo:
             self._undo.pop()()
-        _of_explanations.discard(self)
 
     def __len__(self) -> int:
         """The number of places that hooks of the group are on."""

@@ -38,7 +38,8 @@ _here = _Here()
 
 def active_interventions(model: nn.Module) -> tuple[Intervention, ...]:
     """The interventions that this thread has applied to a model, with the values that they took from inputs."""
-    return tuple(bound for places in _here.active.get(model, {}).values() for bound in places)
+    active = _here.active.get(model)
+    return tuple(bound for places in active.values() for bound in places) if active else ()
 
 
 @signal_safe
