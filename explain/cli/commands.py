@@ -238,9 +238,19 @@ def both(*options: Callable[[Any], Any]) -> Callable[[F], F]:
     return decorate
 
 
-def flag(*names: str, help: str) -> Callable[[F], F]:
-    """An option without a value."""
-    return click.option(*names, is_flag=True, help=help)
+def option(words: str, help: str, **settings: Any) -> Callable[[F], F]:
+    """An option as its help shows it: ``--samples N`` takes a value, ``--fuse mean|max`` one of these; others none."""
+    names = [word for word in words.split() if word.startswith("-")]
+    values = words.split()[len(names) :]
+    if not values:
+        settings["is_flag"] = True
+    elif "|" in values[0]:
+        settings["type"] = click.Choice(values[0].split("|"))
+    else:
+        settings["metavar"] = values[0]
+    if "default" in settings:
+        settings["show_default"] = True
+    return click.option(*names, help=help, **settings)
 
 
 def numbers(text: Any) -> Any:
@@ -299,92 +309,66 @@ def _at_least_one(context: click.Context, argument: click.Parameter, names: tupl
 any_images = click.argument("images", nargs=-1, metavar="[IMAGE]...")
 images = click.argument("images", nargs=-1, metavar="IMAGE...", callback=_at_least_one, shell_complete=_first_word)
 run_file = click.argument("run_file", metavar="RUN")
-recursive = flag("--recursive", "-r", help="search the folders inside folders too")
-quiet = click.option("--quiet", "-q", is_flag=True, expose_value=False, callback=_tell_output, help="print errors only")
-verbose = click.option(
-    "--verbose",
-    "-v",
-    is_flag=True,
-    expose_value=False,
-    callback=_tell_output,
-    help="print all lines of each of several photos too",
+recursive = option("--recursive -r", "search the folders inside folders too")
+quiet = option("--quiet -q", "print errors only", expose_value=False, callback=_tell_output)
+verbose = option(
+    "--verbose -v", "print all lines of each of several photos too", expose_value=False, callback=_tell_output
 )
-json = click.option("--json", is_flag=True, expose_value=False, help="print one JSON document instead of lines")
-force = flag("--force", help="overwrite files that exist")
-method = click.option(
-    "--method",
-    "-m",
+json = option("--json", "print one JSON document instead of lines", expose_value=False)
+force = option("--force", "overwrite files that exist")
+method = option(
+    "--method -m NAME",
+    "how to explain: a name, also with options as in 'integratedgradients(steps=20)'; "
+    "'all' takes each method of fewer than 200 passes, 'everything' takes them all; "
+    "repeatable",
     multiple=True,
-    metavar="NAME",
     show_default="gradcam",
     shell_complete=names_of("methods"),
-    help="how to explain: a name, also with options as in 'integratedgradients(steps=20)'; 'all' takes each method "
-    "of fewer than 200 passes, 'everything' takes them all; repeatable",
 )
-method_of_run = click.option(
-    "--method", "-m", metavar="NAME", show_default="the first of the run", help="the method of the maps"
-)
-evidence = flag(
+method_of_run = option("--method -m NAME", "the method of the maps", show_default="the first of the run")
+evidence = option(
     "--evidence",
-    help="find the smallest parts of each photo that are enough for the answer, and that it needs "
-    "(--method sufficient --method necessary)",
+    "find the smallest parts of each photo that are enough for the answer, and that it "
+    "needs (--method sufficient --method necessary)",
 )
-metric = click.option(
-    "--metric",
+metric = option(
+    "--metric NAME",
+    "evaluate the maps by a metric ('explain metrics' lists them); repeatable",
     multiple=True,
-    metavar="NAME",
     shell_complete=names_of("metrics"),
-    help="evaluate the maps by a metric ('explain metrics' lists them); repeatable",
 )
-targets = click.option(
-    "--target",
-    "-t",
+targets = option(
+    "--target -t CLASS",
+    "label or index to explain, also 'cup@2' (the second cup that a detector finds), "
+    "'person@320,200' or 'box 120,40,300,380' (in pixels of the photo); repeatable",
     multiple=True,
-    metavar="CLASS",
     show_default="the top one",
-    help="label or index to explain, also 'cup@2' (the second cup that a detector finds), 'person@320,200' or "
-    "'box 120,40,300,380' (in pixels of the photo); repeatable",
 )
-top_k = click.option("--top-k", type=COUNT, metavar="K", help="explain the K best classes")
-layers = click.option(
-    "--layer",
-    multiple=True,
-    metavar="NAME",
-    show_default="the last feature map",
-    help="layer to explain at; repeatable",
-)
-layer = click.option("--layer", metavar="NAME", show_default="the last feature map", help="the layer")
-fuse = click.option(
-    "--fuse",
-    type=click.Choice(["mean", "max", "product"]),
+top_k = option("--top-k K", "explain the K best classes", type=COUNT)
+layers = option("--layer NAME", "layer to explain at; repeatable", multiple=True, show_default="the last feature map")
+layer = option("--layer NAME", "the layer", show_default="the last feature map")
+fuse = option(
+    "--fuse mean|max|product",
+    "how the maps of several layers become one",
     show_default="mean",
-    help="how the maps of several layers become one",
 )
-batch_size = click.option(
-    "--batch-size", type=COUNT, metavar="N", help="inputs at once in methods that run the model many times"
-)
+batch_size = option("--batch-size N", "inputs at once in methods that run the model many times", type=COUNT)
 budget = both(
-    click.option("--samples", type=COUNT, metavar="N", help="number of perturbed photos, for methods that estimate"),
-    click.option(
-        "--tolerance",
-        type=POSITIVE,
-        metavar="SHARE",
-        help="stop them when no error is above this share of the peak",
-    ),
-    click.option("--max-seconds", type=POSITIVE, metavar="S", help="end each of them after this time"),
-    flag("--bf16", help="run these in bfloat16"),
+    option("--samples N", "number of perturbed photos, for methods that estimate", type=COUNT),
+    option("--tolerance SHARE", "stop them when no error is above this share of the peak", type=POSITIVE),
+    option("--max-seconds S", "end each of them after this time", type=POSITIVE),
+    option("--bf16", "run these in bfloat16"),
 )
-style = click.option(
-    "--style",
-    type=click.Choice(["heat", "contour", "mask", "spotlight"]),
+style = option(
+    "--style heat|contour|mask|spotlight",
+    "how maps are drawn on the photo",
     show_default="heat for maps of a layer, else each method's own",
-    help="how maps are drawn on the photo",
 )
 
 
 def output(default: str | None, metavar: str, help: str) -> Callable[[F], F]:
     """Where to write."""
-    return click.option("--output", "-o", default=default, show_default=True, metavar=metavar, help=help)
+    return option(f"--output -o {metavar}", help, default=default)
 
 
 MODEL_SETTINGS = (
@@ -392,57 +376,43 @@ MODEL_SETTINGS = (
 )  # fmt: skip
 """The options that say which model is explained, and how it sees photos, besides its name."""
 
-_colours = click.option(
-    "--channels",
+_colours = option(
+    "--channels N",
+    "1 for a model of photos in grey, 3 for colours",
     type=COUNT,
-    metavar="N",
     show_default="by its first convolution",
-    help="1 for a model of photos in grey, 3 for colours",
 )
 
 
 def model_options(*, several: bool = False, colours: bool = True) -> Callable[[F], F]:
     """The options of a model; or of several; with or without that of the channels of its photos."""
     return both(
-        click.option(
-            "--model",
-            metavar="NAME",
-            multiple=several,
-            shell_complete=models,
-            help="efficientnet-lite0 (the default), tiny, tiny-transformer, tiny-clip, nanodet, person-segmenter, a "
+        option(
+            "--model NAME",
+            "efficientnet-lite0 (the default), tiny, tiny-transformer, tiny-clip, nanodet, person-segmenter, a "
             "torchvision name, timm:NAME, or your own as package.module:factory, ./file.py:factory, or a file of "
             "TorchScript, torch.export (.pt2) or ONNX" + "; repeatable" * several,
+            multiple=several,
+            shell_complete=models,
         ),
-        click.option("--weights", metavar="FILE", help="state dict to load into the model, also as .safetensors"),
-        click.option(
-            "--labels", metavar="FILE", help="the labels of the classes, or the name of the number, one a line"
-        ),
-        click.option(
-            "--activation",
-            type=click.Choice(["softmax", "sigmoid", "none"]),
+        option("--weights FILE", "state dict to load into the model, also as .safetensors"),
+        option("--labels FILE", "the labels of the classes, or the name of the number, one a line"),
+        option(
+            "--activation softmax|sigmoid|none",
+            "how the model's outputs become probabilities; none if they are some already, or numbers",
             show_default="detected",
-            help="how the model's outputs become probabilities; none if they are some already, or numbers",
         ),
-        click.option("--unit", metavar="TEXT", help="the unit of a model's number, as years"),
-        click.option("--size", type=COUNT, metavar="PIXELS", help="side of the model's input"),
-        click.option(
-            "--crop",
+        option("--unit TEXT", "the unit of a model's number, as years"),
+        option("--size PIXELS", "side of the model's input", type=COUNT),
+        option(
+            "--crop PART",
+            "the part of a photo that the model sees: center, whole, or the share that the centre takes",
             type=numbers,
             default="center",
-            show_default=True,
-            metavar="PART",
-            help="the part of a photo that the model sees: center, whole, or the share that the centre takes",
         ),
         *([_colours] if colours else []),
-        click.option(
-            "--mean",
-            type=numbers,
-            metavar="NUMBERS",
-            help="mean of the training data's channels, as 0.485,0.456,0.406",
-        ),
-        click.option("--std", type=numbers, metavar="NUMBERS", help="its standard deviation"),
-        click.option(
-            "--interpolation", type=click.Choice(["bilinear", "bicubic"]), help="how photos are scaled to that size"
-        ),
-        click.option("--device", metavar="NAME", help="cpu, cuda, cuda:1, mps, ..."),
+        option("--mean NUMBERS", "mean of the training data's channels, as 0.485,0.456,0.406", type=numbers),
+        option("--std NUMBERS", "its standard deviation", type=numbers),
+        option("--interpolation bilinear|bicubic", "how photos are scaled to that size"),
+        option("--device NAME", "cpu, cuda, cuda:1, mps, ..."),
     )

@@ -14,7 +14,7 @@ import click
 from explain._utils.errors import ExplainError, printable
 from explain._utils.progress import duration
 from explain.cli import commands as cli
-from explain.cli.commands import PHOTOS, UsageError, commands, flag, is_typed, model_options, words
+from explain.cli.commands import PHOTOS, UsageError, commands, is_typed, model_options, option, words
 from explain.cli.output import DONE, Output, ProgressBar
 from explain.cli.questions import baseline_of, call_options, methods_of, metrics_of, targets_of, with_baseline
 from explain.cli.several import PhotoResult, blaming, find_photos, for_all, load_explainer, read_photo
@@ -41,62 +41,45 @@ MOST = 500  # photos of one sheet; a browser opens no more at once with ease
 @cli.method
 @cli.evidence
 @cli.metric
-@flag(
+@option(
     "--check",
-    help="check whether the maps depend on the model and the class, are faithful and stable; the results are shown "
-    "in pictures and stored in records",
+    "check whether the maps depend on the model and the class, are faithful and stable; "
+    "the results are shown in pictures and stored in records",
 )
 @cli.targets
-@click.option(
-    "--text",
-    multiple=True,
-    metavar="TEXT",
-    help="a text to explain, with an image-text model such as tiny-clip; repeatable",
-)
+@option("--text TEXT", "a text to explain, with an image-text model such as tiny-clip; repeatable", multiple=True)
 @cli.top_k
 @cli.layers
-@click.option(
-    "--ablate",
+@option(
+    "--ablate LAYER",
+    "explain the model without a layer, or without some channels of it, as in "
+    "'layer3[12,40]', 'blocks.3.attn[heads 1]', 'layer2[region 40,30,90,80]'; repeatable",
     multiple=True,
-    metavar="LAYER",
-    help="explain the model without a layer, or without some channels of it, as in 'layer3[12,40]', "
-    "'blocks.3.attn[heads 1]', 'layer2[region 40,30,90,80]'; repeatable",
 )
 @cli.fuse
-@click.option(
-    "--baseline",
-    metavar="NAME",
+@option(
+    "--baseline NAME",
+    "the baseline of covered pixels in methods and metrics that cover some: zero, black, "
+    "mean, blur, noise or neighbours, also with options as in 'blur(sigma=3)'",
     show_default="each one's own",
     shell_complete=words("zero", "black", "mean", "blur", "noise", "neighbours"),
-    help="the baseline of covered pixels in methods and metrics that cover some: zero, black, mean, blur, noise or "
-    "neighbours, also with options as in 'blur(sigma=3)'",
 )
 @model_options(several=True)
 @cli.batch_size
 @cli.budget
 @cli.output("explained", "FOLDER", "where to write")
 @cli.force
-@flag("--skip-existing", help="skip photos whose results are already in the folder")
-@flag("--html", help="also write an HTML report, and a page of all photos if there are several")
-@flag("--curves", help="with --html: curves of deletion and insertion for more than ten photos, too")
+@option("--skip-existing", "skip photos whose results are already in the folder")
+@option("--html", "also write an HTML report, and a page of all photos if there are several")
+@option("--curves", "with --html: curves of deletion and insertion for more than ten photos, too")
 @cli.style
-@click.option(
-    "--alpha", type=click.FloatRange(0, 1), metavar="A", show_default="0.65", help="opacity of the heat, 0 to 1"
-)
-@click.option("--colormap", metavar="NAME", help="any colour map of matplotlib")
-@click.option(
-    "--picture-format",
-    type=click.Choice(["png", "jpg"]),
-    default="png",
-    show_default=True,
-    help="of overlays and sheets",
-)
-@click.option(
-    "--map-format",
-    type=click.Choice(["npy", "npz"]),
+@option("--alpha A", "opacity of the heat, 0 to 1", type=click.FloatRange(0, 1), show_default="0.65")
+@option("--colormap NAME", "any colour map of matplotlib")
+@option("--picture-format png|jpg", "of overlays and sheets", default="png")
+@option(
+    "--map-format npy|npz",
+    "of the raw values: npy in float32, npz in float16 and compressed",
     default="npy",
-    show_default=True,
-    help="of the raw values: npy in float32, npz in float16 and compressed",
 )
 @cli.quiet
 @cli.verbose

@@ -17,9 +17,9 @@ from explain.cli.commands import (
     UsageError,
     as_usage,
     commands,
-    flag,
     is_typed,
     model_options,
+    option,
     refuse_without_effect,
 )
 from explain.cli.output import FAILED, INTERRUPTED, Output, RunProgress, notes, wrote
@@ -31,14 +31,12 @@ if TYPE_CHECKING:
 
 LISTED = 20  # failures that are told; the rest is in the file
 
-source_option = click.option("--source", metavar="SOURCE", help="the source of photos that had no file")
-target_option = click.option(
-    "--target", "-t", metavar="CLASS", help="label or index of the class that --channels and --examples are about"
-)
+source_option = option("--source SOURCE", "the source of photos that had no file")
+target_option = option("--target -t CLASS", "label or index of the class that --channels and --examples are about")
 
 
 @commands.command("run", key="runs", epilog="Example: explain run photos --output run.sqlite --method gradcam")
-@click.argument("source", metavar="SOURCE")
+@click.argument("source")
 @cli.method
 @cli.evidence
 @cli.metric
@@ -50,34 +48,22 @@ target_option = click.option(
 @cli.batch_size
 @cli.budget
 @cli.output("run.sqlite", "RUN", "the file of the run, or with --ray the folder; continued if it is there")
-@click.option(
-    "--workers",
-    type=click.IntRange(min=0),
-    metavar="N",
-    show_default="half the processors",
-    help="processes that read photos",
-)
-@click.option(
-    "--ray",
+@option("--workers N", "processes that read photos", type=click.IntRange(min=0), show_default="half the processors")
+@option(
+    "--ray ADDRESS",
+    "run on a Ray cluster, into a folder of Parquet files; without ADDRESS, on one on this machine",
     is_flag=False,
     flag_value="",
-    metavar="ADDRESS",
-    help="run on a Ray cluster, into a folder of Parquet files; without ADDRESS, on one on this machine",
 )
-@click.option(
-    "--actors",
+@option(
+    "--actors N",
+    "with --ray: processes with a model",
     type=COUNT,
-    metavar="N",
     show_default="one for each processor or share of a GPU",
-    help="with --ray: processes with a model",
 )
-@click.option(
-    "--gpus", type=POSITIVE, metavar="SHARE", show_default="none", help="with --ray: the share of a GPU for each actor"
-)
-@click.option(
-    "--pictures",
-    metavar="WHICH",
-    help="draw the maps of some photos: worst:50 (the least probable labels), best:50, or source for all",
+@option("--gpus SHARE", "with --ray: the share of a GPU for each actor", type=POSITIVE, show_default="none")
+@option(
+    "--pictures WHICH", "draw the maps of some photos: worst:50 (the least probable labels), best:50, or source for all"
 )
 @cli.style
 @cli.force
@@ -203,7 +189,7 @@ def _summary(output: str, finished: "Run", line: RunProgress, seconds: float, an
 
 @commands.command("export", key="files", epilog="Example: explain export run.sqlite run.parquet")
 @cli.run_file
-@click.argument("file", metavar="FILE")
+@click.argument("file")
 @cli.force
 @cli.json
 @click.pass_obj
@@ -222,14 +208,12 @@ def export(answer: Output, run_file: str, file: str, force: bool) -> None:
 @commands.command("insight", key="insights", epilog="Example: explain insight run.sqlite --output insight")
 @cli.run_file
 @cli.method_of_run
-@click.option("--count", "-k", type=COUNT, default=10, show_default=True, metavar="K", help="rows of each table")
+@option("--count -k K", "rows of each table", type=COUNT, default=10)
 @model_options(colours=False)
 @source_option
-@click.option(
-    "--channels", type=COUNT, metavar="K", help="show what excites the K channels that matter most for --target"
-)
-@click.option("--concepts", type=COUNT, metavar="K", help="find K concepts that all photos share")
-@click.option("--examples", metavar="SOURCE", help="five or more photos of a concept: does --target depend on it?")
+@option("--channels K", "show what excites the K channels that matter most for --target", type=COUNT)
+@option("--concepts K", "find K concepts that all photos share", type=COUNT)
+@option("--examples SOURCE", "five or more photos of a concept: does --target depend on it?")
 @target_option
 @cli.layer
 @cli.output(None, "FOLDER", "write pictures, tables and a page into this folder")
@@ -267,25 +251,22 @@ def tell_insight(
 
 @commands.command("repair", key="repairs", epilog="Example: explain repair run.sqlite --finding 2 --output repaired.pt")
 @cli.run_file
-@click.option(
-    "--finding",
+@option(
+    "--finding FINDING",
+    "which finding: the number of a cluster in 'explain insight', or the label of a class"
+    " whose evidence is off its object",
     default="1",
-    show_default=True,
-    metavar="FINDING",
-    help="which finding: the number of a cluster in 'explain insight', or the label of a class whose evidence is off "
-    "its object",
 )
 @cli.method_of_run
 @model_options()
 @source_option
-@click.option(
-    "--layer",
+@option(
+    "--layer NAME",
+    "the layer of the projection; the best of several is taken; repeatable",
     multiple=True,
-    metavar="NAME",
     show_default="the last one of each resolution",
-    help="the layer of the projection; the best of several is taken; repeatable",
 )
-@flag("--train", help="train a copy of the model, instead of a projection that is inserted at once")
+@option("--train", "train a copy of the model, instead of a projection that is inserted at once")
 @cli.output("repaired.pt", "FILE", "where to write the model, .pt or .pt2 (an exported program), with a page beside it")
 @cli.force
 @cli.json
@@ -314,13 +295,11 @@ def repair(
 
 @commands.command("film", key="films", epilog="Example: explain film training.sqlite cat.jpg --output cat.webp")
 @cli.run_file
-@click.argument("photo", metavar="PHOTO")
-@click.option("--method", "-m", metavar="NAME", help="of which method, where the run has several")
-@click.option("--target", "-t", metavar="CLASS", help="of which label or index, where several were explained")
+@click.argument("photo")
+@option("--method -m NAME", "of which method, where the run has several")
+@option("--target -t CLASS", "of which label or index, where several were explained")
 @cli.output("film.gif", "FILM", "the film, .gif or .webp; a figure is written beside it")
-@click.option(
-    "--seconds", type=POSITIVE, default=0.4, show_default=True, metavar="S", help="how long each map is shown"
-)
+@option("--seconds S", "how long each map is shown", type=POSITIVE, default=0.4)
 @cli.style
 @cli.force
 @cli.json

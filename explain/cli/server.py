@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from explain.cli.commands import UsageError, commands, flag, model_options, models
+from explain.cli.commands import UsageError, commands, model_options, models, option
 from explain.cli.output import Output
 from explain.cli.several import load_explainer
 
@@ -15,30 +15,25 @@ MOST_EXAMPLES = 12
 
 @commands.command("serve", epilog="Example: explain serve --model resnet50")
 @model_options()
-@click.option(
-    "--beside",
+@option(
+    "--beside NAME",
+    "another model, by its name, to choose on the page; repeatable",
     multiple=True,
-    metavar="NAME",
     shell_complete=models,
-    help="another model, by its name, to choose on the page; repeatable",
 )
-@click.option(
-    "--host",
+@option(
+    "--host ADDRESS",
+    "the address to listen at; any but this machine's own needs the token that is printed",
     default="127.0.0.1",
-    show_default=True,
-    metavar="ADDRESS",
-    help="the address to listen at; any but this machine's own needs the token that is printed",
 )
-@click.option(
-    "--port",
+@option(
+    "--port N",
+    "the port to listen at, 0 for a free one",
     type=click.IntRange(0, 65535),
     default=8000,
-    show_default=True,
-    metavar="N",
-    help="the port to listen at, 0 for a free one",
 )
-@click.option("--examples", metavar="FOLDER", help="a folder with photos to pick from")
-@flag("--open", help="open it in the browser")
+@option("--examples FOLDER", "a folder with photos to pick from")
+@option("--open", "open it in the browser")
 @click.pass_obj
 def serve(
     answer: Output, /, beside: tuple[str, ...], host: str, port: int, examples: str | None, open: bool, **model: Any

@@ -7,7 +7,7 @@ import click
 
 from explain._utils.errors import printable
 from explain.cli import commands as cli
-from explain.cli.commands import COUNT, UsageError, commands, model_options
+from explain.cli.commands import COUNT, UsageError, commands, model_options, option
 from explain.cli.output import Output, ProgressBar, wrote
 from explain.cli.questions import target_of
 from explain.cli.several import PhotoResult, blaming, find_photos, for_all, load_explainer, read_photo
@@ -68,7 +68,7 @@ def inspect(answer: Output, /, images: tuple[str, ...], recursive: bool, **model
 @commands.command("concepts", epilog="Example: explain concepts cat.jpg --count 4")
 @cli.images
 @cli.recursive
-@click.option("--count", "-k", type=COUNT, default=4, show_default=True, metavar="K", help="how many concepts")
+@option("--count -k K", "how many concepts", type=COUNT, default=4)
 @cli.layer
 @model_options()
 @cli.output("explained", "FOLDER", "where to write")
@@ -99,18 +99,11 @@ def draw_concepts(
     return for_all(photos, work, answer, "drew", output)
 
 
-PARTS = ["layers", "channels", "heads", "tokens", "positions", "regions"]
-
-
 @commands.command("trace", epilog="Example: explain trace cat.jpg cup.jpg --at heads --model tiny-transformer")
 @cli.images
-@click.option(
-    "--at", type=click.Choice(PARTS), default="layers", show_default=True, help="what is patched one at a time"
-)
+@option("--at layers|channels|heads|tokens|positions|regions", "what is patched one at a time", default="layers")
 @cli.layers
-@click.option(
-    "--target", "-t", metavar="CLASS", show_default="the clean photo's top one", help="label or index of the score"
-)
+@option("--target -t CLASS", "label or index of the score", show_default="the clean photo's top one")
 @model_options()
 @cli.batch_size
 @cli.output(None, "FOLDER", "write the picture into this folder")

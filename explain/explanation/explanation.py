@@ -62,7 +62,6 @@ class Explanation(Reportable):
     """
 
     style: StyleLike | None = None
-    request: Any = None
     key: Mapping[str, str] | None = None
     outputs: Outputs = field(default_factory=Outputs)
     numbers: torch.Tensor | None = None
