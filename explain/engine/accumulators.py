@@ -1,5 +1,6 @@
 """Where the results of perturbed rows add up, for each target of a stream."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -71,10 +72,14 @@ class TargetAccumulators:
         self._errors = errors or {}
         self._of: dict[NeedAtLayer, perturbations.Accumulator] = {}
         self._inexact: dict[NeedAtLayer, perturbations.Accumulator] = {}
+        self._ends: dict[NeedAtLayer, float] = {}
         for need in stream.needs:
             reducer: perturbations.Reducer = need.kind.reducer  # type: ignore[attr-defined]
             evidence = context.evidence(resolved, need.layer, need.input)
             self._of[need] = reducer.begin(evidence)
+            seconds: float | None = getattr(reducer, "max_seconds", None)
+            if seconds is not None:
+                self._ends[need] = time.monotonic() + seconds
             if need in self._errors:
                 self._inexact[need] = reducer.begin(evidence)
 
@@ -120,7 +125,9 @@ class TargetAccumulators:
     @property
     def _unfinished(self) -> list[NeedAtLayer]:
         """The needs that use more rows: those that share a stream get no more than they would alone."""
-        return [need for need, accumulator in self._of.items() if not accumulator.enough()]
+        now = time.monotonic() if self._ends else 0.0
+        late = {need for need, end in self._ends.items() if now >= end and self._of[need].has_result()}
+        return [need for need, accumulator in self._of.items() if need not in late and not accumulator.enough()]
 
     def enough(self) -> bool:
         return not self._unfinished

@@ -123,6 +123,10 @@ class Accumulator(ABC):
         """Whether no more rows are needed."""
         return False
 
+    def has_result(self) -> bool:
+        """Whether it may end now."""
+        return True
+
     def done(self) -> Tensor | None:
         """Which images ``(N,)`` need no more rows; None where all images need the same rows."""
         return None
@@ -136,10 +140,12 @@ class Accumulator(ABC):
         return None
 
 
-class Reducer(ABC):
-    """A way to add up results of perturbed rows. Subclasses are frozen dataclasses, as perturbations are."""
+class Reducer(Protocol):
+    """A way to add up results of perturbed rows: a frozen value, as perturbations are.
 
-    @abstractmethod
+    One with ``max_seconds`` gets no more rows after so many seconds, once there is a result.
+    """
+
     def begin(self, evidence: Evidence) -> Accumulator: ...
 
 

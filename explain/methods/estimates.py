@@ -2,7 +2,6 @@
 regions that are covered together."""
 
 import math
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ import torch.nn.functional as F
 from explain._utils.errors import MethodError
 from explain.baselines import Zero
 from explain.baselines.base import Baseline
-from explain.engine import Accumulator, Attributions, Evidence, Need, Perturbation, PerturbedRows, Reducer
+from explain.engine import Accumulator, Attributions, Evidence, Need, Perturbation, PerturbedRows
 from explain.engine.perturbations import (
     ByImage,
     OneForEach,
@@ -214,23 +213,12 @@ class Estimator(ABC):
     def estimate(self) -> Estimate: ...
 
 
-@dataclass(frozen=True)
-class StopEarly(Reducer):
-    """Estimates the map of a method as the scores come, and stops early.
-
-    It stops when there is an error, and the largest is at most ``tolerance`` times the largest magnitude, or after
-    ``max_seconds``. Scores are taken in rounds of a fixed number, so that it stops at the same one whatever the batch
-    size. The estimate is repeated when an eighth of the scores is new, so that it does not take longer than the runs.
-    """
-
-    method: "EstimateMethod"
-
-    def begin(self, evidence: Evidence) -> Accumulator:
-        return _StopEarly(self.method, evidence)
-
-
 class _ImageScores:
-    """The scores of one image: those that wait for a full round, and the estimate from those that were taken."""
+    """The scores of one image: those that wait, and the estimate from those that were taken.
+
+    With a tolerance, it is seen at fixed numbers of scores whether these are enough, so that it ends at the same one
+    whatever the batch size: whenever an eighth is new, so that this does not take longer than the runs.
+    """
 
     def __init__(self, estimator: Estimator, tolerance: float | None, like: torch.Tensor) -> None:
         self.estimator = estimator
@@ -240,62 +228,63 @@ class _ImageScores:
         self._like = like
         self._waiting = like.new_zeros(0)
         self._round = estimator.unit * math.ceil(TOGETHER / estimator.unit)
-        self._next_check = 0
-        self._latest: tuple[int, Estimate] | None = None
+        self._checked = 0
+        self._estimated = 0
+        self._latest: Estimate | None = None
 
     @property
     def has_estimate(self) -> bool:
         return self.done or self.taken + len(self._waiting) >= self.estimator.unit
 
     def add(self, scores: torch.Tensor) -> None:
-        """Take full rounds, and the rest at the end; see whether that is enough."""
+        """Take scores up to the next check, or up to the last one."""
         self._waiting = torch.cat([self._waiting, scores])
-        while not self.done and len(self._waiting) >= min(self._round, self.estimator.count - self.taken):
-            self._take(min(self._round, len(self._waiting)))
+        while not self.done and len(self._waiting) >= (wanted := self._next_check() - self.taken):
+            self._take(wanted)
             self.done = self.taken >= self.estimator.count or self._is_exact()
 
     def take_rest(self) -> None:
         """Take what waits, as far as it means something."""
-        unit = self.estimator.unit
-        if not self.done and len(self._waiting) >= unit:
-            self._take(len(self._waiting) // unit * unit)
+        if not self.done:
+            self._take(len(self._waiting) // self.estimator.unit * self.estimator.unit)
 
-    def estimate(self) -> Estimate:
-        """What the scores that were taken say, in the precision of the photo."""
-        if self._latest is None or self._latest[0] != self.taken:
+    def estimate(self, *, recent: bool = False) -> Estimate:
+        """What the scores that were taken say, in the precision of the photo; a ``recent`` one if few are new."""
+        slack = self._estimated // NEW if recent and not self.done else 0
+        if self._latest is None or self.taken > self._estimated + slack:
             estimate = self.estimator.estimate()
             error = None if estimate.error is None else estimate.error.to(self._like)
-            self._latest = self.taken, replace(estimate, values=estimate.values.to(self._like), error=error)
-        return self._latest[1]
+            self._latest = replace(estimate, values=estimate.values.to(self._like), error=error)
+            self._estimated = self.taken
+        return self._latest
 
-    def recent_map(self) -> torch.Tensor:
-        """The map by now, or the last one that was worked out if few scores are new."""
-        if self._latest is not None and not self.done and self.taken <= self._latest[0] + self._latest[0] // NEW:
-            return self._latest[1].values
-        return self.estimate().values
+    def _next_check(self) -> int:
+        if self._tolerance is None:
+            return self.estimator.count
+        rounds = max(1, math.ceil(self._checked // NEW / self._round))
+        return min(self._checked + rounds * self._round, self.estimator.count)
 
     def _take(self, count: int) -> None:
-        self.estimator.take(self.taken, self._waiting[:count])
-        self._waiting = self._waiting[count:]
-        self.taken += count
+        if count:
+            self.estimator.take(self.taken, self._waiting[:count])
+            self._waiting = self._waiting[count:]
+            self.taken += count
 
     def _is_exact(self) -> bool:
-        if self._tolerance is None or self.taken < self._next_check:
-            return False
-        self._next_check = self.taken + self.taken // NEW
+        self._checked = self.taken
         estimate = self.estimate()
-        if estimate.error is None:
+        if estimate.error is None or self._tolerance is None:
             return False
         return bool(relative_error(estimate.values[None], estimate.error[None]) <= self._tolerance)
 
 
-class _StopEarly(Accumulator):
+class _Estimating(Accumulator):
+    """Estimates the map of each image as the scores come."""
+
     def __init__(self, method: "EstimateMethod", evidence: Evidence) -> None:
         x = evidence.inputs
         tolerance: float | None = getattr(method, "tolerance", None)
-        seconds: float | None = getattr(method, "max_seconds", None)
         self._images = [_ImageScores(estimator, tolerance, x) for estimator in method.estimators(evidence)]
-        self._end = math.inf if seconds is None else time.monotonic() + seconds
         self._device = x.device
 
     def add(self, images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor) -> None:
@@ -306,12 +295,15 @@ class _StopEarly(Accumulator):
         return torch.tensor([image.done for image in self._images], device=self._device)
 
     def enough(self) -> bool:
-        if all(image.done for image in self._images):
-            return True
-        return time.monotonic() >= self._end and self._has_estimates()
+        return all(image.done for image in self._images)
+
+    def has_result(self) -> bool:
+        return all(image.has_estimate for image in self._images)
 
     def so_far(self) -> torch.Tensor | None:
-        maps = [image.recent_map() if image.taken else None for image in self._images]
+        for image in self._images:
+            image.take_rest()
+        maps = [image.estimate(recent=True).values if image.taken else None for image in self._images]
         known = next((each for each in maps if each is not None), None)
         if known is None:
             return None
@@ -321,10 +313,7 @@ class _StopEarly(Accumulator):
         return self._collected(finished=True)
 
     def partial(self) -> tuple[torch.Tensor, Outcome] | None:
-        return self._collected(finished=self.enough()) if self._has_estimates() else None
-
-    def _has_estimates(self) -> bool:
-        return all(image.has_estimate for image in self._images)
+        return self._collected(finished=False) if self.has_result() else None
 
     def _collected(self, *, finished: bool) -> tuple[torch.Tensor, Outcome]:
         ended = [finished or image.done for image in self._images]
@@ -455,7 +444,11 @@ class SearchMethod(PerturbationMethod):
 
 
 class EstimateMethod(PerturbationMethod):
-    """A method whose map is estimated from the scores of perturbed photos."""
+    """A method whose map is estimated from the scores of perturbed photos, which it adds up itself.
+
+    With an option ``tolerance``, it ends when there is an error, and the largest is at most so many times the largest
+    magnitude; with ``max_seconds``, after so many seconds.
+    """
 
     score: Score
 
@@ -480,7 +473,10 @@ class EstimateMethod(PerturbationMethod):
 
     @property
     def _estimate(self) -> Attributions:
-        return Attributions(self.perturbation, self.read, StopEarly(self))
+        return Attributions(self.perturbation, self.read, self)
+
+    def begin(self, evidence: Evidence) -> Accumulator:
+        return _Estimating(self, evidence)
 
     @property
     def needs(self) -> frozenset[Need[Any]]:

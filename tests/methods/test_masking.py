@@ -358,7 +358,7 @@ def test_estimates_stop_at_the_same_run_whatever_the_batch_size(method: Any, cur
 
 def test_images_that_are_exact_enough_are_not_run_any_more(curved: Curved) -> None:
     x = torch.cat([photos(), photos() * 0.01])
-    found = explain.attribute(curved, x, KernelSHAP(4000, 4), target=1, tolerance=0.01)
+    found = explain.attribute(curved, x, KernelSHAP(4000, 4), target=1, tolerance=0.01, batch_size=32)
     assert found.spent[0] != found.spent[1]
     few = int(found.spent.min()) + int(found.spent.max())
     assert sum(curved.rows) < few + 90
