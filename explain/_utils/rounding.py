@@ -29,7 +29,8 @@ def rounding_error(terms: Tensor, dim: Dims) -> Tensor:
     >>> terms.mean(1).abs() <= rounding_error(terms, dim=1)
     tensor([ True, False])
     """
-    return torch.linalg.vector_norm(terms, dim=dim).mul(_ROUNDING * torch.finfo(terms.dtype).eps)
+    norm: Tensor = torch.linalg.vector_norm(terms, dim=dim)
+    return norm.mul(_ROUNDING * torch.finfo(terms.dtype).eps)
 
 
 def all_cancel(means: Tensor, terms: Tensor) -> Tensor:
@@ -42,5 +43,5 @@ def all_cancel(means: Tensor, terms: Tensor) -> Tensor:
     tensor([ True, False])
     """
     error = rounding_error(terms, tuple(range(1, terms.ndim)))
-    largest = torch.linalg.vector_norm(means.flatten(1), math.inf, dim=1)
+    largest: Tensor = torch.linalg.vector_norm(means.flatten(1), math.inf, dim=1)
     return largest <= error

@@ -376,7 +376,7 @@ class _TensorMath(SignalSafe[None]):
     def begin(self) -> None:
         self._begun = True
         self._torch.switch_gradients(self._gradients)
-        self._full_precision.__enter__()
+        self._full_precision.__enter__()  # type: ignore[no-untyped-call]
 
     def end(self, error: BaseException | None) -> None:
         if self._begun:

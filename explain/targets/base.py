@@ -180,7 +180,9 @@ def unsuitable(target: str, needs: str, output: Any) -> TargetError:
 class OutputReader(Protocol):
     """Knows of a model how its output comes about; ``activation`` is what the caller says of it."""
 
-    activation: Activation | None
+    @property
+    def activation(self) -> Activation | None:
+        """What makes probabilities of the outputs, as far as that is said."""
 
     def scores_key(self, candidates: Callable[[Any, int], Mapping[Any, torch.Tensor]]) -> Any:
         """Return which of several tensors in the output has the scores."""
