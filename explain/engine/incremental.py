@@ -1,9 +1,9 @@
 """Incremental inference: what a perturbation cannot change is not computed again.
 
-A perturbed photo equals the photo outside of a box. Convolutions, poolings and operations on
-single values are run on this box and what they need around it, as long as it is a small part of the feature map;
-elsewhere, the feature map is that of the photo, which is computed once. Any other operation is given whole feature
-maps. The result is that of a whole pass but for rounding.
+A perturbed photo equals the photo outside of a box. Convolutions, poolings and operators on single values are run on
+this box and what they need around it, as long as it is a small part of the feature map; elsewhere, the feature map is
+that of the photo, which is computed once. Any other operator is given whole feature maps. The result is that of a
+whole pass but for rounding. The model sees `BoxMaps`, a kind of tensor, and PyTorch hands every operator on it over.
 
 After Nakandala et al., "Incremental and Approximate Inference for Faster Occlusion-based Deep CNN Explanations", SIGMOD
 2019.
@@ -12,28 +12,24 @@ After Nakandala et al., "Incremental and Approximate Inference for Faster Occlus
 import math
 import time
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
-from torch.utils.weak import WeakIdKeyDictionary
 
 from explain.data.inputs import Inputs
-from explain.engine.replay import PAST_AUTOGRAD, accessed_name
 from explain.engine.settings import raise_unless_of_network
-from explain.hooks.tracer import Tracer
-from explain.relevance.calls import Call, storage_of
-from explain.relevance.table import operation_name
 
 LARGEST = 0.7
 """The share of a feature map up to which a box is computed on its own."""
-_POINTWISE = frozenset(["clone", "neg", "iadd", "imul", "itruediv", "maximum", "minimum"])
-_POINTWISE_KINDS = frozenset(["rectifier", "activation", "sum", "product", "quotient"])
-_ATTRIBUTES = frozenset(["shape", "dtype", "device", "ndim", "requires_grad", "is_cuda", "layout", "is_sparse"])
-"""Attributes that a placeholder has as well."""
+_POINTWISE = """
+    _prelu_kernel abs add celu clamp clamp_max clamp_min clone div elu exp gelu hardsigmoid hardswish hardtanh
+    leaky_relu log maximum minimum mish mul neg pow relu rsub sigmoid silu softplus sqrt square sub tanh threshold
+"""
+"""Operators that take each place of feature maps alone, as `torch.ops.aten` calls them."""
 
 
 @dataclass(eq=False)
@@ -134,188 +130,203 @@ def _changed(known: Tensor, owners: Tensor, perturbed: Tensor) -> tuple[Tensor, 
     return torch.stack(starts, 1), sides
 
 
-class CannotFollowError(BaseException):
-    """Ends an incremental pass in which a change would not be seen; no ``except Exception`` of the model catches it."""
+Results: TypeAlias = list[tuple[Any, list[Any], Tensor]]
+"""Operators, their arguments and what they gave for the photos, in the order of a pass."""
 
 
-class IncrementalPass(Tracer):
-    """Runs a forward pass without gradients on ``x`` ``(B, C, ...)``, whose rows differ from their photos in a box.
+@dataclass(eq=False)
+class PhotoPass:
+    """The operators that a pass has come to, and what they gave for the photos in earlier passes."""
 
-    The model is given placeholders for what is known as a box, and every operation on them is seen here. ``results``
-    keeps what the operations gave for the photos, from one pass to the next.
+    results: Results
+    layout: torch.memory_format = torch.contiguous_format
+    count: int = 0
 
-    A placeholder has no memory that others could share. So nothing may be overwritten that shares its memory with
-    another tensor of the model.
+    def result(self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
+        """What the next operator gives for the photos, computed in the first pass that comes to it."""
+        given = tree_leaves((args, kwargs))
+        number = self.count
+        self.count += 1
+        for before, arguments, result in self.results[number : number + 1]:
+            if before == function and len(arguments) == len(given) and all(map(_same, arguments, given)):
+                return result
+        result = _channels_last(_first(function(*args, **kwargs)))
+        self.results[number:] = [(function, given, result)]
+        return result
 
-    Raises:
-        CannotFollowError: the model does so, or takes another way to a tensor's memory.
+
+class BoxMaps(Tensor):
+    """Feature maps that are known as a box. Operators that take places alone give such maps again.
+
+    Any other operator is given whole feature maps. Where it overwrites them, or returns another name of their memory,
+    they stay whole.
 
     >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.Flatten())
     >>> x = torch.rand(1, 3, 16, 16)
     >>> perturbed = x.repeat(2, 1, 1, 1)
     >>> perturbed[1, :, 4:6, 4:6] = 0
     >>> box = changed_box(x, torch.tensor([0, 0]), perturbed)
-    >>> with torch.no_grad(), IncrementalPass(box, perturbed, []) as tracer:
-    ...     output = model(perturbed)
+    >>> with torch.no_grad():
+    ...     output = model(BoxMaps(box, PhotoPass([])))
     >>> torch.allclose(output, model(perturbed), atol=1e-6)
     True
     """
 
-    def __init__(self, box: Box, x: Tensor, results: list[tuple[Any, list[Any], Any]]) -> None:
-        self._results = results
-        self._count = 0
-        self._boxes: Any = WeakIdKeyDictionary()
-        """The boxes that placeholders stand for."""
-        self._whole: Any = WeakIdKeyDictionary()
-        """The whole feature maps of placeholders, where they were needed."""
-        self._shared = set[int]()
-        """The memory of whole feature maps that the model has under other names, too."""
-        self._boxes[x] = box
-        self._whole[x] = x
-        self._contiguous = x.ndim != 4 or x.is_contiguous()
+    box: Box | None
+    _whole: Tensor | None
+    _photos: PhotoPass
 
-    def fill(self) -> None:
-        """Put the values into all placeholders that are left, when the pass is over."""
-        for tensor in [*self._boxes, *self._whole]:
-            tensor.data = self._as_whole(tensor)
+    @staticmethod
+    def __new__(cls, box: Box, photos: PhotoPass) -> "BoxMaps":
+        shape = (len(box.owners), *box.known.shape[1:])
+        layout = photos.layout if len(shape) == 4 else torch.contiguous_format
+        strides = torch.empty(shape, device="meta", memory_format=layout).stride()
+        values = box.values
+        maps: BoxMaps = Tensor._make_wrapper_subclass(
+            cls, shape, strides=strides, dtype=values.dtype, device=values.device
+        )
+        maps.box = box
+        maps._whole = None
+        maps._photos = photos
+        return maps
 
-    def _as_whole(self, tensor: Tensor) -> Tensor:
-        if tensor not in self._whole:
-            whole = self._boxes[tensor].whole()
-            self._whole[tensor] = whole.contiguous() if self._contiguous else whole
-        found: Tensor = self._whole[tensor]
-        return found
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    data = property(Tensor.detach)
+    """Cannot be set."""
 
-    def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        call = Call(func, operation_name(func), args, kwargs)
-        if call.name == "dropout" and args and args[-1] is False:
-            return args[0]  # the same tensor
-        tensors = {i: t for i, t in enumerate(call.flat) if isinstance(t, Tensor)}
-        self._refuse_unseen(call, tensors.values())
-        is_attribute = call.name == "get"
-        if call.info.has("query") and (not is_attribute or getattr(func.__self__, "__name__", "") in _ATTRIBUTES):
-            return call.made()
-        boxes = {i: self._boxes[t] for i, t in tensors.items() if t in self._boxes}
-        box = self._as_box(call, boxes, tensors) if boxes else None
-        return self._on_whole_maps(call, tensors) if box is None else self._placeholder(call, box)
-
-    def _on_whole_maps(self, call: Call, tensors: Mapping[int, Tensor]) -> Any:
-        """Run an operation on whole feature maps in place of the placeholders."""
-        replaced = {i: self._as_whole(t) for i, t in tensors.items() if t in self._boxes or t in self._whole}
-        memory = {storage_of(t) for t in replaced.values()}
-        result = call.made(replaced)
-        if call.in_place and 0 in replaced:  # the model goes on with what it has
-            if replaced[0].shape != tensors[0].shape:
-                raise CannotFollowError
-            self._boxes.pop(tensors[0], None)
-            return tensors[0] if result is replaced[0] else result
-        if memory:
-            self._shared |= memory & {storage_of(leaf) for leaf in tree_leaves(result) if isinstance(leaf, Tensor)}
-        return result
-
-    def _refuse_unseen(self, call: Call, tensors: Collection[Tensor]) -> None:
-        """Refuse to overwrite what the model has under several names, of which one may be a placeholder."""
-        memory = [storage_of(self._whole.get(tensor, tensor)) for tensor in tensors]
-        if call.in_place and memory[0] in self._shared:
-            raise CannotFollowError
-        writes_several = call.in_place and len(tree_leaves(call.args[0])) > 1
-        if writes_several or "out" in call.kwargs or accessed_name(call.function) in PAST_AUTOGRAD:
-            stands_in = any(tensor in self._boxes or tensor in self._whole for tensor in tensors)
-            if stands_in or not self._shared.isdisjoint(memory):
-                raise CannotFollowError
-
-    def _placeholder(self, call: Call, box: Box) -> Tensor:
-        """Give the model a placeholder for a box; of an in-place operation, the one that it has."""
-        placeholder: Tensor
-        if call.in_place:
-            placeholder = call.flat[0]
-            self._whole.pop(placeholder, None)
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        schema = function._schema
+        name = function.overloadpacket.__name__
+        maps = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, BoxMaps)]
+        photos = maps[0]._photos
+        overwrites = name.endswith("_") and schema.is_mutable and args[0] is maps[0]
+        if overwrites:
+            out_of_place = getattr(torch.ops.aten, name[:-1], None)
+            function_of_box = getattr(out_of_place, function._overloadname, None)
         else:
-            placeholder = box.known.new_zeros(()).expand(len(box.owners), *box.known.shape[1:])
-        self._boxes[placeholder] = box
-        return placeholder
+            function_of_box = function
+        box = None
+        if function_of_box is not None and all(each.box is not None for each in maps):
+            box = _Operator(function_of_box, args, kwargs or {}, photos).result()
+        if box is None:
+            return _on_whole_maps(function, args, kwargs or {}, maps)
+        if overwrites:
+            maps[0]._become(box)
+            return maps[0]
+        result = BoxMaps(box, photos)
+        others = len(schema.returns) - 1
+        return (result, *[None] * others) if others else result
 
-    def _of_photos(self, call: Call, boxes: Mapping[int, Box]) -> Any:
-        """What an operation gives for the photos, computed in the first pass that comes to it."""
-        given = [boxes[i].known if i in boxes else value for i, value in enumerate(call.flat)]
-        number = self._count
-        self._count += 1
-        for function, before, result in self._results[number : number + 1]:
-            if function == call.function and len(before) == len(given) and all(map(_same, before, given)):
-                return result
-        result = tree_map_only(Tensor, _channels_last, call.made({i: box.known for i, box in boxes.items()}))
-        self._results[number:] = [(call.function, given, result)]
-        return result
+    def whole(self) -> Tensor:
+        """The whole feature maps of the rows ``(B, C, ...)``."""
+        if self._whole is None:
+            assert self.box is not None
+            self._whole = self.box.whole().contiguous(memory_format=self._photos.layout)
+        return self._whole
 
-    def _as_box(self, call: Call, boxes: Mapping[int, Box], tensors: Mapping[int, Tensor]) -> Box | None:
-        """The result of an operation as a box; None where it needs whole feature maps."""
-        if any(t in self._whole and t not in self._boxes for t in tensors.values()):
-            return None
-        run: Call | None = call
-        if call.in_place:  # out of place, the result might have another type
-            is_cast = any(t.dtype != tensors[0].dtype for t in tensors.values())
-            run = None if is_cast or 0 not in boxes else call.out_of_place()
-        if run is None:
-            return None
-        name = call.name
-        arguments = call.named
-        others = [tensor for i, tensor in tensors.items() if i not in boxes]
-        first = next(iter(boxes.values()))
-        dims = len(first.sides)
-        of_first_alone = list(boxes) == [0]
-        if name.rstrip("123d") in ("conv", "max_pool", "avg_pool"):
-            return self._windowed(run, first) if of_first_alone and dims == int(name[-2]) else None
-        if name == "pad":
-            return self._padded(run, first)
-        if name == "batch_norm":
-            by_own_statistics = arguments.get("training") or arguments.get("running_mean") is None
-            takes_places_alone = of_first_alone and not by_own_statistics
-        elif name == "prelu":
-            takes_places_alone = of_first_alone
+    def stay_whole(self) -> None:
+        self.whole()
+        self.box = None
+
+    def _become(self, box: Box) -> None:
+        """Be overwritten: the result has the type that it had."""
+        self.box = Box(box.known.to(self.dtype), box.owners, box.start, box.values.to(self.dtype))
+        self._whole = None
+
+
+def _on_whole_maps(function: Any, args: Any, kwargs: Any, maps: Sequence[BoxMaps]) -> Any:
+    """Run an operator on whole feature maps; what it overwrites are the maps that the model has."""
+    schema = function._schema
+    if schema.is_mutable or any(value.alias_info is not None for value in schema.returns):
+        for each in maps:
+            each.stay_whole()
+    whole_args, whole_kwargs = tree_map_only(BoxMaps, BoxMaps.whole, (args, kwargs))
+    result = function(*whole_args, **whole_kwargs)
+    if any(each.whole().shape != each.shape for each in maps):
+        raise RuntimeError(f"{function} changes the shape of feature maps")
+    of_model = {id(each.whole()): each for each in maps}
+    return tree_map_only(Tensor, lambda tensor: of_model.get(id(tensor), tensor), result)
+
+
+@dataclass(eq=False)
+class _Operator:
+    """An operator that is given feature maps that are known as boxes."""
+
+    function: Any
+    args: Any
+    kwargs: Any
+    photos: PhotoPass
+
+    def __post_init__(self) -> None:
+        self.tensors = [leaf for leaf in tree_leaves((self.args, self.kwargs)) if isinstance(leaf, Tensor)]
+        self.boxes: list[Any] = [tensor.box for tensor in self.tensors if isinstance(tensor, BoxMaps)]
+
+    def result(self) -> Box | None:
+        """What it gives, as a box; None where it needs whole feature maps."""
+        name = self.function.overloadpacket.__name__
+        others = [tensor for tensor in self.tensors if not isinstance(tensor, BoxMaps)]
+        takes_one = len(self.boxes) == 1 and isinstance(self.args[0], BoxMaps)
+        dims = len(self.boxes[0].sides)
+        if takes_one and name.partition("_with")[0].rstrip("123d") in ("convolution", "max_pool", "avg_pool"):
+            return self._windowed()
+        if name == "constant_pad_nd":
+            return self._padded()
+        if name == "native_batch_norm":
+            mean = self.args[3]
+            training = self.args[5]
+            takes_places_alone = takes_one and mean is not None and not training
         elif name == "cat":
-            takes_places_alone = arguments.get("dim") in (1, -dims - 1) and not others
+            takes_places_alone = self.args[1:] in ((1,), (-dims - 1,)) and not others
         else:
-            is_pointwise = name in _POINTWISE or (call.info.kind in _POINTWISE_KINDS and name != "rrelu")
-            are_constants = all(_is_constant(tensor, dims) for tensor in others)
-            takes_places_alone = is_pointwise and are_constants and "out" not in call.kwargs
-        return self._each_value(run, boxes) if takes_places_alone else None
+            takes_places_alone = name in _POINTWISE.split() and all(_is_constant(tensor, dims) for tensor in others)
+        return self._each_value() if takes_places_alone else None
 
-    def _each_value(self, call: Call, boxes: Mapping[int, Box]) -> Box | None:
-        """An operation that takes each place of the feature maps alone, in the box that holds all boxes."""
-        start, sides = _around(list(boxes.values()))
-        one = next(iter(boxes.values()))
-        if any(box.map_sides != one.map_sides for box in boxes.values()) or not _is_small(sides, one.map_sides):
+    def _made(self, of_box: Callable[[Any], Tensor]) -> Tensor:
+        args, kwargs = tree_map_only(BoxMaps, lambda maps: of_box(maps.box), (self.args, self.kwargs))
+        return _first(self.function(*args, **kwargs))
+
+    def _of_photos(self) -> Tensor:
+        args, kwargs = tree_map_only(BoxMaps, lambda maps: maps.box.known, (self.args, self.kwargs))
+        return self.photos.result(self.function, args, kwargs)
+
+    def _each_value(self) -> Box | None:
+        """An operator that takes each place of the feature maps alone, in the box that holds all boxes."""
+        start, sides = _around(self.boxes)
+        one = self.boxes[0]
+        if any(box.map_sides != one.map_sides for box in self.boxes) or not _is_small(sides, one.map_sides):
             return None
-        known = self._of_photos(call, boxes)
-        values = call.made({i: box.at(start, sides) for i, box in boxes.items()})
-        return Box(known, one.owners, start, values)
+        known = self._of_photos()
+        return Box(known, one.owners, start, self._made(lambda box: box.at(start, sides)))
 
-    def _padded(self, call: Call, box: Box) -> Box | None:
-        pads, *more = call.args[1:]
-        mode = call.kwargs.get("mode", more[0] if more else "constant")
-        if mode != "constant" or min(pads) < 0 or len(pads) > 2 * len(box.sides):
+    def _padded(self) -> Box | None:
+        (box,) = self.boxes
+        pads = self.args[1]
+        if min(pads) < 0 or len(pads) > 2 * len(box.sides):
             return None
         before = [*pads[::2], *[0] * (len(box.sides) - len(pads) // 2)][::-1]
-        return Box(self._of_photos(call, {0: box}), box.owners, box.start + torch.tensor(before), box.values)
+        return Box(self._of_photos(), box.owners, box.start + torch.tensor(before), box.values)
 
-    def _windowed(self, call: Call, box: Box) -> Box | None:
+    def _windowed(self) -> Box | None:
         """A convolution or pooling, of the windows that reach into the box."""
-        arguments = call.named
-        if call.name.startswith("avg"):
-            counts_padding = arguments.get("count_include_pad", True)
-            if arguments.get("ceil_mode") or not counts_padding:
-                return None
+        names = [argument.name for argument in self.function._schema.arguments]
+        named = dict(zip(names, self.args, strict=False))
+        is_pool = "kernel_size" in names
+        is_average = "count_include_pad" in names
+        cuts_padding = is_average and (named.get("ceil_mode") or not named.get("count_include_pad", True))
+        if cuts_padding or named.get("transposed"):
+            return None
+        (box,) = self.boxes
         dims = len(box.sides)
-        is_pool = "pool" in call.name
-        kernel = _each(arguments["kernel_size"] if is_pool else arguments["weight"].shape[2:], dims)
-        stride = _each(arguments.get("stride") or (kernel.tolist() if is_pool else 1), dims)
-        reach = _each(arguments.get("dilation", 1), dims) * (kernel - 1)
-        named = {"same": reach // 2, "valid": 0 * reach}
-        padding = arguments.get("padding", 0)
-        padding = named[padding] if isinstance(padding, str) else _each(padding, dims)
+        kernel = _each(named["kernel_size"] if is_pool else named["weight"].shape[2:], dims)
+        stride = _each(named.get("stride") or kernel.tolist(), dims)
+        reach = _each(named.get("dilation", 1), dims) * (kernel - 1)
+        padding = _each(named.get("padding", 0), dims)
         if not (reach + padding + stride - 1).any():
-            return self._each_value(call, {0: box})
-        known = self._of_photos(call, {0: box})
+            return self._each_value()
+        known = self._of_photos()
         map_sides = torch.tensor(known.shape[2:])
         sides = map_sides.minimum((torch.tensor(box.sides) - 1 + reach) // stride + 1)
         if not _is_small(sides.tolist(), known.shape[2:]):
@@ -323,9 +334,11 @@ class IncrementalPass(Tracer):
         first = -((reach - padding - box.start) // stride)
         start = first.clamp(min=0).minimum(map_sides - sides)
         around = (sides - 1) * stride + reach + 1
-        outside = -torch.inf if call.name.startswith("max") else 0.0
-        values = box.at(start * stride - padding, around.tolist(), outside)
-        return Box(known, box.owners, start, call.function(**{**arguments, "input": values, "padding": 0}))
+        outside = -torch.inf if is_pool and not is_average else 0.0
+        named[names[0]] = box.at(start * stride - padding, around.tolist(), outside)
+        if "padding" in named:
+            named["padding"] = [0] * dims
+        return Box(known, box.owners, start, _first(self.function(*named.values())))
 
 
 _is_faster: weakref.WeakKeyDictionary[nn.Module, dict[Any, bool]] = weakref.WeakKeyDictionary()
@@ -342,7 +355,7 @@ class IncrementalInference:
         self._model = model
         self._is_faster = _is_faster.setdefault(model, {})
         self._photos = _channels_last(x)
-        self._results = list[tuple[Any, list[Any], Any]]()
+        self._results: Results = []
 
     def is_faster(self, owners: Tensor, inputs: Inputs, agree: Callable[[Any, Any], bool]) -> bool:
         """Whether it is right and faster for rows like these of the photos ``owners``, which are run in a trial.
@@ -376,18 +389,17 @@ class IncrementalInference:
         expected = few.call(self._model)
         ended = time.perf_counter()
         is_faster = (between - began) / len(box.owners) < (ended - between) / count
-        return is_faster and output is not None and agree(output, expected)  # some code cannot be seen, as of scripts
+        return is_faster and output is not None and agree(output, expected)
 
     def _follow(self, box: Box, inputs: Inputs) -> Any:
         """The output, computed incrementally; None where that fails for any reason."""
+        is_contiguous = inputs.x.ndim != 4 or inputs.x.is_contiguous()
+        layout = torch.contiguous_format if is_contiguous else torch.channels_last
         try:
-            with IncrementalPass(box, inputs.x, self._results) as tracer:
-                output = inputs.call(self._model)
-            tracer.fill()
-        except (Exception, CannotFollowError) as error:
+            return inputs.replaced(BoxMaps(box, PhotoPass(self._results, layout))).call(self._model)
+        except Exception as error:
             raise_unless_of_network(error)
             return None
-        return output
 
 
 def _kind(box: Box) -> Any:
@@ -405,6 +417,11 @@ def _is_constant(tensor: Tensor, dims: int) -> bool:
     """Whether a tensor has the same value for all rows and places."""
     along = all(side == 1 for side in tensor.shape[-dims:])
     return along and (tensor.ndim < dims + 2 or len(tensor) == 1)
+
+
+def _first(result: Any) -> Tensor:
+    tensor: Tensor = result[0] if isinstance(result, tuple) else result
+    return tensor
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import explain
 from explain.baselines import OtherPhoto
-from explain.engine.incremental import IncrementalPass, changed_box
+from explain.engine.incremental import BoxMaps, PhotoPass, changed_box
 from explain.engine.rerun_context import RerunContext
 from explain.hooks import Ablate
 from explain.methods import Occlusion
@@ -130,11 +130,9 @@ def test_random_networks_give_what_a_whole_pass_gives(seed: int) -> None:
             expected = model(perturbed.clone())
             results: list[Any] = []
             for _ in range(2):  # the second time with the results of the first
-                box, rows = changed_box(x, owners, perturbed), perturbed.clone()
+                box = changed_box(x, owners, perturbed)
                 assert box is not None
-                with IncrementalPass(box, rows, results) as tracer:
-                    found = model(rows)
-                tracer.fill()
+                found = model(BoxMaps(box, PhotoPass(results)))
                 torch.testing.assert_close(found, expected, rtol=off, atol=off * float(expected.abs().max()))
 
 
@@ -142,25 +140,20 @@ def test_random_networks_give_what_a_whole_pass_gives(seed: int) -> None:
 def test_it_is_used_where_a_trial_finds_it_faster(factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = random_network(1, (26, 26)), torch.rand(1, 3, 26, 26, dtype=torch.double)
     now, passes = [0.0], [0]
-    fill = IncrementalPass.fill
-
-    def filled(self: IncrementalPass) -> None:
-        passes[0] += 1
-        fill(self)
 
     def forward(module: nn.Module, args: tuple[Tensor]) -> None:
-        tracing = torch._C._len_torch_function_stack() > 0
-        now[0] += len(args[0]) * (factor if tracing else 1.0)
+        is_incremental = isinstance(args[0], BoxMaps)
+        passes[0] += is_incremental
+        now[0] += len(args[0]) * (factor if is_incremental else 1.0)
 
     monkeypatch.setattr("explain.engine.incremental.time.perf_counter", lambda: now[0])
-    monkeypatch.setattr(IncrementalPass, "fill", filled)
     handle = model.register_forward_pre_hook(forward)
     explain.attribute(model, x, Occlusion(window=4, stride=2), target=1, batch_size=8)
     handle.remove()
     assert passes[0] == (2 + 18 if factor < 1 else 2)  # in the trial, and of 144 rows by eight
 
 
-def test_feature_maps_that_are_the_output_are_filled() -> None:
+def test_feature_maps_that_are_the_output_have_all_values() -> None:
     model, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), torch.rand(1, 3, 16, 16)
     perturbed = x.repeat(2, 1, 1, 1)
     perturbed[0, :, 3:5, 7:9] = 0
@@ -168,11 +161,10 @@ def test_feature_maps_that_are_the_output_are_filled() -> None:
     assert box is not None
     with torch.no_grad():
         results: list[Any] = []
-        with IncrementalPass(box, perturbed, results) as tracer:
-            found = model(perturbed)
-        tracer.fill()
-        torch.testing.assert_close(found, model(perturbed))
-    assert [function.__name__ for function, *_ in results] == ["conv2d", "relu"]
+        found = model(BoxMaps(box, PhotoPass(results)))
+        torch.testing.assert_close(found.whole(), model(perturbed))
+        torch.testing.assert_close(found.amax((2, 3)), model(perturbed).amax((2, 3)))
+    assert [str(function) for function, *_ in results] == ["aten.convolution.default", "aten.relu.default"]
 
 
 class Scripted(nn.Module):
@@ -202,13 +194,13 @@ def test_occlusion_is_the_same_with_whole_passes(kind: str, monkeypatch: pytest.
     method = Occlusion(window=6, stride=2, score="probability" if kind == "probability" else "logit")
     model(x)
     calls = []
-    plain = IncrementalPass.called
+    plain = PhotoPass.result
 
-    def counted(self: IncrementalPass, *call: Any) -> Any:
+    def counted(self: PhotoPass, *call: Any) -> Any:
         calls.append(call[0])
         return plain(self, *call)
 
-    monkeypatch.setattr(IncrementalPass, "called", counted)
+    monkeypatch.setattr(PhotoPass, "result", counted)
     found = explain.attribute(model, x, method, target=1, **more).values
     assert calls
     monkeypatch.setattr(RerunContext, "incremental", lambda self: None)
