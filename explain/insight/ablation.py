@@ -67,16 +67,21 @@ class AblationResult:
         return self.answers == self.wanted[:, None]
 
     @property
+    def _shares(self) -> tuple[float, ...]:
+        """The shares of photos for which it did: as they are, without the part, and without as much elsewhere."""
+        return tuple(self.given.double().mean(0).tolist())
+
+    @property
     def before(self) -> float:
-        return float(self.given[:, 0].double().mean())
+        return self._shares[0]
 
     @property
     def after(self) -> float:
-        return float(self.given[:, 1].double().mean())
+        return self._shares[1]
 
     @property
     def control(self) -> float:
-        return float(self.given[:, 2].double().mean())
+        return self._shares[2]
 
     @property
     def chance(self) -> float:
@@ -216,9 +221,7 @@ def _counted(
     """Count for which photos the model gives a class: as they are, covered, and covered elsewhere."""
     filling = get_baseline(baseline)
     model = photos.explainer.model
-    keys: list[tuple[str, str]] = []
-    wanted: list[int] = []
-    labels: list[int] = []
+    counted: list[Row] = []
     answers: list[torch.Tensor] = []
     covered: list[torch.Tensor] = []
     for batch in photos.batches(rows):
@@ -230,17 +233,14 @@ def _counted(
             inputs = [batch.x, *(cover(owners, (~part).to(batch.x)) for part in (mask, elsewhere))]
             answers.append(torch.stack([model(x).argmax(1) for x in inputs], 1).cpu())
         covered.append(mask.float().mean((1, 2, 3)).cpu())
-        for row in batch.rows:
-            keys.append((row.name, row.target))
-            wanted.append(class_of(row))
-            labels.append(-1 if row.label_class is None else row.label_class)
-    if not keys:
+        counted += batch.rows
+    if not counted:
         raise RunError(NOTHING)
     return AblationResult(
         what,
-        tuple(keys),
-        wanted=torch.tensor(wanted),
-        labels=torch.tensor(labels),
+        tuple((row.name, row.target) for row in counted),
+        wanted=torch.tensor([class_of(row) for row in counted]),
+        labels=torch.tensor([-1 if row.label_class is None else row.label_class for row in counted]),
         answers=torch.cat(answers),
         covered=torch.cat(covered),
     )

@@ -1,6 +1,5 @@
 """What a channel sees: the patches that excite it most, and what it does for a class."""
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -144,35 +143,21 @@ class ChannelReport:
         return sheet(Layout(title, f"each place sees {self.field[0]} × {self.field[1]} pixels", tuple(groups)), tile)
 
 
-class _Peaks:
-    """The largest values of each channel, at most one for a photo, as photos come."""
+def strongest(peaks: torch.Tensor, maps: torch.Tensor, photo: int, count: int) -> torch.Tensor:
+    """Enter feature maps into the peaks of each channel, of which there are ``count`` at most, one for a photo.
 
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self.rows: list[Row] = []
-        self.size = (1, 1)
-        self.values: list[torch.Tensor] = []  # (n, C) each, and the same of photos and places
-        self.numbers: list[torch.Tensor] = []
-        self.places: list[torch.Tensor] = []
-
-    def enter(self, rows: Sequence[Row], maps: torch.Tensor) -> None:
-        """Take the feature maps ``(N, C, h, w)`` of some photos."""
-        self.size = (int(maps.shape[2]), int(maps.shape[3]))
-        values, places = maps.float().cpu().flatten(2).max(2)
-        numbers = torch.arange(len(self.rows), len(self.rows) + len(rows))
-        self.rows += rows
-        all_values = torch.cat([*self.values, values])
-        best = all_values.topk(min(self.count, len(all_values)), dim=0).indices
-        self.values = [all_values.gather(0, best)]
-        self.numbers = [torch.cat([*self.numbers, numbers[:, None].expand_as(places)]).gather(0, best)]
-        self.places = [torch.cat([*self.places, places]).gather(0, best)]
-
-    def of(self, channel: int) -> Iterator[tuple[Row, float, int, int]]:
-        """The row, the value and the place of each, the largest first."""
-        columns = [table[0][:, channel].tolist() for table in (self.numbers, self.values, self.places)]
-        for number, value, place in zip(*columns, strict=True):
-            y, x = divmod(place, self.size[1])
-            yield self.rows[number], value, y, x
+    Args:
+        peaks: those of the photos before, the largest first: values, numbers of photos and of places, ``(3, n, C)``.
+        maps: the feature maps ``(N, C, h, w)`` of some photos.
+        photo: the number of the first of them.
+        count: how many are kept.
+    """
+    values, places = maps.double().cpu().flatten(2).max(2)
+    photos = torch.arange(photo, photo + len(maps))[:, None].expand_as(places)
+    found = torch.stack([values, photos.double(), places.double()])
+    together = torch.cat([peaks, found], 1) if len(peaks) else found
+    best = together[0].topk(min(count, together.shape[1]), dim=0).indices
+    return together.gather(1, best.expand(3, -1, -1))
 
 
 def channels(
@@ -197,10 +182,12 @@ def channels(
     check_count("patches", patches, 1, optional=False)
     number, label = (None, "their best class") if target is None else class_in(photos.explainer, target)
     model = photos.explainer.model
-    peaks = _Peaks(patches)
+    rows: list[Row] = []
+    peaks = torch.zeros(0)
     weights = torch.zeros(())
     of_class = 0
     size = (0, 0)
+    places = (1, 1)
     where = ""
     seen = (0, 0, 0, 0)
     wanted: Target = TopClass() if number is None else ClassTarget(number)
@@ -212,7 +199,10 @@ def channels(
             seen = receptive_field(model, batch.x[:1], where)
         if batch_size != size:
             raise RunError(f"photos must have inputs of one size, got {size} and {batch_size}; preprocess them alike")
-        peaks.enter(batch.rows, feature_maps(model, batch.x, where))
+        maps = feature_maps(model, batch.x, where)
+        places = (int(maps.shape[2]), int(maps.shape[3]))
+        peaks = strongest(peaks, maps, len(rows), patches)
+        rows += batch.rows
         chosen = [i for i, row in enumerate(batch.rows) if number is None or number == class_of(row)]
         if chosen:
             maps, gradients = with_gradients(model, batch.x[chosen], where, wanted)
@@ -221,12 +211,16 @@ def channels(
     if not of_class:
         raise RunError(f"target must be a class of which the run has photos, got {target}; choose another")
     weights = weights / of_class
-    strongest = []
+    reports = []
     for channel in weights.argsort(descending=True)[:count].tolist():
-        places = [Patch(row, value, _part(row, y, x, peaks.size, seen)) for row, value, y, x in peaks.of(channel)]
-        strongest.append(Channel(channel, float(weights[channel]), tuple(places)))
+        found = []
+        for value, photo, place in peaks[:, :, channel].T.tolist():
+            y, x = divmod(int(place), places[1])
+            row = rows[int(photo)]
+            found.append(Patch(row, value, _part(row, y, x, places, seen)))
+        reports.append(Channel(channel, float(weights[channel]), tuple(found)))
     field = (seen[2] - seen[0], seen[3] - seen[1])
-    return ChannelReport(where, label, field, len(peaks.rows), tuple(strongest))
+    return ChannelReport(where, label, field, len(rows), tuple(reports))
 
 
 def _part(row: Row, y: int, x: int, size: tuple[int, int], seen: tuple[int, int, int, int]) -> Box:

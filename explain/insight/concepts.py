@@ -61,20 +61,21 @@ class SharedConcepts:
     def rows(self) -> list[list[str]]:
         """The rows of the table, under its head in ``sections.toml``."""
         table = []
-        for number, (share, examples) in enumerate(zip(self.shares, self.examples, strict=True), 1):
+        for share, examples in zip(self.shares, self.examples, strict=True):
             rows = [example.row for example in examples]
-            table.append([str(number), percent(share), most_frequent(rows, 3), f"{Names(row.name for row in rows)}"])
+            names = Names(row.name for row in rows)
+            table.append([str(len(table) + 1), percent(share), most_frequent(rows, 3), f"{names}"])
         return table
 
     def picture(self, photos: RunPhotos, tile: int = 140) -> Image.Image:
         """Each concept in the photos in which it is strongest."""
-        groups = []
-        for number, (share, examples) in enumerate(zip(self.shares, self.examples, strict=True), 1):
+        groups: list[Group] = []
+        for share, examples in zip(self.shares, self.examples, strict=True):
             tiles = []
             for example in examples:
                 picture = heated(photos.picture(example.row), example.heatmap, example.row.box)
                 tiles.append(Tile(picture, named(example.row)))
-            groups.append(Group(f"concept {number}: {share:.0%}", tuple(tiles)))
+            groups.append(Group(f"concept {len(groups) + 1}: {share:.0%}", tuple(tiles)))
         title = f"{len(self.shares)} concepts of {self.layer} in {self.photos} photos"
         return sheet(Layout(title, f"{self.error:.0%} of the layer left over", tuple(groups)), tile)
 
