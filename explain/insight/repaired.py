@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from PIL import Image
 from torch import nn
 
@@ -22,6 +21,7 @@ from explain.insight.maps import fields_of, heated, percent, table_lines
 from explain.insight.marks import MarkedPhotos
 from explain.insight.reattribution import RunPhotos, method_in
 from explain.render.sheets import Group, Layout, Tile, as_picture, empty, sheet
+from explain.render.styles import Contour
 from explain.report.pages import Section, document
 from explain.store.reading import Row
 from explain.targets import TopClass
@@ -29,7 +29,6 @@ from explain.targets.labels import class_label
 
 SHOWN = 3  # photos of each kind
 SIDE = 180
-EDGE = (230, 60, 20)
 GROUPS = {
     "marked": "photos of the finding",
     "without": "the same without the mark",
@@ -275,9 +274,6 @@ def _seen(repair: Repair, row: Row) -> Image.Image:
 def _framed(photo: Image.Image, region: torch.Tensor) -> Image.Image:
     """A photo with the edge of a region ``(1, H, W)`` drawn in it."""
     scale = max(1, SIDE // max(photo.size))
-    large = np.asarray(photo.resize((photo.width * scale, photo.height * scale), Image.Resampling.NEAREST)).copy()
-    inside = region[0].repeat_interleave(scale, 0).repeat_interleave(scale, 1)
-    outside = F.pad((~inside)[None].float(), (1, 1, 1, 1), value=1.0)
-    near_edge = F.max_pool2d(outside, 3, 1)[0] > 0
-    large[(inside & near_edge).numpy()] = EDGE
-    return Image.fromarray(large)
+    large = photo.resize((photo.width * scale, photo.height * scale), Image.Resampling.NEAREST)
+    whole = Box(0.0, 0.0, float(large.width), float(large.height))
+    return Contour(shares=(0.99,)).draw(large, region[0].float().numpy(), whole)
