@@ -123,27 +123,18 @@ def map_for(attribution: Attribution, style: Style) -> np.ndarray[Any, Any]:
     return cells / (np.abs(cells).max() or 1.0)
 
 
-def tile(scene: Scene, attribution: Attribution, style: Style, marks: tuple[Mark, ...] = (), target: int = 0) -> Tile:
-    """One map of a sheet: the overlay with the method's name, the layer, and what it must not be taken for.
-
-    ``marks`` are the results of its checks, if there are any.
-    """
-    name = title_of(attribution.method)
-    place = place_of(attribution)
-    words = [f"{name} at {place}" if place else name, f"drawn as {style.name}"]
-    words += [f"{mark.word} {mark.result}" for mark in marks]
-    picture = scene.overlay(attribution, style, target)
-    return Tile(picture, name, place, remark(attribution), ", ".join(words), marks, scene.legend(style))
-
-
-def pair(
+def tiles_of(
     scene: Scene, attribution: Attribution, style: Style, marks: tuple[Mark, ...] = (), target: int = 0
 ) -> Iterator[Tile]:
-    """The tile of a map; of a set of regions, also that of the photo without it."""
-    yield tile(scene, attribution, style, marks, target)
+    """The tile of a map: the overlay with the method's name, the layer, and what it must not be taken for.
+
+    Of a set of regions, also that of the photo without it. ``marks`` are the results of the map's checks.
+    """
+    name = title_of(attribution.method)
+    picture = scene.overlay(attribution, style, target)
+    yield Tile(picture, name, place_of(attribution), remark(attribution), marks, scene.legend(style))
     if without := without_set(attribution, style):
-        words = f"the photo without the set of {title_of(attribution.method)}"
-        yield Tile(scene.overlay(attribution, without, target), "without it", alternative=words)
+        yield Tile(scene.overlay(attribution, without, target), "without it")
 
 
 def without_set(attribution: Attribution, style: Style) -> Style | None:
@@ -208,12 +199,10 @@ def groups(
     """
 
     def tiles(index: int, maps: Iterable[Attribution]) -> tuple[Tile, ...]:
-        drawn = (pair(scene, each, look.of(each.style), marks(each.method, index), index) for each in maps)
+        drawn = (tiles_of(scene, each, look.of(each.style), marks(each.method, index), index) for each in maps)
         return tuple(chain.from_iterable(drawn))
 
-    photo = Tile(
-        overlays.outlined(scene.photo, scene.found) if scene.found else scene.photo, "photo", alternative="the photo"
-    )
+    photo = Tile(overlays.outlined(scene.photo, scene.found), "photo")
     if len(results) > 1 and len(results[0]) > 1:
         rows = [Group(title, tiles(t, results[t].values()), own_row=True) for t, title in enumerate(titles)]
         return Group("", (photo,)), *rows

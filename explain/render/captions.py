@@ -208,10 +208,6 @@ class Mark:
     word: str
     passed: bool | None
 
-    @property
-    def result(self) -> str:
-        return "not checked" if self.passed is None else "passed" if self.passed else "failed"
-
 
 def row(marks: Sequence[Mark], width: int, size: int) -> Image.Image:
     """Draw marks side by side, at most ``width`` pixels wide, with words of ``size`` pixels, or smaller ones.

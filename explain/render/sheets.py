@@ -31,15 +31,13 @@ LONGEST = 3  # times as wide or high as a square, at most
 class Tile:
     """A picture with texts below it: its name, a fainter line of detail, and a warning in ``remark``.
 
-    ``alternative`` describes the picture in words, ``marks`` are the results of its checks, and ``legend`` says what
-    its colours mean.
+    ``marks`` are the results of its checks, and ``legend`` says what its colours mean.
     """
 
     picture: Image.Image = field(repr=False)
     name: str = ""
     detail: str = ""
     remark: str = ""
-    alternative: str = ""
     marks: tuple[Mark, ...] = ()
     legend: Legend | None = field(default=None, repr=False)
 

@@ -66,8 +66,6 @@ def test_the_answers_are_in_records_and_pictures_from_then_on(
     marks = [tile.marks for tile in explanation.layout().tiles]
     shown = [tuple(Mark(answer.word, answer.passed) for answer in answers) for answers in verdict.values()]
     assert marks == [(), (), (), *shown]
-    words = "passed" if verdict["gradcam"].depends_on_model.passed else "failed"
-    assert f", model {words}, class" in explanation.layout().tiles[3].alternative
     one, other = (explanation.overlay("gradcam", target, caption=True) for target in (0, 1))
     assert one.width == other.width
     assert one.height < other.height
