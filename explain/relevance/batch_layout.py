@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from explain.relevance.calls import Call, places
+from explain.relevance.calls import Call, along, places
 
 
 class BatchLayout:
@@ -121,7 +121,7 @@ class BatchLayout:
 def first(count: int, like: Tensor) -> Tensor:
     """The image numbers of a tensor that begins with the rows of the first image."""
     numbers = torch.arange(count, device=like.device, dtype=torch.int32)
-    return numbers.repeat_interleave(len(like) // count).reshape(-1, *[1] * (like.ndim - 1))
+    return along(numbers.repeat_interleave(len(like) // count), like.ndim)
 
 
 def compact(numbers: Tensor) -> Tensor:
@@ -159,7 +159,7 @@ def fitted(numbers: Tensor, shape: torch.Size, count: int) -> Tensor | None:
     blocks = [first(count, torch.empty(size, device=numbers.device)) for size in (numbers.shape[d], shape[d])]
     if numbers.numel() != numbers.shape[d] or shape[d] % count or not torch.equal(numbers.flatten(), blocks[0]):
         return None
-    return blocks[1].reshape([-1 if i == d else 1 for i in range(len(shape))])
+    return along(blocks[1], len(shape), d)
 
 
 def numbers_of(tensor: Tensor, count: int, images: Tensor | None) -> Tensor | None:

@@ -267,6 +267,13 @@ def detach(value: Any) -> Any:
     return detached(value) if isinstance(value, Tensor) else value
 
 
+def along(values: Tensor, ndim: int, dim: int = 0) -> Tensor:
+    """Values ``(K,)`` along one of so many dimensions."""
+    shape = [1] * ndim
+    shape[dim] = -1
+    return values.reshape(shape)
+
+
 def _weighted(call: Call) -> LinearMap:
     """A linear layer or a convolution; a deformed one reads at other places: constants here, as is how much of it.
 
@@ -295,7 +302,7 @@ def _weighted(call: Call) -> LinearMap:
 
     def scaled(factor: Tensor) -> Tensor:
         if not transposed:
-            return torch.mul(weight, factor.reshape(-1, *[1] * (spatial + 1)))
+            return torch.mul(weight, along(factor, spatial + 2))
         parts = weight.reshape(groups, -1, *weight.shape[1:])
         return torch.mul(parts, factor.reshape(groups, 1, -1, *[1] * spatial)).reshape(weight.shape)
 
@@ -304,7 +311,7 @@ def _weighted(call: Call) -> LinearMap:
         back = _dense_back
     elif batched and not deformed and not isinstance(options.get("padding"), str):
         back = _convolution_back(options, transposed)
-    bias = None if bias is None else bias.reshape(-1, *[1] * spatial)
+    bias = None if bias is None else along(bias, spatial + 1)
     return LinearMap(0, run, weight, bias, -spatial - 1, back, scaled, alike=groups == 1 and batched and not deformed)
 
 
@@ -340,13 +347,13 @@ def _batch_norm(call: Call) -> LinearMap | None:
     variance = options.get("running_var")
     if options.get("training", False) or mean is None or variance is None:
         return None
-    shape = (-1, *[1] * (options["input"].ndim - 2))
+    ndim = options["input"].ndim - 1
     weight = options.get("weight")
     bias = options.get("bias")
     factor = (variance + options.get("eps", 1e-5)).rsqrt_()
     factor = factor if weight is None else factor * weight
     shift = -mean * factor if bias is None else torch.addcmul(bias, mean, factor, value=-1)
-    factor = factor.reshape(shape)
+    factor = along(factor, ndim)
 
     def run(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return x * weight if bias is None else (x * weight).add_(bias)
@@ -355,9 +362,9 @@ def _batch_norm(call: Call) -> LinearMap | None:
         return gradient * weight
 
     def scaled(other: Tensor) -> Tensor:
-        return other.reshape(shape).mul(factor)
+        return along(other, ndim).mul(factor)
 
-    return LinearMap(0, run, factor, shift.reshape(shape), -len(shape), back, scaled)
+    return LinearMap(0, run, factor, along(shift, ndim), -ndim, back, scaled)
 
 
 def _product(call: Call, place: int) -> LinearMap | None:

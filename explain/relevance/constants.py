@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node
 from torch.utils.weak import WeakIdKeyDictionary
 
-from explain.relevance.calls import Call
+from explain.relevance.calls import Call, along
 from explain.relevance.steps import Dependence, Step
 from explain.relevance.table import SCORE_NODES
 
@@ -139,5 +139,5 @@ def _bias(step: Step) -> AddedConstant | None:
     last = channels is None and bias.ndim == 1
     if channels is not None:  # the bias of a single channel is one number, but lies where the channel does
         ndim = options["input"].ndim
-        bias = bias.reshape(-1, *[1] * (ndim - 1 - channels % ndim))
+        bias = along(bias, ndim - channels % ndim)
     return AddedConstant(bias, GradientEdge(step.node, step.output), channels_last=last)

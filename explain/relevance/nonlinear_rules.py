@@ -17,7 +17,7 @@ from explain._utils.errors import MethodError
 from explain.hooks.attention_parts import fused_scores
 from explain.hooks.preserve import detached
 from explain.relevance.batch_layout import numbers_of
-from explain.relevance.calls import Call
+from explain.relevance.calls import Call, along
 from explain.relevance.constants import constant_terms
 from explain.relevance.propagation import Answer, RelevanceFlow, RelevanceRule, Sent, relevance_of, send_nothing
 from explain.relevance.steps import Step
@@ -156,7 +156,7 @@ def parameter_of(step: Step, name: str) -> Tensor | None:
     found: Tensor | None = step.options.get(name)
     if found is None or step.function in ("layer_norm", "rms_norm"):
         return found
-    return found.reshape(-1, *[1] * (step.x.tensor.ndim - 2))
+    return along(found, step.x.tensor.ndim - 1)
 
 
 def normalised_rows(step: Step, x: Tensor) -> tuple[torch.Size, tuple[int, ...]]:

@@ -17,7 +17,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from explain._utils.signals import came_by_signal
 from explain.hooks.tracer import Tracer
 from explain.relevance.batch_layout import compact, fits
-from explain.relevance.calls import Call, places
+from explain.relevance.calls import Call, along, places
 from explain.relevance.table import operation_name
 
 Positions: TypeAlias = tuple[Tensor, ...]
@@ -188,7 +188,7 @@ def _pixels(x: Tensor, dim: int) -> Tensor:
     """Where the pixels of a photo lie along one of its dimensions."""
     count = x.shape[dim]
     centres = (torch.arange(count, device=x.device) + 0.5) / count
-    return centres.reshape([-1 if i == dim else 1 for i in range(x.ndim)])
+    return along(centres, x.ndim, dim)
 
 
 def _moves(call: Call, results: Sequence[Tensor]) -> bool:

@@ -20,6 +20,7 @@ from explain._utils.options import Options
 from explain.hooks import HookGroup, graph
 from explain.hooks.graph import Entrance, Reach
 from explain.relevance.batch_layout import fits, numbers_of, summed
+from explain.relevance.calls import along
 from explain.relevance.steps import Step
 
 Gradients = tuple[Tensor | None, ...]
@@ -129,7 +130,7 @@ class RelevanceFlow:
             means = tensor.reshape(self.count, -1).mean(1)
             if len(tensor) != self.count:
                 means = means.repeat_interleave(len(tensor) // self.count)
-            return means.reshape(-1, *[1] * (tensor.ndim - 1))
+            return along(means, tensor.ndim)
         numbers = numbers_of(tensor, self.count, self.images)
         if numbers is None:
             return tensor.mean()
