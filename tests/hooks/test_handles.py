@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch import nn
 
 from explain import ExplainWarning, HookError
 from explain.hooks import HookGroup
+from explain.hooks.capturing import Capture
 from tests.conftest import hook_count
 
 
@@ -150,6 +152,22 @@ def test_a_hooked_model_is_pickled_without_its_hooks_and_without_this_package(tm
         y = other(x)
         assert y.item() == 57
         assert torch.autograd.grad(y, x)[0].tolist() == [[23.0, 34.0]]
+
+
+def test_the_hooks_of_a_pass_are_absent_from_copies_and_act_for_their_thread_alone() -> None:
+    model, x = chain(), torch.ones(1, 2)
+    with torch.no_grad(), HookGroup(model) as group:
+        captured = Capture(group, ["0"], gradients=True)
+        ran = group.note_runs(dict(model.named_children()))
+        assert hooks_on(copy.deepcopy(model)) == 0
+        assert hooks_on(pickle.loads(pickle.dumps(model))) > 0  # which do nothing
+        thread = threading.Thread(target=model, args=[x])
+        thread.start()
+        thread.join()
+        assert (captured.records, ran) == ([], [])
+        model(x)
+        assert (len(captured.records), ran) == (1, ["0", "1", "2"])
+    assert hooks_on(model) == 0
 
 
 def test_parameters_with_hooks_are_pickled_without_a_warning() -> None:
