@@ -616,8 +616,8 @@ def capture(model: nn.Module, layers: Where, *, gradients: bool | Literal["full_
 
     Args:
         model: any module.
-        layers: names, patterns, modules or classes; see `select`. A name such as ``conv@0`` is one call of a layer that
-            runs several times (without it, the last), and ``conv:input`` the first tensor that it is given.
+        layers: names, patterns, modules or classes; see `find_places`. A name such as ``conv@0`` is one call of a layer
+            that runs several times (without it, the last), and ``conv:input`` the first tensor that it is given.
         gradients: also record gradients. Where nothing is being recorded by autograd, the graph begins at the layer.
             "full_backward" takes them from PyTorch's own full-backward hooks instead, which need a graph, know the
             first tensor of each output alone, and forbid in-place operations on it.

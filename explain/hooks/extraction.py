@@ -24,8 +24,8 @@ class FeatureExtractor(nn.Module):
 
     Args:
         model: any module; it is neither copied nor changed, and it has no hooks between calls.
-        layers: names, patterns, modules or classes; see `select`. ``conv@1`` is the second call of a layer that runs
-            several times, and ``conv:input`` the first tensor that it is given.
+        layers: names, patterns, modules or classes; see `find_places`. ``conv@1`` is the second call of a layer that
+            runs several times, and ``conv:input`` the first tensor that it is given.
         graph: keep the graph, to compute gradients through the features.
 
     Returns:

@@ -36,11 +36,10 @@ class EditDetector(Tracer):
         self._tensors = [gradient for gradient in gradients if isinstance(gradient, torch.Tensor)]
         self._versions = [tensor._version for tensor in self._tensors]
         self._copies: list[torch.Tensor] = []
-        """Made when something asks for the memory of one of them, past autograd."""
+        """Made when something asks for the memory of a tensor, past autograd."""
 
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        is_new = not self._copies and func in _UNCOUNTED
-        if is_new and any(_share_memory(args[0], tensor) for tensor in self._tensors):
+        if not self._copies and func in _UNCOUNTED:
             self._copies = [tensor.detach().clone() for tensor in self._tensors]
         return func(*args, **kwargs)
 
@@ -49,12 +48,6 @@ class EditDetector(Tracer):
         if [tensor._version for tensor in self._tensors] != self._versions:
             return True
         return any(not _same(*pair) for pair in zip(self._tensors, self._copies, strict=False))
-
-
-def _share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
-    if a is b or a.layout != torch.strided or b.layout != torch.strided:
-        return a is b
-    return a.device == b.device and a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
 
 
 def _same(now: torch.Tensor, copy: torch.Tensor) -> bool:

@@ -2,7 +2,7 @@
 
 import fnmatch
 from collections.abc import Iterable
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias, get_args
 
 from torch import nn
 
@@ -11,24 +11,6 @@ from explain._utils.spelling import close_to, did_you_mean
 from explain.hooks.unwrap import modules_of, submodule
 
 Where: TypeAlias = str | nn.Module | type[nn.Module] | Iterable[str | nn.Module | type[nn.Module]]
-
-
-def select(model: nn.Module, where: Where) -> dict[str, nn.Module]:
-    """Return the modules of ``model`` that ``where`` selects, by dotted name, in the order given.
-
-    ``where`` is a dotted name, a glob pattern (``"layer*.conv1"``), a module, a module class, or several of these. The
-    model itself is named ``""``.
-
-    Raises:
-        LayerError: a name or pattern matches nothing, a module is not part of the model, or the type is wrong.
-
-    >>> list(select(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()), nn.ReLU))
-    ['1']
-    """
-    modules: dict[str, nn.Module] = {}
-    for item in _items(where):
-        modules |= _select_one(model, item)
-    return modules
 
 
 def _items(where: Any) -> list[Any]:
@@ -41,34 +23,31 @@ def _items(where: Any) -> list[Any]:
     return items
 
 
-def _select_one(model: nn.Module, where: object) -> dict[str, nn.Module]:
-    if isinstance(where, str):
-        return _by_name(model, where)
+def _selected(model: nn.Module, where: object) -> list[str]:
+    """The names of the modules that a name, a pattern, a module or a class selects."""
+    if isinstance(where, str) and _is_module(where, model):
+        return [where]  # a shared module has several names
     names = modules_of(model)
+    if isinstance(where, str):
+        return [name for name in names.values() if name and fnmatch.fnmatchcase(name, where)] or _unknown(where, names)
     if isinstance(where, nn.Module):
         if where in names:
-            return {names[where]: where}
+            return [names[where]]
         raise LayerError(f"layer must be one of the model, got a {type(where).__name__} that is not in it; name it")
     remedy = "explain.list_layers(model, x) shows the names"
     if not isinstance(where, type) or not issubclass(where, nn.Module):
         raise LayerError(f"layer must be a name, a pattern, a module or a module class, got {where!r}; {remedy}")
-    modules = {name: module for module, name in names.items() if isinstance(module, where)}
-    if not modules:
+    of_class = [name for module, name in names.items() if isinstance(module, where)]
+    if not of_class:
         raise LayerError(f"layer must select a module, but the model has no {where.__name__}; {remedy}")
-    return modules
+    return of_class
 
 
-def _by_name(model: nn.Module, where: str) -> dict[str, nn.Module]:
-    if _is_module(where, model):
-        return {where: submodule(model, where)}  # a shared module has several names
-    names = {name: module for module, name in modules_of(model).items() if name}
-    matches = [name for name in names if fnmatch.fnmatchcase(name, where)]
-    if matches:
-        return {name: names[name] for name in matches}
+def _unknown(where: str, modules: dict[nn.Module, str]) -> NoReturn:
+    names = [name for name in modules.values() if name]
     listed = either("explain.list_layers(model, x) lists them", "'explain layers PHOTO' lists them")
-    hint = did_you_mean(where, names)
     more = "" if close_to(where, names) or len(names) <= 8 else f"; {listed}"
-    raise LayerError(f"layer {where!r} is not in the model; {hint}{more}")
+    raise LayerError(f"layer {where!r} is not in the model; {did_you_mean(where, names)}{more}")
 
 
 Part: TypeAlias = Literal["", "input", "q", "k", "v", "pattern", "heads"]
@@ -114,7 +93,10 @@ def place_of(name: str, model: nn.Module | None = None) -> LayerPlace:
 
 
 def find_places(model: nn.Module, where: Where) -> dict[str, LayerPlace]:
-    """Return the places that ``where`` selects by name, in its order; names and patterns may have the suffixes.
+    """Return the places that ``where`` selects by name, in its order.
+
+    ``where`` is a dotted name, a glob pattern (``"layer*.conv1"``), a module, a module class, or several of these. The
+    model itself is named ``""``. Names and patterns may have the suffixes.
 
     Raises:
         LayerError: a name or pattern matches nothing, or a module is not part of the model.
@@ -125,7 +107,7 @@ def find_places(model: nn.Module, where: Where) -> dict[str, LayerPlace]:
     places: dict[str, LayerPlace] = {}
     for item in _items(where):
         pattern = place_of(item, model) if isinstance(item, str) else LayerPlace("")
-        for module in _select_one(model, pattern.module if isinstance(item, str) else item):
+        for module in _selected(model, pattern.module if isinstance(item, str) else item):
             place = pattern._replace(module=module)
             places[name_of(place)] = place
     return places

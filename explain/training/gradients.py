@@ -140,7 +140,8 @@ class GradientClipper(OnParameters):
         else:
             self.clipped[name] = self.clipped.get(name, 0) + 1
         if self._by_norm:
-            return gradient * (limit / size)
+            scaled: torch.Tensor = gradient * (limit / size)
+            return scaled
         largest = min(limit, torch.finfo(gradient.dtype).max)
         return gradient.clamp(-largest, largest)
 

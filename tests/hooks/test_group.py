@@ -7,7 +7,7 @@ from torch import nn
 from explain import HookError, LayerError
 from explain.hooks import HookGroup, graph
 from explain.hooks.graph import accumulator
-from explain.hooks.layer_names import select
+from explain.hooks.layer_names import select_places
 from tests.conftest import TinyNet, hook_count
 
 
@@ -38,17 +38,17 @@ def test_an_unknown_layer_registers_nothing_and_suggests(net: nn.Module) -> None
 
 
 def test_select_takes_names_patterns_types_and_modules(net: TinyNet) -> None:
-    assert list(select(net, "layer1.*")) == ["layer1.0", "layer1.1", "layer1.2"]
-    assert list(select(net, [net.fc, "conv1"])) == ["fc", "conv1"]
-    assert list(select(net, nn.BatchNorm2d)) == ["bn1", "layer2.1"]
+    assert list(select_places(net, "layer1.*")) == ["layer1.0", "layer1.1", "layer1.2"]
+    assert list(select_places(net, [net.fc, "conv1"])) == ["fc", "conv1"]
+    assert list(select_places(net, nn.BatchNorm2d)) == ["bn1", "layer2.1"]
     with pytest.raises(LayerError, match="the model has no"):
-        select(net, nn.LSTM)
+        select_places(net, nn.LSTM)
     with pytest.raises(LayerError, match="a ReLU that is not in"):
-        select(net, nn.ReLU())
+        select_places(net, nn.ReLU())
     with pytest.raises(LayerError, match="empty"):
-        select(net, [])
+        select_places(net, [])
     with pytest.raises(LayerError, match="got 3"):
-        select(net, 3)  # type: ignore[arg-type]
+        select_places(net, 3)  # type: ignore[arg-type]
 
 
 def test_forward_hooks_may_replace_inputs_and_outputs() -> None:

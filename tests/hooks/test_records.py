@@ -13,7 +13,7 @@ from torchvision.models.resnet import BasicBlock, ResNet
 from explain import LayerError
 from explain.hooks import HookGroup
 from explain.hooks.capturing import Capture
-from explain.hooks.layer_names import select
+from explain.hooks.layer_names import select_places
 from tests.conftest import TinyNet, settled
 
 
@@ -46,7 +46,7 @@ def captured(
     model: nn.Module, x: torch.Tensor, layer: str, target: int, *, grad: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     with torch.set_grad_enabled(grad), HookGroup(model) as group:
-        capture = Capture(group, select(model, layer), gradients=True)
+        capture = Capture(group, select_places(model, layer), gradients=True)
         score = model(x.clone())[:, target].sum()
     capture.backward(score)
     record = capture.records[-1]
@@ -132,7 +132,7 @@ def test_gradients_may_be_recorded_for_some_of_the_layers_which_begin_the_graph(
 
 def test_a_second_backward_gives_the_same_and_a_layer_out_of_reach_gives_none(net: TinyNet, x: torch.Tensor) -> None:
     with torch.no_grad(), HookGroup(net) as group:
-        capture = Capture(group, select(net, ["layer1", "layer2"]), gradients=True)
+        capture = Capture(group, select_places(net, ["layer1", "layer2"]), gradients=True)
         output = net(x)
         early = capture.records[0]
     capture.backward(output[:, 0].sum(), retain_graph=True)
