@@ -190,7 +190,7 @@ class _ByImage(_InOrder):
 
     def result(self) -> Any:
         counts = torch.cat(self._images).bincount(minlength=self._count)
-        return super().result().split(counts.tolist())
+        return list(torch.split(super().result(), counts.tolist()))
 
 
 class SumOfRows(Accumulator):

@@ -2,7 +2,7 @@
 photo again."""
 
 from collections.abc import Iterator
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -11,7 +11,9 @@ from torch import nn
 from explain.baselines import Zero
 from explain.baselines.base import Baseline
 from explain.data.inputs import Inputs, Path
-from explain.metrics.base import ZERO, MapMetric, MetricInput, MetricResult, need_probability, register
+from explain.engine import Evidence
+from explain.engine.perturbations import OneForEach
+from explain.metrics.base import ZERO, MapMetric, MetricInput, MetricResult, digest_of, need_probability, register
 from explain.metrics.faithfulness import SMALL
 from explain.metrics.maps import Sign, correlation, gini
 from explain.metrics.variants import ModelContext, ReattributionMetric, Variant, VariantResult
@@ -128,6 +130,40 @@ class Shifted(nn.Module):
         return inputs.replaced(inputs.x - self.shift).call(self.inner)
 
 
+@dataclass(frozen=True)
+class Raised(OneForEach):
+    """Photos to whose values a number is added."""
+
+    shift: float
+
+    def perturbed(self, evidence: Evidence) -> torch.Tensor:
+        return evidence.inputs + self.shift
+
+
+@dataclass(frozen=True)
+class Shifting:
+    """Makes a model that takes that number away first."""
+
+    shift: float
+
+    prefix: ClassVar[str] = "inner."
+
+    def __call__(self, context: ModelContext) -> nn.Module:
+        return Shifted(context.model, self.shift, context.inputs.path)
+
+
+@dataclass(frozen=True)
+class MaskedBy(OneForEach):
+    """Photos of which a mask ``(N, 1, H, W)`` keeps a part; ``content`` identifies it."""
+
+    baseline: Baseline
+    content: bytes
+    keep: torch.Tensor = field(compare=False, repr=False)
+
+    def perturbed(self, evidence: Evidence) -> torch.Tensor:
+        return self.baseline(evidence.inputs, self.keep)
+
+
 OTHER = "leave adcc out, or use its parts: averagedrop(score='logit') and sparseness"
 
 
@@ -153,8 +189,7 @@ class InputInvariance(ReattributionMetric):
     better = "less"
 
     def variants(self, context: ModelContext, data: MetricInput) -> Iterator[Variant]:
-        make = partial(Shifted, context.model, self.shift, context.inputs.path)
-        yield Variant(("shifted", self.shift), lambda: context.images + self.shift, model=make, prefix="inner.")
+        yield Variant(Raised(self.shift), model=Shifting(self.shift))
 
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
         return MetricResult(data.undefined(self, numbers[:, 0], (data.maps.values == 0).flatten(1).all(1), ZERO))
@@ -184,7 +219,7 @@ class ADCC(ReattributionMetric):
     def variants(self, context: ModelContext, data: MetricInput) -> Iterator[Variant]:
         need_probability(data.probability, OTHER)
         keep = data.maps.heatmap[:, None].to(context.images)
-        yield Variant(("masked by its map", self.baseline, data.maps.name), lambda: self.baseline(context.images, keep))
+        yield Variant(MaskedBy(self.baseline, digest_of(keep), keep))
 
     def compare(self, data: MetricInput, found: VariantResult) -> torch.Tensor:
         assert found.logits is not None

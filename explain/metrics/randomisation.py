@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import accumulate
 from typing import ClassVar, Literal
 
@@ -15,7 +14,7 @@ from explain.baselines.replacements import to_unit
 from explain.methods import Smooth
 from explain.metrics.base import CONSTANT, MetricInput, MetricResult, register
 from explain.metrics.maps import Sign, Similarity, similarity
-from explain.metrics.variants import ModelContext, ReattributionMetric, Variant, VariantResult, grouped
+from explain.metrics.variants import ModelContext, RandomWeights, ReattributionMetric, Variant, VariantResult, grouped
 
 Order = Literal["top", "bottom", "independent"]
 
@@ -100,17 +99,14 @@ class MPRT(_MapSimilarity):
         return {"name": name, "about": about, "paper": "Hedström et al., 2024" if self.samples else self.paper}
 
     def variants(self, context: ModelContext, data: MetricInput) -> Iterator[Variant]:
-        smooth: tuple[float, ...] = ()
         wrap = None
         if self.samples:
-            smooth = (self.samples, self.sigma, self.seed)
-            wrap = partial(Smooth, samples=self.samples, sigma=self.sigma, seed=self.seed)
-            yield Variant(("model", frozenset[str](), smooth), wrap=wrap)
+            wrap = Smooth(samples=self.samples, sigma=self.sigma, seed=self.seed)
+            yield Variant(wrap=wrap)
         groups = grouped(layers_of(self.name, context), self.steps)
         groups = groups[::-1] if self.order == "top" else groups
         for layers in groups if self.order == "independent" else accumulate(groups):
-            make = partial(context.randomised.of, layers, self.seed)
-            yield Variant(("model", frozenset(layers), self.seed, smooth), model=make, wrap=wrap)
+            yield Variant(model=RandomWeights(frozenset(layers), self.seed), wrap=wrap)
 
     def compare(self, data: MetricInput, found: VariantResult) -> torch.Tensor:
         if not self.samples:
@@ -159,8 +155,7 @@ class EfficientMPRT(ReattributionMetric):
 
     def variants(self, context: ModelContext, data: MetricInput) -> Iterator[Variant]:
         layers = layers_of(self.name, context)
-        key = ("model", frozenset(layers), self.seed, ())
-        yield Variant(key, model=partial(context.randomised.of, layers, self.seed))
+        yield Variant(model=RandomWeights(frozenset(layers), self.seed))
 
     def compare(self, data: MetricInput, found: VariantResult) -> torch.Tensor:
         return entropy(found.maps.per_pixel(self.sign), self.bins)
@@ -200,7 +195,7 @@ class RandomLogit(_MapSimilarity):
         if context.classes is None or context.count is None or context.count < 2:
             raise MetricError("target must be one of several classes for randomlogit, got no other class; use mprt")
         for offset in (permutation(context.count - 1, self.seed)[: self.samples] + 1).tolist():
-            yield Variant(("class", offset), classes=(context.classes + offset) % context.count)
+            yield Variant(classes=tuple(((context.classes + offset) % context.count).tolist()))
 
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
         return self.result(data, numbers[..., 0], numbers[..., 1])

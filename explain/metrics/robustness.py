@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar, Literal
 
 import torch
 
 from explain._utils.errors import MetricError
 from explain._utils.random_numbers import seeded, uniform
+from explain.engine import Evidence
+from explain.engine.perturbations import OneForEach
 from explain.methods.base import over_all
 from explain.metrics.base import CONSTANT, ZERO, MetricInput, MetricResult, register
 from explain.metrics.maps import Sign, correlation
@@ -16,11 +17,22 @@ from explain.metrics.variants import ModelContext, ReattributionMetric, Variant,
 
 
 @dataclass(frozen=True)
-class _NoisyCopies(ReattributionMetric):
-    """The base of metrics that run the method on noisy copies of the photo, the same ones for all of them.
+class UniformNoise(OneForEach):
+    """Photos with noise between -radius and radius for each value, the same for every image."""
 
-    Noise is uniform between -radius and radius for each value, and the same for every image.
-    """
+    radius: float
+    seed: int
+    sample: int
+
+    def perturbed(self, evidence: Evidence) -> torch.Tensor:
+        x = evidence.inputs
+        drawn = uniform(x.shape[1:], seeded(self.seed, self.sample))
+        return x + self.radius * (2 * drawn - 1).to(x)
+
+
+@dataclass(frozen=True)
+class _NoisyCopies(ReattributionMetric):
+    """The base of metrics that run the method on noisy copies of the photo, the same ones for all of them."""
 
     radius: float = 0.02
     samples: int = 10
@@ -30,12 +42,8 @@ class _NoisyCopies(ReattributionMetric):
     minimums: ClassVar = {"radius": 1e-12, "samples": 1}
 
     def variants(self, context: ModelContext, data: MetricInput) -> Iterator[Variant]:
-        def noisy(sample: int) -> torch.Tensor:
-            drawn = uniform(context.images.shape[1:], seeded(self.seed, sample))
-            return context.images + self.radius * (2 * drawn - 1).to(context.images)
-
         for sample in range(self.samples):
-            yield Variant(("noisy", self.radius, self.seed, sample), partial(noisy, sample))
+            yield Variant(UniformNoise(self.radius, self.seed, sample))
 
 
 @register(of="mean")
@@ -133,7 +141,7 @@ class RelativeStability(_NoisyCopies):
         return {"name": f"relative{self.by}stability", "about": about}
 
     def variants(self, context: ModelContext, data: MetricInput) -> Iterator[Variant]:
-        yield Variant("unchanged")
+        yield Variant()
         yield from super().variants(context, data)
 
     def compare(self, data: MetricInput, found: VariantResult) -> torch.Tensor:
@@ -192,7 +200,7 @@ class Continuity(ReattributionMetric):
             got = f"{self.pixels} for {data.size}"
             raise MetricError(f"pixels of continuity must be less than half of the photo, got {got}; take fewer")
         for shift in self._shifts:
-            yield Variant(("shifted", *shift), partial(shifted, context.images, *shift))
+            yield Variant(Shifted(shift))
 
     @property
     def _shifts(self) -> list[tuple[int, int]]:
@@ -210,15 +218,19 @@ class Continuity(ReattributionMetric):
         return MetricResult(value.to(data.maps.values.dtype), parts={"shifts": each})
 
 
-def shifted(images: torch.Tensor, down: int, across: int) -> torch.Tensor:
-    """Shift images down and to the right, repeating the edge.
+@dataclass(frozen=True)
+class Shifted(OneForEach):
+    """Photos shifted down and to the right by so many pixels, with the edge repeated."""
 
-    >>> shifted(torch.tensor([[[[1.0, 2.0, 3.0]]]]), 0, 1)
-    tensor([[[[1., 1., 2.]]]])
-    """
-    height, width = images.shape[-2:]
-    rows = (torch.arange(height, device=images.device) - down).clamp(0, height - 1)
-    return images[..., rows[:, None], (torch.arange(width, device=images.device) - across).clamp(0, width - 1)]
+    by: tuple[int, int]
+
+    def perturbed(self, evidence: Evidence) -> torch.Tensor:
+        x = evidence.inputs
+        down, across = self.by
+        height, width = x.shape[-2:]
+        rows = (torch.arange(height, device=x.device) - down).clamp(0, height - 1)
+        columns = (torch.arange(width, device=x.device) - across).clamp(0, width - 1)
+        return x[..., rows[:, None], columns]
 
 
 def within(maps: torch.Tensor, down: int, across: int) -> torch.Tensor:

@@ -4,7 +4,6 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, ClassVar, Self
 
 import torch
@@ -12,11 +11,13 @@ import torch.nn.functional as F
 
 from explain._utils.errors import MetricError
 from explain._utils.random_numbers import normal, seeded
+from explain.engine import Evidence
+from explain.engine.perturbations import OneForEach
 from explain.methods.wrappers import span
 from explain.metrics.base import Metric, MetricInput, MetricResult, ScoreMetric, ScoreRequest
 from explain.metrics.maps import Sign, Similarity
 from explain.metrics.masked_scores import MaskedScores, RandomMasks
-from explain.metrics.variants import ModelContext, ReattributionMetric, Variant, VariantResult
+from explain.metrics.variants import ModelContext, RandomWeights, ReattributionMetric, Variant, VariantResult
 
 MARKS = {True: "✓", False: "✗", None: "–"}
 
@@ -211,7 +212,7 @@ class DependsOnClass(Difference):
 
     def variants(self, context: ModelContext, data: MetricInput) -> Iterator[Variant]:
         for classes in self.other_classes(context):
-            yield Variant(("class", *classes.tolist()), classes=classes)
+            yield Variant(classes=tuple(classes.tolist()))
 
     def other_classes(self, context: ModelContext) -> list[torch.Tensor]:
         """The other classes, each ``(N,)``."""
@@ -275,7 +276,7 @@ class DependsOnModel(Difference):
         layers = context.randomised.layers
         upper = layers[len(layers) // 2 :]
         for seed in range(self.seed * 1009, self.seed * 1009 + self.copies):
-            yield Variant(("model", frozenset(upper), seed, ()), model=partial(context.randomised.of, upper, seed))
+            yield Variant(model=RandomWeights(frozenset(upper), seed))
 
 
 @dataclass(frozen=True)
@@ -352,20 +353,38 @@ class Faithful(Check, ScoreMetric):
 UNCHANGED = "to mask the photo does not change the score"
 
 
-def with_noise(images: torch.Tensor, sigma: float, seed: int) -> torch.Tensor:
-    """Add normal noise; ``sigma`` is its deviation, relative to the range of the photo's values."""
-    return images + sigma * span(images) * normal(images.shape[1:], seeded(seed)).to(images)
+@dataclass(frozen=True)
+class NormalNoise(OneForEach):
+    """Photos with normal noise; ``sigma`` is its deviation, relative to the range of the photo's values."""
+
+    sigma: float
+    seed: int
+
+    def perturbed(self, evidence: Evidence) -> torch.Tensor:
+        x = evidence.inputs
+        return x + self.sigma * span(x) * normal(x.shape[1:], seeded(self.seed)).to(x)
 
 
-def brightened(images: torch.Tensor, by: float) -> torch.Tensor:
-    """Raise all values by a share of their range."""
-    return images + by * span(images)
+@dataclass(frozen=True)
+class Brighter(OneForEach):
+    """Photos whose values are all raised by a share of their range."""
+
+    by: float
+
+    def perturbed(self, evidence: Evidence) -> torch.Tensor:
+        return evidence.inputs + self.by * span(evidence.inputs)
 
 
-def with_contrast(images: torch.Tensor, factor: float) -> torch.Tensor:
-    """Multiply each channel's distance from its mean by a factor."""
-    mean = images.mean((2, 3), keepdim=True)
-    return mean + factor * (images - mean)
+@dataclass(frozen=True)
+class Contrast(OneForEach):
+    """Photos whose channels' distances from their means are multiplied by a factor."""
+
+    factor: float
+
+    def perturbed(self, evidence: Evidence) -> torch.Tensor:
+        x = evidence.inputs
+        mean = x.mean((2, 3), keepdim=True)
+        return mean + self.factor * (x - mean)
 
 
 @dataclass(frozen=True)
@@ -412,16 +431,14 @@ class Stable(Check, ReattributionMetric):
         return replace(self, noises=self.noises[-1:], light=(), contrast=())
 
     @property
-    def changes(self) -> list[partial[torch.Tensor]]:
-        """Functions of the photos."""
-        seeds = range(self.seed * 1009, self.seed * 1009 + len(self.noises))
-        noises = [partial(with_noise, sigma=sigma, seed=seed) for sigma, seed in zip(self.noises, seeds, strict=True)]
-        light = [partial(brightened, by=by) for by in self.light]
-        return [*noises, *light, *(partial(with_contrast, factor=factor) for factor in self.contrast)]
+    def changes(self) -> list[OneForEach]:
+        """The changed photos."""
+        noises = [NormalNoise(sigma, self.seed * 1009 + number) for number, sigma in enumerate(self.noises)]
+        return [*noises, *map(Brighter, self.light), *map(Contrast, self.contrast)]
 
     def variants(self, context: ModelContext, data: MetricInput) -> Iterator[Variant]:
         for change in self.changes:
-            yield Variant(("changed", change.func, *change.keywords.values()), partial(change, context.images))
+            yield Variant(change)
 
     def compare(self, data: MetricInput, found: VariantResult) -> torch.Tensor:
         alike = self.similarity_to(data, found)

@@ -2,12 +2,12 @@
 reinitialised layers."""
 
 import sys
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import InitVar, dataclass, field
+from dataclasses import InitVar, dataclass, field, replace
 from functools import cached_property
 from itertools import groupby, islice, pairwise, product
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import nn
@@ -23,14 +23,17 @@ from explain.attribution.api import attribute
 from explain.attribution.options import Options
 from explain.attribution.result import Attribution
 from explain.data.inputs import Inputs
+from explain.engine import Evidence
 from explain.engine.ends import outputs_of
+from explain.engine.perturbations import OneForEach
 from explain.hooks import copied
 from explain.hooks.intervening import active_interventions, intervene
 from explain.hooks.preserve import calculating, untouched
 from explain.hooks.tracer import running_modules
 from explain.hooks.unwrap import modules_of, sharded
+from explain.layers.layouts import Grids
 from explain.layers.summary import summary_of
-from explain.methods import Method
+from explain.methods import Method, Smooth
 from explain.metrics.base import Metric, MetricInput, MetricResult
 from explain.metrics.maps import Maps, MapsLike, Sign, Similarity, similarity
 from explain.targets import ClassTarget, Target
@@ -337,6 +340,14 @@ class ModelContext:
         score = score.to(self.images.device)
         return MetricInput(maps, self.images, score, probability, self.classes, outputs=self.outputs, **truth)
 
+    def changed(self, change: OneForEach | None) -> torch.Tensor:
+        """The photos after a change."""
+        if change is None:
+            return self.images
+        size = tuple(self.images.shape[2:])
+        rows = change.rows(Evidence(self.images, self.images.new_zeros(len(self.images)), None, "", Grids(size)))
+        return rows.make(torch.arange(len(self.images), device=self.images.device))
+
     @property
     def count(self) -> int | None:
         return None if self.logits is None else int(self.logits.shape[1])
@@ -348,20 +359,39 @@ class ModelContext:
         return Randomised(self.model, self.inputs.first() if alone else self.inputs)
 
 
-@dataclass(frozen=True, eq=False)
-class Variant:
-    """A variant in which the method runs again; what is None is not changed. Equal keys are equal variants.
+class OtherModel(Protocol):
+    """A frozen value that makes another model, whose layers' names begin with ``prefix``."""
 
-    ``images`` makes other photos ``(N, C, H, W)``, ``model`` makes another model, whose layers' names begin with
-    ``prefix``, ``classes`` ``(N,)`` are other classes, and ``wrap`` makes another method of the method.
+    prefix: ClassVar[str]
+
+    def __call__(self, context: ModelContext) -> nn.Module: ...
+
+
+@dataclass(frozen=True)
+class RandomWeights:
+    """The model with some layers initialised once more."""
+
+    layers: frozenset[str]
+    seed: int
+
+    prefix: ClassVar[str] = ""
+
+    def __call__(self, context: ModelContext) -> nn.Module:
+        return context.randomised.of(self.layers, self.seed)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A variant in which the method runs again; what is None is not changed. Equal variants are run once.
+
+    ``images`` makes another photo of each, ``model`` another model; ``classes`` are another one of each image, and
+    ``wrap`` is put around the method.
     """
 
-    key: Hashable
-    images: Callable[[], torch.Tensor] | None = None
-    model: Callable[[], nn.Module] | None = None
-    prefix: str = ""
-    classes: torch.Tensor | None = None
-    wrap: Callable[[Method], Method] | None = None
+    images: OneForEach | None = None
+    model: OtherModel | None = None
+    classes: tuple[int, ...] | None = None
+    wrap: Smooth | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -441,14 +471,14 @@ def reattribute(
     if type(target).settled is not Target.settled:
         with untouched(context.model):
             target = target.settled(context.inputs.detached().call(context.model), len(context.inputs))
-    uses: dict[Hashable, _Use] = {}
-    keys: dict[tuple[str, str], list[Hashable]] = {}
+    uses: dict[Variant, _Use] = {}
+    variants: dict[tuple[str, str], list[Variant]] = {}
     for metric, (name, method) in product(metrics, methods.items()):
         for variant in metric.variants(context, method.data):
-            keys.setdefault((name, metric.name), []).append(variant.key)
-            use = uses.setdefault(variant.key, _Use(variant))
+            variants.setdefault((name, metric.name), []).append(variant)
+            use = uses.setdefault(variant, _Use(variant))
             use.metrics.setdefault(name, []).append(metric)
-    numbers: dict[tuple[str, str, Hashable], torch.Tensor] = {}
+    numbers: dict[tuple[str, str, Variant], torch.Tensor] = {}
     for batch in _batches(list(uses.values()), len(context.images)):
         used = {name: methods[name] for use in batch for name in use.metrics}
         results = _run([use.variant for use in batch], used, context, target, options)
@@ -456,10 +486,10 @@ def reattribute(
             for use, maps in zip(batch, results, strict=True):
                 for name, metric in ((name, metric) for name, comparing in use.metrics.items() for metric in comparing):
                     compared = metric.compare(methods[name].data, maps[name])
-                    numbers[name, metric.name, use.variant.key] = compared
+                    numbers[name, metric.name, use.variant] = compared
     figures: Results = {}
     for metric, (name, method) in product(metrics, methods.items()):
-        of_variants = [numbers[name, metric.name, key] for key in keys[name, metric.name]]
+        of_variants = [numbers[name, metric.name, variant] for variant in variants[name, metric.name]]
         figures[name, metric.name] = metric(method.data, torch.stack(of_variants, 1))
     return figures
 
@@ -470,7 +500,7 @@ def _batches(uses: Sequence[_Use], images: int) -> Iterator[list[_Use]]:
     def kind(use: _Use) -> tuple[Any, ...]:
         variant = use.variant
         alone = variant.model or variant.wrap or (variant.classes is not None and variant.images is not None)
-        return variant.key if alone else None, variant.classes is None, *use.metrics
+        return variant if alone else None, variant.classes is None, *use.metrics
 
     for _, group in groupby(uses, kind):
         while batch := list(islice(group, max(1, AT_ONCE // images))):
@@ -487,12 +517,13 @@ def _run(
     """The maps of the methods in each variant; the variants run as one batch, or as classes of one."""
     first = variants[0]
     count = len(context.images)
-    model = context.model if first.model is None else first.model()
-    altered = () if first.model is None or first.prefix else active_interventions(context.model)  # a copy has none
+    model = context.model if first.model is None else first.model(context)
+    prefix = "" if first.model is None else first.model.prefix
+    altered = () if first.model is None or prefix else active_interventions(context.model)  # a copy has none
     of_classes = target.of_classes if context.classes is None else ClassTarget  # of a region or box, or of the photo
-    classes = [of_classes(tuple(each.classes.tolist())) for each in variants if each.classes is not None]
+    classes = [of_classes(each.classes) for each in variants if each.classes is not None]
     changed = variants[:1] if classes else variants
-    images = torch.cat([context.images if each.images is None else each.images() for each in changed])
+    images = torch.cat([context.changed(each.images) for each in changed])
     inputs = context.inputs
     if len(changed) > 1 or first.images is not None:
         owners = torch.arange(count, device=images.device).repeat(len(changed))
@@ -502,8 +533,8 @@ def _run(
     for layers, names in _by_layers(methods).items():
         objects = [methods[name].method for name in names]
         if first.wrap is not None:
-            objects = [first.wrap(method) for method in objects]
-        where = None if layers is None else [first.prefix + layer for layer in layers]
+            objects = [replace(first.wrap, method=method) for method in objects]
+        where = None if layers is None else [prefix + layer for layer in layers]
         settings: Any = {**options, "layer": where, "progress": None}
         with muted(), intervene(model, altered):
             attributions = attribute(model, inputs, objects, targets=classes or [target], **settings)

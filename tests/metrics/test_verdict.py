@@ -17,6 +17,7 @@ import explain
 from explain import MetricError
 from explain.data.inputs import as_inputs
 from explain.engine import Evidence, InputGradients, Need
+from explain.layers.layouts import Grids
 from explain.methods import GradCAM, Method, RandomCAM, Saliency
 from explain.methods.base import Style, get_method
 from explain.metrics import Faithful, Verdict
@@ -27,9 +28,9 @@ from explain.metrics.sanity import (
     CheckResult,
     DependsOnClass,
     DependsOnModel,
+    NormalNoise,
     Stable,
     far_down,
-    with_noise,
 )
 from explain.metrics.variants import Randomised
 from explain.metrics.verdict import CheckResults, Share, check_maps, with_fewer_samples
@@ -337,19 +338,20 @@ def test_stability_is_the_mean_likeness_over_changes_that_leave_the_scores_alone
     x = photos[:1]
     with torch.no_grad():
         before = model(x).softmax(1)[0, 1]
-        moved = [float((model(change(x)).softmax(1)[0, 1] - before).abs()) for change in Stable().changes]
+        photo = Evidence(x, torch.zeros(1), None, "", Grids((12, 10)))
+        moved = [float((model(each.perturbed(photo)).softmax(1)[0, 1] - before).abs()) for each in Stable().changes]
     slack = sorted(moved)[len(moved) // 2] * (1 + 1e-9)
     check = Stable(slack=slack)
     table = explain.evaluate(model, x, "saliency", check, target=1)
     own = explain.attribute(model, x, "saliency", target=1).values.abs().amax(1)
     alike, counted = [], [each <= slack for each in moved]
     for change in check.changes:
-        other = explain.attribute(model, change(x), "saliency", target=1).values.abs().amax(1)
+        other = explain.attribute(model, change.perturbed(photo), "saliency", target=1).values.abs().amax(1)
         alike.append(spearman(own, other).item())
     assert 0 < sum(counted) < len(counted)
     expected = sum(a for a, c in zip(alike, counted, strict=True) if c) / sum(counted)
     assert table["saliency"]["stable"].item() == pytest.approx(expected, abs=1e-9)
-    noise = with_noise(x, 0.1, 3) - x
+    noise = NormalNoise(0.1, 3).perturbed(photo) - x
     assert noise.std().item() == pytest.approx(0.1 * (x.max() - x.min()).item(), rel=0.1)
 
 
