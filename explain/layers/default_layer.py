@@ -101,7 +101,7 @@ def stage_layers(
         return [f"model.{layer}" for layer in layers]
     summary = summary_of(model, inputs, with_graph=True)
     shared_by = _shared_by(summary, score, of_class, refresh)
-    layers = summary.chosen.get((shared_by, count))
+    layers: list[str] | None = summary.chosen.get((shared_by, count))
     if layers is None:
         layers, is_certain = _stages(_begin(model, inputs, summary, score, shared_by), count)
         if is_certain and shared_by is not None:

@@ -4,13 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from numbers import Real
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import torch
 
 from explain._utils import nested
 from explain._utils.errors import ModelError, TargetError
-from explain.targets.outputs import Activation, Outputs
+from explain.targets.outputs import Activation
 
 Picked: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]
 Labels: TypeAlias = Sequence[str] | None
@@ -177,25 +177,8 @@ def unsuitable(target: str, needs: str, output: Any) -> TargetError:
     )
 
 
-class OutputReader(Protocol):
-    """Knows of a model how its output comes about; ``activation`` is what the caller says of it."""
-
-    @property
-    def activation(self) -> Activation | None:
-        """What makes probabilities of the outputs, as far as that is said."""
-
-    def scores_key(self, candidates: Callable[[Any, int], Mapping[Any, torch.Tensor]]) -> Any:
-        """Return which of several tensors in the output has the scores."""
-
-    def say_if_unsure(self) -> None:
-        """Warn where that is not known."""
-
-    def outputs(self, values: torch.Tensor, read: Callable[[Any, int], torch.Tensor | None]) -> Outputs:
-        """Say what a tensor of the output is: ``values``, as ``read`` takes it from an output for so many images."""
-
-
-READER: ContextVar[OutputReader | None] = ContextVar("reader", default=None)
-"""What knows the model whose outputs are read now, if anything does."""
+READER: ContextVar[Any] = ContextVar("reader", default=None)
+"""What knows the model whose outputs are read now: an `explain.engine.ends.OutputReader`, if there is any."""
 
 
 def find_logits(output: Any, count: int) -> torch.Tensor:

@@ -132,7 +132,7 @@ def image_scorer(
         if labels is not None:
             of_labels = _features(model, [Text(label) for label in labels])
         of_texts = {text.name: _features(model, [text])[0] for text in texts}
-    scorer.features_of_labels = of_labels
+    scorer.features_of_labels = of_labels  # type: ignore[assignment]
     scorer.forward = partial(_scores, scorer, of_texts, words or {})
     return scorer
 
