@@ -97,8 +97,8 @@ def stage_layers(
     inputs = with_layout(model, x)
     if isinstance(model, Stitched):
         energy = model.energy(inputs)
-        layers = stage_layers(model.model, model.first(inputs), energy, count=count, refresh=refresh)
-        return [f"model.{layer}" for layer in layers]
+        inner = stage_layers(model.model, model.first(inputs), energy, count=count, refresh=refresh)
+        return [f"model.{layer}" for layer in inner]
     summary = summary_of(model, inputs, with_graph=True)
     shared_by = _shared_by(summary, score, of_class, refresh)
     layers: list[str] | None = summary.chosen.get((shared_by, count))

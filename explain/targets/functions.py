@@ -27,7 +27,7 @@ class ScoreTarget(Target):
         images: whose rows the output has; None is a row for each image in turn.
 
     Raises:
-        TargetError: no function, or one that takes neither one argument nor two.
+        TargetError: a function that takes neither one argument nor two.
 
     >>> labels = torch.tensor([2, 0])
     >>> target = ScoreTarget(lambda output, images: output[torch.arange(len(images)), labels[images]])
@@ -40,8 +40,6 @@ class ScoreTarget(Target):
     images: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        if not callable(self.function):
-            raise TargetError(f"function must be callable, as output -> (N,), got {self.function!r}; use as_target")
         _images_argument(self.function, self.name)
 
     @property

@@ -64,7 +64,7 @@ def test_a_callable_is_a_target_with_its_name() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (3, "class"), (-1, "class"), ([1, 2, 0], "images"), (TopClass(3), "classes"),
+        (3, "class"), (-1, "class"), ([1, 2, 0], "images"), (TopClass(3), "classes"), (Element((-1,)), "within"),
         (lambda output: output, "shape"), (lambda output: 3.0, "return"),
     ],
 )  # fmt: skip
@@ -75,7 +75,7 @@ def test_targets_that_do_not_fit_the_output_are_refused(given: object, message: 
 
 NO_TARGETS = [
     True, 1.5, [1.5], [], (), torch.tensor([0.5]), object(), [True], [object()], [(1, 2), 0.5], [[1, True]], TopClass,
-    torch.zeros(2, 2), [(0, -1)], [()], lambda: 3, lambda a, b, c: a, ScoreTarget,
+    torch.zeros(2, 2), lambda: 3, lambda a, b, c: a, ScoreTarget,
 ]  # fmt: skip
 
 
