@@ -72,7 +72,8 @@ class Request:
             model, x = packed.with_photos(model, x)
         inputs = check_inputs(model, x, settings.layout)
         tokens: dict[str, tuple[str, ...]] = {}
-        if not {*map(type, targets)} <= {ClassTarget, TopClass}:
+        are_classes = {*map(type, targets)} <= {ClassTarget, TopClass}
+        if not are_classes:
             model, inputs, tokens = text.with_texts(model, inputs, targets)
             model, inputs, answer_tokens = answer.with_answers(model, inputs, targets)
             tokens = {**tokens, **answer_tokens}
@@ -89,9 +90,9 @@ class Request:
                 method = method.with_frames(inputs.x, frames_first=inputs.layout == "NTCHW")
             by_names[name] = method
             _check_method(method, name, inputs, settings)
-        sized = []
-        for target in targets:
-            sized.append(target.sized(tuple(inputs.x.shape[2:])))
+        sized = list(targets)
+        for number, target in enumerate(() if are_classes else targets):
+            sized[number] = target.sized(tuple(inputs.x.shape[2:]))
             if settings.activation is None and target.activation is not None:
                 settings = replace(settings, activation=target.activation)
         return cls(model, inputs, by_names, sized, settings, layers, tokens)

@@ -84,20 +84,22 @@ class NetworkGrids(Grids):
         return self._by_shape[shape, layer]
 
     def _read(self, shape: Size, layer: str | None) -> Grid | None:
-        layout = None
         frames = frames_in_batch(shape, self.size, self.count) if len(self.size) == 3 else None
         if layer is not None:
-            place = self._in_window(layer)
-            layout = layout_of(submodule(self._model, place.module), shape, self.size)
+            place = self._place(layer)
             if place.part == "input" and not frames:
                 return self._of_input(shape)
-            if len(shape) != len(self.size) + 2 or read_map(shape, self.size, layout).open:
+            if len(shape) != len(self.size) + 2:
                 return self.of_layer(layer)
+            reading = read_map(shape, self.size, layout_of(submodule(self._model, place.module), shape, self.size))
+            if reading.open:
+                return self.of_layer(layer)
+            return reading.likeliest if shape[0] == self.count else None
         if frames:
             return self._of_frames(shape, frames)
         if len(shape) == 3:
             return self._of_sequence(shape)
-        return find_grid(shape, self.size, layout) if shape[:1] == (self.count,) else None
+        return find_grid(shape, self.size) if shape[:1] == (self.count,) else None
 
     def _of_frames(self, shape: Size, frames: int) -> Grid | None:
         """The grid of frames that are folded into the batch."""
@@ -111,8 +113,8 @@ class NetworkGrids(Grids):
                 return grid.folded_from(frames)
         return None
 
-    def _in_window(self, layer: str) -> LayerPlace:
-        """A layer's place in the segmenter of a `Stitched` model, with the number of its call there."""
+    def _place(self, layer: str) -> LayerPlace:
+        """A layer's place; of a `Stitched` model in the segmenter, with the number of its call in a window."""
         place = place_of(layer, self._whole)
         if not isinstance(self._whole, Stitched):
             return place
@@ -123,7 +125,7 @@ class NetworkGrids(Grids):
 
     def _call(self, layer: str) -> ModuleCall | None:
         """The call of a layer in the summary, where a module that has several names is under its first."""
-        place = self._in_window(layer)
+        place = self._place(layer)
         name = modules_of(self._model)[submodule(self._model, place.module)]
         return self._summary.call_of(place._replace(module=name))
 
