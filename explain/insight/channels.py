@@ -130,6 +130,11 @@ class ChannelReport:
     photos: int
     channels: tuple[Channel, ...]
 
+    @property
+    def table(self) -> tuple[Channel, ...]:
+        """The rows of the table; see ``sections.toml``."""
+        return self.channels
+
     def to_dict(self) -> dict[str, Any]:
         return fields_of(self)
 

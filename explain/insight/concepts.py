@@ -58,7 +58,7 @@ class SharedConcepts:
         return {**fields_of(self, "layer photos error"), "concepts": concepts}
 
     @property
-    def rows(self) -> list[list[str]]:
+    def table(self) -> list[list[str]]:
         """The rows of the table, under its head in ``sections.toml``."""
         table = []
         for share, examples in zip(self.shares, self.examples, strict=True):

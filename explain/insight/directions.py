@@ -125,6 +125,11 @@ class Direction:
         return fields_of(self, figures)
 
     @property
+    def table(self) -> "list[Direction]":
+        """The rows of the table; see ``sections.toml``."""
+        return [self]
+
+    @property
     def usual(self) -> float:
         """How large the gains of random concepts are."""
         return math.fsum(map(abs, self.random_gains)) / len(self.random_gains)

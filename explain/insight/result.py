@@ -23,7 +23,7 @@ from explain.insight.clusters import reasons as find_clusters
 from explain.insight.concepts import SharedConcepts, shared_concepts
 from explain.insight.directions import Direction, concept_direction
 from explain.insight.drawing import Album, draw_clusters, draw_looks, draw_mistakes
-from explain.insight.maps import RunMaps, percent, plain, read_maps, table_lines
+from explain.insight.maps import RunMaps, plain, read_maps, table_lines
 from explain.insight.mistakes import Confusion, OddEvidence, odd_evidence, with_reasons
 from explain.insight.mistakes import pairs as find_pairs
 from explain.insight.reattribution import RunPhotos, method_in
@@ -61,20 +61,28 @@ class Insight:
 
     def to_dict(self) -> dict[str, Any]:
         """All of it in plain values."""
-        document = {
+        return {
             "run": str(self.run.path),
             "method": self.method,
             "maps": len(self.maps),
             "empty": self.maps.empty,
             "repeated": self.maps.repeated,
-            "looks": plain(self.looks),
-            "reasons": plain(self.reasons),
-            "mistakes": plain(self.pairs),
+            **{name: plain(rows) for name, rows in self._results.items()},
         }
-        for name in ("channels", "concepts", "direction", "evidence"):
-            if getattr(self, name) is not None:
-                document[name] = plain(getattr(self, name))
-        return document
+
+    @property
+    def _results(self) -> dict[str, Any]:
+        """What was looked for, by the names of the tables."""
+        results = {
+            "looks": self.looks,
+            "reasons": self.reasons,
+            "mistakes": self.pairs,
+            "evidence": self.evidence,
+            "channels": self.channels,
+            "concepts": self.concepts,
+            "direction": self.direction,
+        }
+        return {name: rows for name, rows in results.items() if rows is not None}
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
@@ -103,14 +111,14 @@ class Insight:
                 "layer (explain layers lists them)."
             )
         if self.looks and self.looks[0].striking > 0:
-            lines.append(_look_in_words(self.looks[0]))
+            look = self.looks[0]
+            lines.append(_said("looks", look, "headline" if look.on_object.value >= 0 else "otherwise"))
         if self.reasons:
-            lines.append(_cluster_in_words(self.reasons[0]))
+            cluster = self.reasons[0]
+            lines.append(_said("reasons", cluster, "headline" if cluster.stands_out >= NOTABLE else "otherwise"))
         frequent = [pair for pair in self.pairs if pair.of >= class_statistics.LEAST]
         if frequent:
-            pair = frequent[0]
-            counts = f"{pair.count} of {pair.of} photos"
-            lines.append(f"{pair.label} is taken for {pair.prediction} most often: {counts}.")
+            lines.append(_said("mistakes", frequent[0], "headline"))
         return [printable(line) for line in lines]
 
     def parts(self, most: int = 10) -> dict[str, Section]:
@@ -119,18 +127,9 @@ class Insight:
         Args:
             most: rows of each table.
         """
-        tables: dict[str, Sequence[Any]] = {"looks": self.looks, "reasons": self.reasons, "mistakes": self.pairs}
-        if self.evidence is not None:
-            tables["evidence"] = self.evidence
-        if self.channels is not None:
-            tables["channels"] = self.channels.channels
-        tables = {name: rows[:most] for name, rows in tables.items()}
-        if self.concepts is not None:
-            tables["concepts"] = self.concepts.rows
-        if self.direction is not None:
-            tables["direction"] = [self.direction]
         sections = {}
-        for name, rows in tables.items():
+        for name, found in self._results.items():
+            rows = getattr(found, "table", found)[:most]
             words = SECTIONS[name]
             content = words["about" if rows else "nothing"].format(**vars(self))
             cells = [[_cell(column, row) for column in words["cells"]] if "cells" in words else row for row in rows]
@@ -217,24 +216,9 @@ def _cell(column: str, row: Any) -> str:
     return column.format(row).replace("nan%", "–")
 
 
-def _look_in_words(look: ClassStatistics) -> str:
-    if look.on_object.value >= 0:
-        share = percent(look.on_object.value)
-        size = percent(look.object_size.value)
-        return (
-            f"The maps of {look.target} are on the object least, relative to its size: {share} of the evidence is on "
-            f"it, and it covers {size} of the photo."
-        )
-    apart = f"their mean maps are apart by {look.apart:.2f}"
-    return f"The maps of {look.target} differ most from those of the other classes: {apart}."
-
-
-def _cluster_in_words(cluster: Cluster) -> str:
-    by = f"{cluster.stands_out:.2f}"
-    if cluster.stands_out < NOTABLE:
-        return f"No cluster of reasons stands out: by {by} at most, where {NOTABLE} is worth a look."
-    reason = f"a reason of their own ({percent(cluster.share)} of the class)"
-    return f"{cluster.size} photos of {cluster.target} have {reason}: they stand out by {by}."
+def _said(table: str, row: Any, which: str) -> str:
+    """A sentence about the first row of a table."""
+    return _cell(SECTIONS[table][which], row)
 
 
 @keywords()
