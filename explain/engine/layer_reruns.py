@@ -1,19 +1,18 @@
 """Perturbed feature maps of a layer: the network is run with them in place of what the layer returned."""
 
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from explain._utils.errors import note, raised
 from explain._utils.nested import first_tensor, replace_first
 from explain.engine.accumulators import Add, TargetAccumulators
 from explain.engine.perturbations import PerturbedRows
-from explain.engine.replay import Overwriting, PrefixRecorder, ReachedError, Replay, Tape
+from explain.engine.replay import PrefixRecorder, ReachedError, Replay, Tape, at_call
 from explain.engine.rerun_context import RerunContext, Way, between_far_rows
 from explain.engine.settings import raise_unless_of_network
 from explain.hooks import HookGroup
@@ -99,18 +98,13 @@ class LayerRerun:
         if way != "in place":
             like = grid.repeated(like, images[:1], len(images))
         perturbed = grid.fold(maps.to(like), like)  # as the layer would have returned them
-        calls = Counter[str]()
-        tape = self._tape if way == "behind the layer" else None
-        replay = None if tape is None else Replay(tape)
+        replay = None if self._tape is None or way != "behind the layer" else Replay(self._tape)
 
-        def replaced(overwriting: Overwriting, module: nn.Module, args: Any, output: Any) -> Any:
-            tensor = first_tensor(output)
-            calls[record.layer] += 1
-            if calls[record.layer] != record.call + 1:
-                return None
+        def replaced(output: Any, overwritten: bool) -> Any:
             if replay is not None:
                 replay.live = True
-            if tensor is not None and overwriting.of(tensor):
+            tensor = first_tensor(output)
+            if tensor is not None and overwritten:
                 if tensor.shape == perturbed.shape:
                     tensor.copy_(perturbed)  # code that reads it by its older name sees the change too
                     return None
@@ -119,9 +113,9 @@ class LayerRerun:
 
         inputs = context.inputs.rows(before)
         with HookGroup(context.model) as group, rows_of(images, before):
-            group.forward(record.layer, partial(replaced, Overwriting(group, record.layer)))
+            at_call(group, record.layer, record.call, replaced)
             with replay or nullcontext():
                 output = inputs.call(context.model)
-        if tape is not None and replay is not None and not (tape.is_intact() and replay.leaves_intact):
+        if replay is not None and not replay.is_intact():
             self._tape = None  # the network overwrites what it keeps
         return output

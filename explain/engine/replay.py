@@ -1,7 +1,7 @@
 """What lies before a layer is run once, recorded and replayed, for work that alters only what the layer returns."""
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -12,23 +12,6 @@ from explain._utils.nested import first_tensor
 from explain.hooks import HookGroup, handles, layer_names
 from explain.hooks.tracer import Tracer
 
-# What cannot change after it was returned, containers apart.
-_FIXED: tuple[type, ...] = (
-    bool,
-    int,
-    float,
-    complex,
-    str,
-    bytes,
-    type(None),
-    type(...),
-    type,
-    torch.Size,
-    torch.dtype,
-    torch.device,
-    torch.layout,
-    torch.memory_format,
-)
 # Ways to a tensor's memory on which autograd does not see that it is overwritten.
 PAST_AUTOGRAD = {"data", "numpy", "__array__", "__dlpack__", "untyped_storage", "storage", "set_", "data_ptr"}
 
@@ -72,7 +55,7 @@ class Tape(Tracer):
             return result
         is_iterator = isinstance(result, Iterator)
         items = list(result) if is_iterator else result
-        self.fits = self.fits and all(isinstance(leaf, (Tensor, *_FIXED)) for leaf in tree_leaves(items))
+        self.fits = self.fits and accessed_name(func) not in PAST_AUTOGRAD
         self.calls.append((func, tree_map_only(Tensor, _Weak, items), is_iterator))
         return iter(items) if is_iterator else items
 
@@ -101,13 +84,17 @@ class Replay(Tracer):
     def __init__(self, tape: Tape) -> None:
         super().__init__()
         self.live = False
-        self.leaves_intact = True
-        """Whether nothing went past autograd to a tensor's memory, which the tape may keep, behind the layer."""
+        self._tape = tape
+        self._stays_in_autograd = True
         self._calls = iter(tape.calls)
 
+    def is_intact(self) -> bool:
+        """Whether nothing that the tape keeps was overwritten behind the layer, nor could have been, past autograd."""
+        return self._tape.is_intact() and self._stays_in_autograd
+
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self.live:
-            self.leaves_intact = self.leaves_intact and accessed_name(func) not in PAST_AUTOGRAD
+        if self.live and accessed_name(func) in PAST_AUTOGRAD:
+            self._stays_in_autograd = False
         if self.live or handles.acting.depth:
             return func(*args, **kwargs)
         noted, result, is_iterator = next(self._calls, (None, None, False))
@@ -134,23 +121,27 @@ class ReachedError(BaseException):
     """Ends a forward pass at the layer; no ``except Exception`` of the model catches it."""
 
 
-class Overwriting:
-    """Tells whether a module overwrote its input, so that its output is also known by an older name."""
+def at_call(group: HookGroup, layer: str, call: int, act: Callable[[Any, bool], Any]) -> None:
+    """Let ``act`` replace what a call of a layer returned; it is told whether the layer has overwritten its input.
 
-    def __init__(self, group: HookGroup, name: str) -> None:
-        self._given: tuple[Tensor | None, int] = None, 0
-        if not layer_names.place_of(name, group._model).part:  # which nothing has overwritten yet
-            group.forward_pre(name, self._note, with_kwargs=True)
+    The output is then also known by an older name.
+    """
+    name = f"{layer}@{call}"
+    inputs: list[tuple[Tensor, int]] = []
 
-    def _note(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        first = next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
-        self._given = (None, 0) if first is None or first.is_inference() else (first, first._version)
+    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+        inputs[:] = [(tensor, tensor._version) for tensor in tensors[:1] if not tensor.is_inference()]
 
-    def of(self, output: Tensor) -> bool:
-        """Whether this output of the module is its input, overwritten; call it once, when the module has returned."""
-        given, version = self._given
-        self._given = (None, 0)
-        return given is output and output._version != version
+    def returned(module: nn.Module, args: Any, output: Any) -> Any:
+        tensor = first_tensor(output)
+        overwrote = any(first is tensor and tensor._version != version for first, version in inputs)
+        inputs.clear()
+        return act(output, overwrote)
+
+    if not layer_names.place_of(layer, group._model).part:  # which nothing has overwritten yet
+        group.forward_pre(name, note, with_kwargs=True)
+    group.forward(name, returned)
 
 
 class PrefixRecorder:
@@ -172,13 +163,10 @@ class PrefixRecorder:
         self.layer = layer
         self.tape = Tape()
         place = layer_names.place_of(layer, model)
-        self._name = place.layer
         self._call = place.call or 0
         self._ends = ends
-        self._calls = 0
         self._overwrites = False
-        self._overwriting = Overwriting(group, self._name)
-        group.forward(self._name, self._reach)
+        at_call(group, place.layer, self._call, self._reach)
 
     def made(self, call: int) -> Tape | None:
         """The tape up to this call of the layer; None where it was not reached, or cannot be replayed.
@@ -188,12 +176,8 @@ class PrefixRecorder:
         fits = self.tape.stopped and self.tape.fits and self.tape.is_intact() and not self._overwrites
         return self.tape if fits and call == self._call else None
 
-    def _reach(self, module: nn.Module, args: Any, output: Any) -> None:
-        tensor = first_tensor(output)
-        overwrites = tensor is not None and self._overwriting.of(tensor)
-        if self._calls == self._call:
-            self.tape.stop()
-            self._overwrites = overwrites
-            if self._ends:
-                raise ReachedError
-        self._calls += 1
+    def _reach(self, output: Any, overwrites: bool) -> None:
+        self.tape.stop()
+        self._overwrites = overwrites
+        if self._ends:
+            raise ReachedError
