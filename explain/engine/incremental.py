@@ -12,7 +12,7 @@ After Nakandala et al., "Incremental and Approximate Inference for Faster Occlus
 import math
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -130,7 +130,7 @@ def _changed(known: Tensor, owners: Tensor, perturbed: Tensor) -> tuple[Tensor, 
     return torch.stack(starts, 1), sides
 
 
-Results: TypeAlias = list[tuple[Any, list[Any], Tensor]]
+Results: TypeAlias = list[tuple[Any, Sequence[Any], Tensor]]
 """Operators, their arguments and what they gave for the photos, in the order of a pass."""
 
 
@@ -142,16 +142,15 @@ class PhotoPass:
     layout: torch.memory_format = torch.contiguous_format
     count: int = 0
 
-    def result(self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
+    def result(self, function: Any, arguments: Sequence[Any], compute: Callable[[], Tensor]) -> Tensor:
         """What the next operator gives for the photos, computed in the first pass that comes to it."""
-        given = tree_leaves((args, kwargs))
         number = self.count
         self.count += 1
-        for before, arguments, result in self.results[number : number + 1]:
-            if before == function and len(arguments) == len(given) and all(map(_same, arguments, given)):
+        for before, known, result in self.results[number : number + 1]:
+            if before == function and len(known) == len(arguments) and all(map(_same, known, arguments)):
                 return result
-        result = _channels_last(_first(function(*args, **kwargs)))
-        self.results[number:] = [(function, given, result)]
+        result = _channels_last(compute())
+        self.results[number:] = [(function, arguments, result)]
         return result
 
 
@@ -284,13 +283,18 @@ class _Operator:
             takes_places_alone = name in _POINTWISE.split() and all(_is_constant(tensor, dims) for tensor in others)
         return self._each_value() if takes_places_alone else None
 
-    def _made(self, of_box: Callable[[Any], Tensor]) -> Tensor:
-        args, kwargs = tree_map_only(BoxMaps, lambda maps: of_box(maps.box), (self.args, self.kwargs))
-        return _first(self.function(*args, **kwargs))
-
     def _of_photos(self) -> Tensor:
-        args, kwargs = tree_map_only(BoxMaps, lambda maps: maps.box.known, (self.args, self.kwargs))
-        return self.photos.result(self.function, args, kwargs)
+        """What it gives for the photos."""
+        photos = self._of_boxes(lambda box: box.known)
+        return self.photos.result(self.function, tree_leaves(photos), lambda: self._run(photos))
+
+    def _of_boxes(self, tensor_of: Callable[[Any], Tensor]) -> Any:
+        """The arguments with a tensor in the place of each box."""
+        return tree_map_only(BoxMaps, lambda maps: tensor_of(maps.box), (self.args, self.kwargs))
+
+    def _run(self, arguments: Any) -> Tensor:
+        args, kwargs = arguments
+        return _first(self.function(*args, **kwargs))
 
     def _each_value(self) -> Box | None:
         """An operator that takes each place of the feature maps alone, in the box that holds all boxes."""
@@ -298,8 +302,8 @@ class _Operator:
         one = self.boxes[0]
         if any(box.map_sides != one.map_sides for box in self.boxes) or not _is_small(sides, one.map_sides):
             return None
-        known = self._of_photos()
-        return Box(known, one.owners, start, self._made(lambda box: box.at(start, sides)))
+        values = self._run(self._of_boxes(lambda box: box.at(start, sides)))
+        return Box(self._of_photos(), one.owners, start, values)
 
     def _padded(self) -> Box | None:
         (box,) = self.boxes
@@ -338,7 +342,7 @@ class _Operator:
         named[names[0]] = box.at(start * stride - padding, around.tolist(), outside)
         if "padding" in named:
             named["padding"] = [0] * dims
-        return Box(known, box.owners, start, _first(self.function(*named.values())))
+        return Box(known, box.owners, start, _first(self.function(**named)))
 
 
 _is_faster: weakref.WeakKeyDictionary[nn.Module, dict[Any, bool]] = weakref.WeakKeyDictionary()

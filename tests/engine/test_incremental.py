@@ -196,7 +196,7 @@ def test_occlusion_is_the_same_with_whole_passes(kind: str, monkeypatch: pytest.
     calls = []
     plain = PhotoPass.result
 
-    def counted(self: PhotoPass, *call: Any) -> Any:
+    def counted(self: PhotoPass, *call: Any) -> Tensor:
         calls.append(call[0])
         return plain(self, *call)
 
