@@ -20,7 +20,7 @@ from explain.engine.forward import Forward, ResolvedTarget
 from explain.engine.incremental import IncrementalInference
 from explain.engine.needs import Evidence, EvidenceLookup, RowOrigin
 from explain.engine.replay import Tape
-from explain.engine.settings import MEMORY, Footprint, RuntimeSettings, autocast, lacks_memory
+from explain.engine.settings import Footprint, RuntimeSettings, autocast, lacks_memory
 from explain.hooks.interventions import rows_of
 from explain.hooks.preserve import untouched
 from explain.targets.base import find_logits
@@ -184,18 +184,6 @@ class RerunContext:
         if not scale:
             return torch.allclose(one, other, rtol=10 * relative, atol=0)
         return torch.allclose(one, other, rtol=relative, atol=absolute * scale)
-
-    def incremental(self) -> IncrementalInference | None:
-        """What runs the rows of images incrementally; None where nothing does."""
-        x = self.inputs.x
-        needed = sum(size for _, size in self.footprint.outputs) * len(self.inputs)
-        if x.device.type != "cpu" or len(self.inputs.paths) > 1 or needed > MEMORY:
-            return None
-        if self.inputs.layout == "NTCHW":  # what the model is given is laid out again
-            return None
-        if self.state.incremental is None:
-            self.state.incremental = IncrementalInference(self.model, x)
-        return self.state.incremental
 
     def rows_at_once(self, way: Way, *, graph: bool = False, after: str | None = None) -> int:
         """How many rows make a batch."""

@@ -28,7 +28,7 @@ from explain.engine.needs import EvidenceLookup, NeedAtLayer, RowOrigin, at_leas
 from explain.engine.perturbations import PerturbedRows, Scores
 from explain.engine.plan import Plan, Stream
 from explain.engine.rerun_context import RerunContext, RerunState, Way, between_far_rows
-from explain.engine.settings import Precision, RuntimeSettings, lacks_memory, report_progress
+from explain.engine.settings import MEMORY, Precision, RuntimeSettings, lacks_memory, report_progress
 from explain.engine.token_reruns import TokenRerun
 from explain.hooks.interventions import rows_of
 from explain.hooks.preserve import calculating
@@ -277,11 +277,15 @@ class InputRerun:
     def _find_incremental(self) -> IncrementalInference | None:
         """What runs the rows incrementally, if the first of them are run faster so."""
         context = self.context
+        x = context.inputs.x
         count = len(self.rows.owners)
-        can_skip = self._reads_scores and self._way != "in place" and context.settings.precision == "full"
-        incremental = context.incremental() if can_skip and count >= WORTH_A_TRIAL else None
-        if incremental is None:
+        is_plain = self._reads_scores and self._way != "in place" and context.settings.precision == "full"
+        is_photo = len(context.inputs.paths) == 1 and context.inputs.layout != "NTCHW"
+        of_photos = context.footprint.whole * len(x)
+        if not is_plain or not is_photo or x.device.type != "cpu" or of_photos > MEMORY or count < WORTH_A_TRIAL:
             return None
+        incremental = context.state.incremental or IncrementalInference(context.model, x)
+        context.state.incremental = incremental
         rows = min(count, INCREMENTAL_ROWS * self.rows_at_once)
         images, inputs = self._batch(torch.arange(rows, device=context.device))
         few = images[:FEW_IN_TRIAL]

@@ -114,6 +114,11 @@ class Footprint:
 
         group.note_runs(leaves(model), measure)
 
+    @property
+    def whole(self) -> int:
+        """The bytes of all outputs for an image."""
+        return sum(size for _, size in self.outputs)
+
     def rows_at_once(self, device: torch.device, *, graph: bool, after: str | None = None) -> int:
         """How many rows make a fast batch that fits into memory, if only what lies ``after`` a layer is run for them.
 

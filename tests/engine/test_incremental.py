@@ -15,7 +15,7 @@ from torch.nn import functional as F
 import explain
 from explain.baselines import OtherPhoto
 from explain.engine.incremental import BoxMaps, PhotoPass, changed_box
-from explain.engine.rerun_context import RerunContext
+from explain.engine.reruns import InputRerun
 from explain.hooks import Ablate
 from explain.methods import Occlusion
 
@@ -203,7 +203,7 @@ def test_occlusion_is_the_same_with_whole_passes(kind: str, monkeypatch: pytest.
     monkeypatch.setattr(PhotoPass, "result", counted)
     found = explain.attribute(model, x, method, target=1, **more).values
     assert calls
-    monkeypatch.setattr(RerunContext, "incremental", lambda self: None)
+    monkeypatch.setattr(InputRerun, "_find_incremental", lambda self: None)
     calls.clear()
     expected = explain.attribute(model, x, method, target=1, **more).values
     assert not calls
