@@ -110,17 +110,12 @@ class RecordedSet(Part):
 
 @dataclass(frozen=True)
 class RecordedValues(Part):
-    """How to recognise the array that belongs to a record, and how to read it."""
+    """How to recognise the array that belongs to a record."""
 
     name: ClassVar[str] = "values"
 
     shape: tuple[int, ...]
     sha256: str
-    size: Size | None = None
-    style: Style = "heat"
-    input: str | None = None
-    neutral: float | None = None
-    sets: tuple[RecordedSet, ...] | None = None
     format: Literal["npy", "npz"] = "npy"
 
     def are(self, values: np.ndarray[Any, Any]) -> bool:
@@ -154,6 +149,11 @@ class Record(Part):
     label: str
     score: float | None
     values: RecordedValues
+    size: Size
+    style: Style = "heat"
+    input: str | None = None
+    neutral: float | None = None
+    sets: tuple[RecordedSet, ...] | None = None
     asked: Any = None
     crops: Any = ()
     fuse: Fusion | None = None
@@ -227,6 +227,12 @@ def origin_of(
     }
 
 
+FIELDS = ("method", "layer", "size", "style", "input", "fuse", "rounding")
+"""What records and attributions both have."""
+NUMBERS = ("score", "delta", "neutral")
+"""The same of tensors ``(N,)``, of which records have the number of the one image."""
+
+
 def results_of(attribution: result.Attribution) -> dict[str, Any]:
     """What a record says of a map: the method, where it looked, and what came of it."""
     options = dict(attribution.options)
@@ -243,26 +249,15 @@ def results_of(attribution: result.Attribution) -> dict[str, Any]:
             "error": number_of(attribution.relative_error),
             "r2": number_of(attribution.r2),
         }
-    values = {
-        **identity(pictures.array(attribution.values[0])),
-        "size": attribution.size,
-        "style": attribution.style,
-        "input": attribution.input,
-        "neutral": number_of(attribution.neutral),
-        "sets": None if attribution.sets is None else attribution.sets.described(0),
-    }
     return {
-        "method": attribution.method,
+        **{name: getattr(attribution, name) for name in FIELDS},
+        **{name: number_of(getattr(attribution, name)) for name in NUMBERS},
         "options": {name: encode(value) for name, value in options.items()},
-        "fuse": attribution.fuse,
         "precision": attribution.precision,
-        "rounding": attribution.rounding,
-        "layer": attribution.layer,
         "target": attribution.target if isinstance(attribution.target, str) else int(attribution.target[0]),
-        "score": number_of(attribution.score),
-        "delta": number_of(attribution.delta),
         "estimate": estimate,
-        "values": values,
+        "values": identity(pictures.array(attribution.values[0])),
+        "sets": None if attribution.sets is None else attribution.sets.described(0),
         "interventions": encode(list(attribution.interventions)),
     }
 

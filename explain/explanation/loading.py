@@ -1,7 +1,6 @@
 """What was saved, read back without a model: the values and the record; and computed again where nothing is missing."""
 
 import json
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -62,28 +61,17 @@ class Saved:
         record = self.content
         options = dict(record.options)
         sets = None
-        if record.values.sets is not None:
-            described_sets = [vars(each) for each in record.values.sets]
-            sets = EvidenceSets.stored(self.values, options["reasons"], described_sets)
+        if record.sets is not None:
+            sets = EvidenceSets.stored(self.values, options["reasons"], [vars(each) for each in record.sets])
         for name, value in options.items():
             with suppress(RecordError):  # the caller's own, or no longer known: as the record has it
                 options[name] = decode(value)
-        return result.Attribution(
-            method=record.method,
-            values=self.values[None],
-            target=record.target if isinstance(record.target, str) else torch.tensor([record.target]),
-            score=torch.tensor([math.nan if record.score is None else record.score]),
-            layer=record.layer,
-            size=record.values.size or record.input_size,
-            style=record.values.style,
-            options=options,
-            delta=_one_number(record.delta),
-            fuse=record.fuse,
-            input=record.values.input,
-            sets=sets,
-            rounding=record.rounding,
-            neutral=_one_number(record.values.neutral),
-        )
+        fields = {name: getattr(record, name) for name in records.FIELDS}
+        for name in records.NUMBERS:
+            number = getattr(record, name)
+            fields[name] = None if number is None else torch.tensor([number])
+        target = record.target if isinstance(record.target, str) else torch.tensor([record.target])
+        return result.Attribution(values=self.values[None], target=target, options=options, sets=sets, **fields)
 
     @property
     def heatmap(self) -> torch.Tensor:
@@ -200,10 +188,6 @@ class Saved:
             now += f" and {samples} samples"
         got = f"got {now}, and the map differs by {difference:.3g} of its maximum"
         warn(f"{self._name} must be repeated as it was made, with {then}, {got}")
-
-
-def _one_number(value: float | None) -> torch.Tensor | None:
-    return None if value is None else torch.tensor([value])
 
 
 @keywords()

@@ -143,15 +143,14 @@ def matched(images: Iterable[ImageLike], request: PhotoRequest) -> Iterator[Imag
         yield from images
         return
     count = len(request.of_each)
-    number = 0
-    known = len(images) if isinstance(images, Sized) else None
-    if known in (None, count):
+    number = len(images) if isinstance(images, Sized) else 0
+    if number in (0, count):
         for number, image in enumerate(images, 1):
             if number > count:
                 break
             yield image
-    if count != (number if known is None else known):
-        got = f"{count} for {known or number} photos"
+    if number != count:
+        got = f"{count} for {number} photos"
         raise TargetError(f"target must hold one target for each photo, got {got}; targets= takes several for all")
 
 
