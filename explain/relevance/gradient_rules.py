@@ -16,9 +16,10 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from explain.hooks import HookGroup
-from explain.hooks.graph import Reach, graph
+from explain.hooks.graph import graph
 from explain.hooks.tracer import Tracer
 from explain.relevance.operations import Operation, operations_of
+from explain.relevance.steps import Dependence
 from explain.relevance.table import operation_name
 
 Gradients = tuple[Tensor | None, ...]
@@ -134,12 +135,12 @@ class ZeroLeaves(Tracer):
 
     def __init__(self, sources: Sequence[Tensor]) -> None:
         self.leaves: list[Tensor] = []
-        self._sources, self._reach = {id(source): source for source in sources}, Reach(sources)
+        self._dependence = Dependence(sources)
 
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if operation_name(func) in ("softmax", "scaled_dot_product_attention") and torch.is_grad_enabled():
             given = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
-            reached = any(id(each) in self._sources or self._reach.of(each.grad_fn) for each in given)
+            reached = any(map(self._dependence.of, given))
             if args and args[0] is given[0] and not reached:
                 leaf = torch.zeros_like(given[0], requires_grad=True)
                 self.leaves.append(leaf)

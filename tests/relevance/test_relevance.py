@@ -14,7 +14,7 @@ from torch import nn
 import explain
 from explain import ExplainWarning, LayerError, MethodError
 from explain.methods import LRP
-from explain.relevance import COMPOSITES, Composite, LinearRule, When
+from explain.relevance import COMPOSITES, Composite, LinearRule, RelevanceRule, When
 from explain.relevance.linear_rules import AlphaBeta, Epsilon, Flat, Gamma, Gradient, WSquare, ZBox, ZPlus
 from explain.relevance.nonlinear_rules import Balanced, ConstantTerms, ElementwisePassThrough
 from explain.relevance.propagation import RelevanceFlow
@@ -491,6 +491,26 @@ def test_a_rule_of_ones_own_acts_where_its_composite_says() -> None:
     relevance = 2 * model[0](x).flatten() * model[2].weight[1]
     assert torch.allclose(found.values[0], (shares * relevance[:, None, None, None]).sum(0), rtol=1e-12, atol=1e-12)
     assert found.coverage.by_rule == {"sizes": {"convolution": 1}, "gradient": {"dense": 1}}
+
+
+@dataclass(frozen=True)
+class Doubled(RelevanceRule):
+    """Twice what autograd would send, where it is sent at all."""
+
+    def back(self, step: Step, gradient: torch.Tensor, flow: RelevanceFlow) -> torch.Tensor:
+        return 2 * gradient * (step.x.tensor > 0)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_rule_of_ones_own_may_act_at_rectifiers(in_place: bool) -> None:
+    """Which autograd differentiates by themselves in the composites of the literature."""
+    layers = [nn.Conv2d(4, 3, 3), nn.ReLU(in_place), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 2)]
+    model = settled(nn.Sequential(*layers)).double().eval()
+    x = random(6, 2, *SHAPE)
+    rules = LRP(Composite("own", ((When(("rectifier",)), Doubled()),)))
+    found = explain.attribute(model, x, rules, target=1).values
+    expected = 2 * explain.attribute(model, x, "inputxgradient", target=1).values
+    assert torch.allclose(found, expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize(("option", "value"), [("times", 0.5), ("times", float("nan")), ("times", True), ("bias", 1)])
