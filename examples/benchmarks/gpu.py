@@ -14,7 +14,6 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import nn
@@ -58,7 +57,7 @@ def waits(work: Callable[[], object]) -> int:
             work()
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    return sum("synchronizing" in str(warning.message) for warning in caught)
+    return sum("called a synchronizing" in str(warning.message) for warning in caught)
 
 
 def milliseconds(work: Callable[[], object]) -> float:
@@ -79,8 +78,10 @@ def difference(method: str, device: str, x: torch.Tensor) -> float:
     """The largest difference between the values on a device and those on the CPU, as a share of the largest value."""
 
     def values(where: str) -> torch.Tensor:
-        found: Any = explain.attribute(network().double().to(where), x.double().to(where), method, target=1)
-        return found.values.cpu()
+        attribution: explain.Attribution = explain.attribute(
+            network().double().to(where), x.double().to(where), method, target=1
+        )
+        return attribution.values.cpu()
 
     on_cpu = values("cpu")
     largest = float(on_cpu.abs().max()) or 1.0

@@ -3,11 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-import torch
 from torch import nn
 
-from explain._utils.errors import ModelError
-from explain._utils.rounding import all_finite
 from explain.attribution.diagnostics import warn_of_coverage
 from explain.attribution.result import Attribution, Channels, fused
 from explain.data.inputs import InputLayout
@@ -36,7 +33,6 @@ def apply_method(
     for layer, calls in evidence.items():
         of_calls = [applied(method, call) for call in calls]
         maps[str(layer)] = of_calls[0] if stitched is None else stitched.stitch_maps(of_calls, first.size)
-        _check_finite(maps[str(layer)], method, str(layer))
     layers = tuple(maps)
     values = maps[layers[0]]
     how = fuse or method.fusion or "mean"
@@ -74,14 +70,6 @@ def apply_method(
 def first_of(evidence: EvidenceOfCalls) -> Evidence:
     """The evidence of the first layer's first call."""
     return next(iter(evidence.values()))[0]
-
-
-def _check_finite(values: torch.Tensor, method: Method, layer: str) -> None:
-    if all_finite(values):
-        return
-    where = f" at layer {layer}" if uses_layer(method) else ""
-    got = f"but {method.name} found NaN or infinity{where}; look for a root, logarithm or division at zero"
-    raise ModelError(f"model must have finite activations and gradients, {got}, or overflow in half precision")
 
 
 def _layer_of(method: Method, layers: tuple[str, ...]) -> str | tuple[str, ...] | None:

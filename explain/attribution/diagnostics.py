@@ -1,11 +1,12 @@
 """Why a map is zero everywhere, and what callers are warned of."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from explain._utils.errors import either, image_name, warn
+from explain._utils.errors import ModelError, either, image_name, warn
 from explain._utils.rounding import all_cancel
 from explain.attribution.result import Attribution
 from explain.engine import Activations, Attributions, Evidence, InputGradients, LayerGradients
@@ -140,18 +141,40 @@ def image_names(wrong: torch.Tensor) -> str:
     return ", ".join(map(image_name, wrong.nonzero().flatten().tolist()))
 
 
+def largest_values(attribution: Attribution) -> list[float]:
+    """The largest magnitude among the values of each image; waits once for the device.
+
+    Raises:
+        ModelError: values of an explained input are not finite.
+    """
+    by_input = []
+    for part in attribution.parts.values() or [attribution]:
+        values = part.values.detach().flatten(1)
+        largest: list[float] = torch.linalg.vector_norm(values, math.inf, dim=1).tolist()
+        if not all(map(math.isfinite, largest)):
+            where = "" if part.layer is None else f" at layer {part.layer}"
+            got = f"but {part.method} found NaN or infinity{where}; look for a root, logarithm or division at zero"
+            raise ModelError(f"model must have finite activations and gradients, {got}, or overflow in half precision")
+        by_input.append(largest)
+    return by_input[0]
+
+
 def warn_of_result(
-    method: Method, attribution: Attribution, evidence: Sequence[Evidence], follows_gradient: Callable[[], bool]
+    method: Method,
+    attribution: Attribution,
+    largest: Sequence[float],
+    evidence: Sequence[Evidence],
+    follows_gradient: Callable[[], bool],
 ) -> None:
     """Warn of images whose values mean something else than one expects: of one input, from its layers' evidence.
 
-    ``follows_gradient`` runs the model, to see whether its gradient is the derivative of the score.
+    ``largest`` has the largest magnitude of each image. ``follows_gradient`` runs the model, to see whether its
+    gradient is the derivative of the score.
     """
     name = attribution.method
     score = attribution.score
-    nonzero = attribution.values.flatten(1).any(1)
     if method.by_score:
-        negative = (score < 0) & nonzero
+        negative = (score < 0) & attribution.values.flatten(1).any(1)
         if negative.any():
             scores = ", ".join(f"{value:.3g}" for value in score[negative].tolist())
             which = f"which is negative for image {image_names(negative)} ({scores}): that reverses all signs"
@@ -168,11 +191,8 @@ def warn_of_result(
         if wrong.any():
             lost = f"loses up to {float(share[wrong].max()):.2g} of the score to the epsilon of its rules"
             warn(f"{name} {lost} for image {image_names(wrong)}; take a smaller epsilon, or one that is not absolute")
-    empty = [image for image, has_values in enumerate(nonzero.tolist()) if not has_values]
-    if not empty:
-        return
     reasons: dict[str, list[str]] = {}
-    for image in empty:
+    for image in [image for image, magnitude in enumerate(largest) if magnitude == 0]:
         negative_score = method.by_score and bool(score[image] < 0)
         if attribution.sets is not None:
             same = attribution.options.get("becomes") is None

@@ -14,7 +14,7 @@ from torch import nn
 from explain._utils.errors import LayerError, MethodError, either, muted
 from explain._utils.options import by_name
 from explain.attribution.applying import EvidenceOfCalls, apply_method, first_of
-from explain.attribution.diagnostics import warn_of_half_precision, warn_of_result
+from explain.attribution.diagnostics import largest_values, warn_of_half_precision, warn_of_result
 from explain.attribution.options import Settings
 from explain.attribution.result import Attribution
 from explain.data.inputs import Inputs, InputsLike, Path, dotted
@@ -201,10 +201,11 @@ class Request:
                 if interventions:
                     attribution = replace(attribution, interventions=interventions)
                 attributions[name] = attribution
+                largest = largest_values(attribution)
                 if not self.settings.create_graph:  # early in training, maps of zeros are nothing unusual
                     of_first = list(chain(*evidence[0].values()))
                     follows = partial(self._follows_gradient, target)
-                    warn_of_result(method, attributions[name], of_first, follows)
+                    warn_of_result(method, attribution, largest, of_first, follows)
             results.append(attributions)
         if not all(results):
             raise KeyboardInterrupt("interrupted before any method had something to show")

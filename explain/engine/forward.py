@@ -87,6 +87,7 @@ class Forward:
 
     def __post_init__(self) -> None:
         self.count = len(self.inputs)
+        self._finite = False  # of class scores, as far as that is known
         self.end: int = torch._C._autograd._get_sequence_nr()
         """The sequence number that Nodes behind the model begin with, as those of a target."""
         self.logits = self._logits()
@@ -117,7 +118,8 @@ class Forward:
         if scores is None:
             return None  # not a classifier
         logits = scores.detach().reshape(self.count, -1)
-        if not all_finite(logits):  # minus infinity is the score of a class that cannot be
+        self._finite = all_finite(logits)
+        if not self._finite:  # minus infinity is the score of a class that cannot be
             self._refuse(logits, torch.isnan(logits) | torch.isposinf(logits))
         return at_least_float32(logits)
 
@@ -136,7 +138,7 @@ class Forward:
             settled = target.settled(self.output, self.count)
             score, classes = settled.pick(self.output, self.count)
             total = score.sum()
-        if not all_finite(score):
+        if not (self._finite and isinstance(settled, ClassTarget)) and not all_finite(score):
             self._refuse(score.detach(), ~torch.isfinite(score.detach()))
         name = settled.name if isinstance(target, (ClassTarget, TopClass)) else target.name
         return ResolvedTarget(name, settled, at_least_float32(detached(score)), total, classes)
