@@ -26,6 +26,7 @@ from explain.data.inputs import Inputs
 from explain.engine import Evidence
 from explain.engine.ends import outputs_of
 from explain.engine.perturbations import OneForEach
+from explain.engine.settings import report_progress
 from explain.hooks import copied
 from explain.hooks.intervening import active_interventions, intervene
 from explain.hooks.preserve import calculating, untouched
@@ -479,6 +480,7 @@ def reattribute(
             use = uses.setdefault(variant, _Use(variant))
             use.metrics.setdefault(name, []).append(metric)
     numbers: dict[tuple[str, str, Variant], torch.Tensor] = {}
+    done = 0
     for batch in _batches(list(uses.values()), len(context.images)):
         used = {name: methods[name] for use in batch for name in use.metrics}
         results = _run([use.variant for use in batch], used, context, target, options)
@@ -487,6 +489,8 @@ def reattribute(
                 for name, metric in ((name, metric) for name, comparing in use.metrics.items() for metric in comparing):
                     compared = metric.compare(methods[name].data, maps[name])
                     numbers[name, metric.name, use.variant] = compared
+        done += len(batch)
+        report_progress(options.get("progress"), done, len(uses))
     figures: Results = {}
     for metric, (name, method) in product(metrics, methods.items()):
         of_variants = [numbers[name, metric.name, variant] for variant in variants[name, metric.name]]
