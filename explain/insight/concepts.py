@@ -60,7 +60,7 @@ class SharedConcepts:
     @property
     def table(self) -> list[list[str]]:
         """The rows of the table, under its head in ``sections.toml``."""
-        table = []
+        table: list[list[str]] = []
         for share, examples in zip(self.shares, self.examples, strict=True):
             rows = [example.row for example in examples]
             names = Names(row.name for row in rows)
