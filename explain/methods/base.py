@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, partial
 from importlib import resources
+from operator import attrgetter
 from typing import Any, ClassVar, Literal, TypeAlias, TypeVar, dataclass_transform
 
 import torch
@@ -249,12 +250,15 @@ def options(method: Method) -> dict[str, Any]:
     >>> options(HiResCAM(relu=True))
     {'relu': True}
     """
-    return {field.name: getattr(method, field.name) for field in fields(method)}
+    values = {}
+    for option in fields(method):
+        values[option.name] = getattr(method, option.name)
+    return values
 
 
 def uses_layer(method: Method) -> bool:
     """Whether a method looks at a layer."""
-    return any(need.of_layer for need in method.needs)
+    return any(map(attrgetter("of_layer"), method.needs))
 
 
 def can_be_stitched(method: Method, model: torch.nn.Module) -> bool:
@@ -373,7 +377,7 @@ def get_method(method: MethodLike) -> Method:
     5
     """
     if isinstance(method, str):
-        return _by_text(method.strip())
+        return _known.get(method) or _by_text(method.strip())
     if isinstance(method, type):
         raise MethodError(f"method must be a name or an object, got the class {method.__name__}; make an object of it")
     if not isinstance(method, Method):
