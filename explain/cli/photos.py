@@ -261,7 +261,7 @@ class PhotoWork:
 
     def _stored(self, path: str, stem: str, photo: "Image.Image") -> PhotoResult | None:
         """What to say of a photo whose results are all there; None where they are not."""
-        from explain.explanation.stored import stored_results
+        from explain.explanation.loading import stored_results
 
         options = self.options
         count = options.top_k or len(self.targets or [None])
