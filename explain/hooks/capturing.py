@@ -5,9 +5,9 @@ before a following in-place operation can overwrite it. The gradient counts ever
 returned, no matter how it left the layer (a second output, a list, an attribute, an older name), and what overwrites it
 later. And where autograd records nothing, the graph begins at the layer: the pass below it runs like plain inference.
 
-That is at the input of what computes the layer's output. A graph that starts at the output would be too late: what the
-layer itself computes from its output (a pooled second output, a tensor stored as an attribute) would have no history.
-So the last module that runs in a layer gets aliases of its inputs that start a graph. In a container other than
+The graph begins at the input of what computes the layer's output. One that starts at the output would be too late: what
+the layer itself computes from its output (a pooled second output, a tensor stored as an attribute) would have no
+history. So the last module that runs in a layer gets aliases of its inputs that start a graph. In a container other than
 `nn.Sequential`, that module is unknown, and the container itself gets them. Backward stops at the layer's output and
 never reaches the aliases.
 
