@@ -7,9 +7,9 @@ later. And where autograd records nothing, the graph begins at the layer: the pa
 
 The graph begins at the input of what computes the layer's output. One that starts at the output would be too late: what
 the layer itself computes from its output (a pooled second output, a tensor stored as an attribute) would have no
-history. So the last module that runs in a layer gets aliases of its inputs that start a graph. In a container other than
-`nn.Sequential`, that module is unknown, and the container itself gets them. Backward stops at the layer's output and
-never reaches the aliases.
+history. So the last module that runs in a layer gets aliases of its inputs that start a graph. In a container other
+than `nn.Sequential`, that module is unknown, and the container itself gets them. Backward stops at the layer's output
+and never reaches the aliases.
 
 One case is special: a layer that returns its input unaltered, as dropout does in evaluation mode. The gradient is that
 of what leaves the layer; paths around it do not belong to the layer. The same holds for a layer's input.
