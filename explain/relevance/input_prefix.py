@@ -151,8 +151,8 @@ class Prefix:
         if node is None:
             return None
         try:
-            end = _through(*node.next_functions[0])
             reach = Reach(sources)
+            end = _through(*node.next_functions[0], reach)
             if not reach.of(end[0]):
                 return None
             operations = list(_operations(end, reach))
@@ -186,9 +186,9 @@ class Prefix:
         return found[self._end]
 
 
-def _through(node: Node | None, output: int) -> Edge:
-    """An edge, behind what gives what it is given."""
-    while node is not None and node.name().startswith(_SAME):
+def _through(node: Node | None, output: int, reach: Reach) -> Edge:
+    """An edge, behind what gives what it is given; a source that is a copy itself is not looked through."""
+    while node is not None and node.name().startswith(_SAME) and reach.of(node.next_functions[output][0]):
         node, output = node.next_functions[output]
     if node is None:
         raise _Unknown
@@ -212,7 +212,9 @@ def _operations(end: Edge, reach: Reach) -> Iterator[_Operation]:
             done.add(node)
             if isinstance(node, BackwardCFunction) or any(o.dtype.is_complex for o in node._input_metadata):
                 raise _Unknown
-            found = _Operation(node, {i: _through(*n) for i, n in enumerate(node.next_functions) if reach.of(n[0])})
+            found = _Operation(
+                node, {i: _through(*n, reach) for i, n in enumerate(node.next_functions) if reach.of(n[0])}
+            )
             if found.edges:  # a source that was computed has none
                 waiting.append((node, found))
             waiting += [(before, None) for before, _ in found.edges.values()]
