@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
@@ -17,7 +18,7 @@ from explain.data.inputs import Inputs
 from explain.hooks import HookGroup
 from explain.hooks.graph import Reach, keeping_values
 from explain.hooks.layer_names import LayerPlace
-from explain.hooks.preserve import untouched
+from explain.hooks.preserve import untouched, without_proxy
 from explain.hooks.unwrap import hookable, leaves
 from explain.layers import layouts
 from explain.layers.layouts import MAPS, Grid, Layout, LayoutReading, Size
@@ -123,6 +124,8 @@ class ModuleCallRecorder:
         self.calls: list[ModuleCall] = []
         self.open: dict[CallKey, LayoutReading] = {}
         """The calls whose output may be read in several ways."""
+        self.unreached: dict[CallKey, tuple[float, float]] = {}
+        """The calls that no gradient leads from to ``source``, and what shows whether they change with it."""
         self.edges: dict[CallKey, GradientEdge] = {}
         """Where each call's tensor is in the graph."""
         self._size = size
@@ -149,6 +152,8 @@ class ModuleCallRecorder:
             self.open[key] = reading
         grid = None if reading.open else reading.likeliest  # until it is known
         depends = self._reach is None or self._reach.of(tensor.grad_fn)
+        if not depends:
+            self.unreached[key] = _figures(tensor.detach())
         if tensor.requires_grad:
             self.edges[key] = get_gradient_edge(tensor)
         kind = type(module).__name__
@@ -208,6 +213,13 @@ def record(model: nn.Module, inputs: Inputs, kept: int = 0) -> tuple[ModuleCallR
                 raise
     recorder = ModuleCallRecorder(size, None, count)
     return recorder, *run_noting_calls(model, inputs, recorder.take)
+
+
+def _figures(tensor: Tensor) -> tuple[float, float]:
+    """Two figures of a tensor, which change when it does; inside a transform of `torch.func`, of all that it maps."""
+    values = without_proxy(tensor).double().flatten()
+    weights = torch.linspace(1, 2, len(values), dtype=torch.float64, device=values.device)
+    return float(values.sum()), float((values * weights).sum())
 
 
 def tensors_in(output: Any) -> list[Tensor]:

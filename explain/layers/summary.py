@@ -134,6 +134,11 @@ def _summarize_once(model: nn.Module, inputs: Inputs, with_graph: bool) -> Forwa
     if recorder.open:
         chosen[PLACES] = locate(model, inputs, calls)
         calls = [laid_out(call, recorder.open.get(call.key), chosen[PLACES]) for call in calls]
+    with_map = (call for call in calls if call.grid is not None or call.doubt)
+    if inputs.others or len({call.depends for call in with_map}) > 1:  # see what changes though no gradient leads there
+        altered, _, _ = record(model, inputs.replaced(0.5 * inputs.x.flip(-1) + 0.1))
+        same = {key for key, figures in recorder.unreached.items() if altered.unreached.get(key) == figures}
+        calls = [replace(call, depends=call.key not in same) for call in calls]
     numbers = {call.name: call.number for call in calls}
     calls = [replace(call, last=call.number == numbers[call.name]) for call in calls]
     tensors = tensors_in(output)
