@@ -119,7 +119,7 @@ class OperationRecorder(Tracer):
         apart = call.out_of_place() if call.in_place and first._is_view() else None
         # A clone, since what a rectifier keeps of its input must not be overwritten by its output.
         result = call.made() if apart is None else apart.made({0: first.clone()})
-        node = (first if result is None else result).grad_fn
+        node = _copied_from((first if result is None else result).grad_fn)
         if node is not None:
             module = self._running()[0]
             self.noted[node] = Operation(name, node, module, True, rectified.inputs, rectified.negated)
@@ -132,6 +132,12 @@ class OperationRecorder(Tracer):
         if nodes:
             self.noted |= dict.fromkeys(nodes, Operation(call.name, nodes[0], self._running()[0]))
         return result
+
+
+def _copied_from(node: Node | None) -> Node | None:
+    """The Node itself, or that of the value that another recorder has made out of place and copied there."""
+    is_copy = node is not None and node.name().endswith("CopyBackwards")
+    return node.next_functions[1][0] if is_copy else node  # type: ignore[union-attr]
 
 
 _TRAITS = frozenset(["rectifies", "masks", "greater", "less", "casts", "negates"])
