@@ -20,7 +20,7 @@ from explain.engine.plan import Plan
 from explain.engine.settings import Progress, RuntimeSettings
 from explain.hooks import HookGroup, Intervention, attention_parts, capture, preserve
 from explain.hooks.capturing import Capture
-from explain.hooks.layer_names import Where, find_places, select_places
+from explain.hooks.layer_names import Where, find_places, name_of_call, place_of, select_places
 from explain.hooks.units import Axes
 from explain.hooks.unwrap import modules_of, submodule, unwrapped
 from explain.layers import default_layer
@@ -226,7 +226,8 @@ class _SiteFinder:
         parts = (change * gradient).movedim(of_images, 0)[0]
         estimates = torch.stack([(parts * mask).sum() for mask in masks]).cpu()
         calls = sum(other.layer == record.layer for other in self.clean.records)
-        of_last = name if calls == 1 or "@" in name else f"{name}@{calls - 1}"
+        is_only = calls == 1 or place_of(name, self.model).call is not None
+        of_last = name if is_only else name_of_call(name, calls - 1, self.model)
         return _Site(of_last, clean, masks, first, of_images, estimates, cells)
 
     def _masks(self, name: str, values: torch.Tensor) -> tuple[torch.Tensor, tuple[int, int] | None]:
@@ -279,7 +280,7 @@ def _default(model: nn.Module, inputs: Inputs, at: At) -> list[str]:
     for name in names:
         inside = [call for call in calls if call.name.rpartition(".")[0] == name]
         layers += inside or [call for call in calls if call.name == name]
-    return [f"{call.name}@{call.number}" if call.name in several else call.name for call in layers]
+    return [name_of_call(call.name, call.number, model) if call.name in several else call.name for call in layers]
 
 
 def _is_innermost_attention(module: nn.Module) -> bool:

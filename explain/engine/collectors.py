@@ -22,6 +22,7 @@ from explain.hooks import HookGroup
 from explain.hooks.attention import by_image
 from explain.hooks.capturing import Source, read_outputs
 from explain.hooks.graph import Reach, differentiate, graph
+from explain.hooks.layer_names import name_of_call
 from explain.hooks.preserve import detached
 from explain.layers.summary import independent_calls
 from explain.relevance.constants import AddedConstant
@@ -272,7 +273,7 @@ def _of_images(term: Tensor, constant: AddedConstant, forward: Forward) -> Tenso
     """A bias term laid out over the images, or where it is no map (it may be of windows), as rows of numbers."""
     count = forward.count
     shape = tuple(term.shape)
-    layer = None if constant.module is None else f"{constant.module}@{constant.call}"
+    layer = None if constant.module is None else name_of_call(constant.module, constant.call, forward.model)
     if layer is None and constant.channels_last and len(term) == count and len(forward.grids.size) == term.ndim - 2:
         return term.movedim(-1, 1)
     grid = forward.grids.grid(shape, layer) if term.ndim > 2 and constant.lies_on_input else None

@@ -8,6 +8,7 @@ from torch import Tensor
 from explain.engine.forward import Forward, ResolvedTarget
 from explain.hooks import Replace, intervene
 from explain.hooks.graph import Reach, graph, is_of_hooks
+from explain.hooks.layer_names import name_of_call
 
 _STEP = 3e-4
 """By what share of the scores a step along the gradient changes them."""
@@ -64,6 +65,6 @@ def _output(forward: Forward, layer: str | None, move: Tensor) -> Any:
     if layer is None:
         return inputs.replaced(inputs.x + move).call(forward.model)
     record = forward.record(layer)
-    moved = Replace(f"{record.layer}@{record.call}", move.add)
+    moved = Replace(name_of_call(record.layer, record.call, forward.model), move.add)
     with intervene(forward.model, [moved]):
         return inputs.call(forward.model)

@@ -17,6 +17,7 @@ from explain.engine.rerun_context import RerunContext, Way, between_far_rows
 from explain.engine.settings import raise_unless_of_network
 from explain.hooks import HookGroup
 from explain.hooks.interventions import rows_of
+from explain.hooks.layer_names import name_of_call
 from explain.hooks.unwrap import has_hooks
 
 
@@ -74,7 +75,8 @@ class LayerRerun:
         context = self.context
         record = self._record
         with context.runs_model(), HookGroup(context.model) as group:
-            recorder = PrefixRecorder(group, context.model, f"{record.layer}@{record.call}", ends=True)
+            call = name_of_call(record.layer, record.call, context.model)
+            recorder = PrefixRecorder(group, context.model, call, ends=True)
             inputs = context.inputs.rows(self._image)  # what is recorded begins with the call, as it does in a replay
             try:
                 with recorder.tape:

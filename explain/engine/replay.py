@@ -126,7 +126,8 @@ def at_call(group: HookGroup, layer: str, call: int, act: Callable[[Any, bool], 
 
     The output is then also known by an older name.
     """
-    name = f"{layer}@{call}"
+    assert group._model is not None
+    name = layer_names.name_of_call(layer, call, group._model)
     inputs: list[tuple[Tensor, int]] = []
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

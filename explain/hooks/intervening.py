@@ -107,7 +107,7 @@ def _placed(intervention: Intervention, model: nn.Module) -> list[Intervention]:
     for place in find_places(model, intervention.layer).values():
         if intervention.heads is not None and not place.part:
             place = place._replace(part="heads")
-        name = name_of(place)
+        name = name_of(place, model)
         parts.append(intervention if name == intervention.layer else replace(intervention, layer=name))
     return parts
 

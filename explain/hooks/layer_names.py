@@ -109,7 +109,7 @@ def find_places(model: nn.Module, where: Where) -> dict[str, LayerPlace]:
         pattern = place_of(item, model) if isinstance(item, str) else LayerPlace("")
         for module in _selected(model, pattern.module if isinstance(item, str) else item):
             place = pattern._replace(module=module)
-            places[name_of(place)] = place
+            places[name_of(place, model)] = place
     return places
 
 
@@ -118,13 +118,27 @@ def select_places(model: nn.Module, where: Where) -> list[str]:
     return list(find_places(model, where))
 
 
-def name_of(place: LayerPlace) -> str:
-    """Join the parts of a name.
+def name_of(place: LayerPlace, model: nn.Module | None = None) -> str:
+    """Join the parts of a name, so that `place_of` splits it again.
+
+    A module of the model that is itself called so makes the number longer.
 
     >>> name_of(LayerPlace("conv", "input", 2))
     'conv:input@2'
+    >>> name_of(LayerPlace("conv", "", 0), nn.ModuleDict({"conv": nn.ReLU(), "conv@0": nn.ReLU()}))
+    'conv@00'
     """
-    return place.layer if place.call is None else f"{place.layer}@{place.call}"
+    if place.call is None:
+        return place.layer
+    number = str(place.call)
+    while _is_module(f"{place.layer}@{number}", model):
+        number = f"0{number}"
+    return f"{place.layer}@{number}"
+
+
+def name_of_call(layer: str, number: int, model: nn.Module) -> str:
+    """Name a call of a layer."""
+    return name_of(place_of(layer, model)._replace(call=number), model)
 
 
 def _is_module(name: str, model: nn.Module | None) -> bool:

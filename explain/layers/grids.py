@@ -167,7 +167,7 @@ def window_calls(model: Stitched, inputs: Inputs, layer: str) -> list[str]:
     count = calls_in_window(model, inputs, model.inside(place).module)
     number = count - 1 if place.call is None else place.call
     windows = model.count(tuple(inputs.x.shape[2:]))
-    return [name_of(place._replace(call=window * count + number)) for window in range(windows)]
+    return [name_of(place._replace(call=window * count + number), model) for window in range(windows)]
 
 
 def calls_in_window(model: Stitched, inputs: Inputs, name: str) -> int:

@@ -172,7 +172,7 @@ def find_layers(model: nn.Module, inputs: Inputs, where: Where) -> list[str]:
         place = place_of(layer, model)
         calls = [call for call in summary_of(model, inputs).calls if call.name == place.module and call.depends]
         if place.call is None and calls and not calls[-1].last:
-            found[i] = name_of(place._replace(call=calls[-1].number))
+            found[i] = name_of(place._replace(call=calls[-1].number), model)
     return found
 
 

@@ -13,7 +13,7 @@ from explain.baselines.base import Baseline
 from explain.data.inputs import Inputs, Path
 from explain.engine import Evidence
 from explain.engine.perturbations import OneForEach
-from explain.metrics.base import ZERO, MapMetric, MetricInput, MetricResult, digest_of, need_probability, register
+from explain.metrics.base import ZERO, MapMetric, MetricInput, MetricResult, digest_of, register
 from explain.metrics.faithfulness import SMALL
 from explain.metrics.maps import Sign, correlation, gini
 from explain.metrics.variants import ModelContext, ReattributionMetric, Variant, VariantResult
@@ -217,7 +217,7 @@ class ADCC(ReattributionMetric):
     baseline: Baseline = Zero()
 
     def variants(self, context: ModelContext, data: MetricInput) -> Iterator[Variant]:
-        need_probability(data.probability, OTHER)
+        data.need_probability(OTHER)
         keep = data.maps.heatmap[:, None].to(context.images)
         yield Variant(MaskedBy(self.baseline, digest_of(keep), keep))
 
@@ -229,7 +229,7 @@ class ADCC(ReattributionMetric):
         return torch.stack([probability.double(), together.nan_to_num(-1)], 1)
 
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
-        original = need_probability(data.probability, OTHER).double()
+        original = data.need_probability(OTHER).double()
         seen, together = numbers[:, 0].unbind(1)
         coherency = (1 + together) / 2
         complexity = data.maps.heatmap.double().flatten(1).mean(1)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, TypeAlias, dataclass_transform
 
 import torch
 
-from explain._utils.errors import MetricError, did_you_mean, keywords, shown, warn
+from explain._utils.errors import MetricError, TargetError, did_you_mean, keywords, shown, warn
 from explain._utils.options import Options, enter
 from explain.attribution.diagnostics import image_names
 from explain.baselines.base import Baseline
@@ -76,7 +76,20 @@ class MetricInput:
 
     def original(self, score: Score) -> torch.Tensor:
         """The score of the unperturbed photos ``(N,)``."""
-        return self.target_score if score == "logit" else need_probability(self.probability)
+        return self.target_score if score == "logit" else self.need_probability()
+
+    def need_probability(self, remedy: str = "choose score='logit'") -> torch.Tensor:
+        """The probability of the class ``(N,)``.
+
+        Raises:
+            MetricError: the target is no class. TargetError: it is the only class, or a number.
+        """
+        if self.probability is not None:
+            return self.probability
+        must = "target must be one of several classes for a metric of its probability"
+        if self.classes is None:
+            raise MetricError(f"{must}, got none; {remedy}")
+        raise TargetError(f"{must}, got the only one, or a number; {remedy}")
 
     def loss(self, score: Score, scores: torch.Tensor) -> torch.Tensor:
         """The original score less those of the perturbed photos ``(N, K)``; zero within rounding errors.
@@ -153,13 +166,6 @@ class MapMetric(Metric):
     def __call__(self, data: MetricInput) -> MetricResult:
         """Return a figure for each image."""
         raise NotImplementedError
-
-
-def need_probability(probability: torch.Tensor | None, remedy: str = "choose score='logit'") -> torch.Tensor:
-    """The probability of the class; refused where there is none."""
-    if probability is None:
-        raise MetricError(f"target must be one of several classes for a metric of its probability, got none; {remedy}")
-    return probability
 
 
 MetricLike: TypeAlias = str | Metric

@@ -344,7 +344,7 @@ class _Evaluation:
         kinds = {request.score for request in listed}
         if "probability" in kinds and not self.resolved.gives_probability:
             for each in data.values():
-                base.need_probability(each.probability)
+                each.need_probability()
         (evidence,) = scored(self.model, self.inputs, listed, [self.resolved], self.settings)
         # The original scores in the same precision as those of the perturbed photos:
         fields: dict[ScoreKind, str] = {"logit": "target_score", "probability": "probability"}

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import explain
-from explain import ExplainError, MetricError
+from explain import ExplainError, MetricError, TargetError
 from explain.baselines import Zero
 from explain.engine import Evidence
 from explain.layers.layouts import Grids
@@ -80,7 +80,7 @@ def test_scores_that_are_no_class_are_read_as_they_are(model: nn.Module, photos:
     assert table.curve("saliency", "deletion")[1][:, 0].tolist() == pytest.approx(model(photos).sum(1).tolist())
     with pytest.raises(MetricError, match="target must"):
         explain.evaluate(model, photos, "saliency", "deletion", target=_sum)
-    with pytest.raises(MetricError, match="classes"):
+    with pytest.raises(TargetError, match="classes"):
         explain.evaluate(nn.Sequential(model, nn.Linear(5, 1)).double(), photos, "saliency", "deletion", target=0)
 
 
