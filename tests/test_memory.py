@@ -120,6 +120,17 @@ def test_concepts_inspections_and_lists_of_layers_go_too(photo: Image.Image, exp
 
 
 @pytest.mark.usefixtures("new_objects_alone")
+def test_a_method_goes_with_the_tensors_that_it_holds(explainer: explain.Explainer) -> None:
+    def run() -> list[weakref.ref[Any]]:
+        black = torch.zeros(1, 3, 32, 32)
+        method = explain.methods.IntegratedGradients(steps=2, baseline=black)
+        explain.attribute(explainer.model, torch.ones(1, 3, 32, 32), method, target=0)
+        return [weakref.ref(black), weakref.ref(method)]
+
+    assert_nothing_outlives(run)
+
+
+@pytest.mark.usefixtures("new_objects_alone")
 def test_an_explanation_that_fails_keeps_nothing_either(photo: Image.Image, explainer: explain.Explainer) -> None:
     def run() -> list[weakref.ref[Any]]:
         for wrong in ({"target": 999}, {"layer": "fc"}, {"target": lambda output: output}, {"layer": "unknown"}):

@@ -35,7 +35,7 @@ from explain.layers.grids import window_calls
 from explain.layers.stitched import Stitched
 from explain.layers.summary import channels_of, find_layers, forget_summary, summary_is_current
 from explain.methods import Method
-from explain.methods.base import MethodLike, can_be_stitched, get_method, options, uses_layer
+from explain.methods.base import MethodLike, can_be_stitched, get_method, is_registered, options, uses_layer
 from explain.targets import Target, answer, packed, text
 from explain.targets.classes import BinaryLogit, ClassTarget, TopClass
 
@@ -186,7 +186,9 @@ class Request:
         network than the inputs that they were chosen by.
         """
         interventions = active_interventions(self.model)
-        plan = planned(self._needs(layers))
+        are_registered = all(map(is_registered, self.methods.values()))
+        plan_for = planned if are_registered else Plan
+        plan = plan_for(self._needs(layers))
         chosen_by_default = self.layers is None and any(layers.values())
         check_modules = self._check_path if follow and chosen_by_default else None
         lookups = gather(self.model, self.inputs, plan, self.targets, self.settings, check_modules=check_modules)

@@ -308,7 +308,7 @@ def _counted(count: int, thing: str, plural: str) -> str:
 
 def plan_of(needs: Iterable[Need[Any]], layers: Iterable[str]) -> Plan:
     """The plan for some needs, each at every layer."""
-    return planned({"": needs_at(needs, layers)})
+    return Plan({"": needs_at(needs, layers)})
 
 
 _PLANS_KEPT = 32
@@ -316,7 +316,10 @@ _plans: dict[tuple[tuple[str, frozenset[NeedAtLayer]], ...], Plan] = {}
 
 
 def planned(wanted: Mapping[str, frozenset[NeedAtLayer]]) -> Plan:
-    """The plan of one target for the needs of methods; of the latest plans, what has been worked out is kept."""
+    """The plan of one target for the needs of methods; of the latest plans, what has been worked out is kept.
+
+    The needs are kept with it, so they must be those of registered methods: others may hold tensors of the caller's.
+    """
     key = tuple(wanted.items())
     plan = _plans.pop(key, None) or Plan(wanted)
     _plans[key] = plan

@@ -219,8 +219,15 @@ def load(file: str | os.PathLike[str]) -> Saved:
     if not isinstance(file, (str, os.PathLike)):
         raise RecordError(f"file must be the path of a record (.json) or of its values (.npy), got {shown(file)}")
     path = Path(file)
+    must = "file must be a record (.json) or its values (.npy)"
+    if path.is_dir():
+        names = sorted(record.name for record in path.glob("*.json"))
+        remedy = f"load one of {shown(names, 200)}" if names else "it holds no record"
+        raise RecordError(f"{must}, got the folder {str(path)!r}; {remedy}")
     if path.suffix not in (".json", ".npy", ".npz"):
-        raise RecordError(f"file must be a record (.json) or its values (.npy), got {str(path)!r}; name one of them")
+        raise RecordError(f"{must}, got {str(path)!r}; name one of them")
+    if path.is_file() and not path.with_suffix(".json").exists():
+        raise RecordError(f"{must}, got {str(path)!r} without a record beside it; read it with numpy.load")
     path = path.with_suffix(".json")
     record = _read_record(path)
     values = _read_values(path.with_suffix(f".{record.values.format}"))
@@ -244,6 +251,9 @@ def _read_record(path: Path) -> records.Record:
         raise RecordError(
             f"{name} must hold {must}, got {shown(content)}; give a record that was saved by this version"
         )
+    if "kind" in content:  # which those of attributions do not have
+        got = shown(content["kind"])
+        raise RecordError(f"{name} must be of an attribution, got {got}; read the arrays beside it with numpy.load")
     try:
         record: records.Record = records.Record.read(content)
     except RecordError as error:

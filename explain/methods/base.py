@@ -385,6 +385,11 @@ def get_method(method: MethodLike) -> Method:
     return method
 
 
+def is_registered(method: Method) -> bool:
+    """Whether this very object is what its name stands for, so that it stays for as long as the process."""
+    return _known.get(method.name) is method
+
+
 def _by_text(text: str) -> Method:
     if "(" not in text:
         return _known_as(text.lower(), text)
