@@ -371,7 +371,7 @@ class IncrementalInference:
             return False
         kind = _kind(box)
         if kind not in self._is_faster:
-            self._is_faster[kind] = self._try(box, inputs, agree)
+            self._is_faster[kind] = self._try(owners, box, inputs, agree)
         return self._is_faster[kind]
 
     def output(self, owners: Tensor, inputs: Inputs) -> Any:
@@ -382,11 +382,12 @@ class IncrementalInference:
             output = self._follow(box, inputs)
         return inputs.call(self._model) if output is None else output
 
-    def _try(self, box: Box, inputs: Inputs, agree: Callable[[Any, Any], bool]) -> bool:
-        if self._follow(box, inputs) is None:  # which also computes what is known of the photos
-            return False
-        count = min(FEW, len(box.owners))
+    def _try(self, owners: Tensor, box: Box, inputs: Inputs, agree: Callable[[Any, Any], bool]) -> bool:
+        count = min(FEW, len(owners))
         few = inputs.rows(torch.arange(count))
+        box_of_few = changed_box(self._photos, owners[:count], few.x)
+        if box_of_few is None or self._follow(box_of_few, few) is None:  # which computes what is known of the photos
+            return False
         began = time.perf_counter()
         output = self._follow(box, inputs)
         between = time.perf_counter()
