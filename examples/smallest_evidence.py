@@ -111,22 +111,26 @@ def is_enough(model: nn.Module, x: torch.Tensor, masks: torch.Tensor, target: in
 def by_sets(method: Any, model: Counted, x: torch.Tensor, target: int) -> Found:
     """The first set, and what the search would have found with fewer samples: see `at_budget`."""
     history: list[list[float]] = []
-    begun = (0, model.passes, time.process_time())
-    last = begun
+    passes = model.passes
+    seconds = time.process_time()
+
+    def so_far(done: float, size: float) -> list[float]:
+        return [done, size, model.passes - passes, round(time.process_time() - seconds, 3)]
+
+    latest = so_far(0, 1.0)
 
     def watch(done: int, _: int, maps: dict[str, torch.Tensor]) -> None:
-        """Note the set that an end after the previous batch would have given, where it is another one."""
-        nonlocal last
-        size = float((maps[method.name][0] > 0).double().mean())
-        if not history or history[-1][1] != size:
-            history.append([last[0], size, last[1] - begun[1], round(last[2] - begun[2], 3)])
-        last = done, model.passes, time.process_time()
+        """Note the set that an end after this batch would give, where it is another one."""
+        nonlocal latest
+        latest = so_far(done, float((maps[method.name][0] > 0).double().mean()))
+        if not history or history[-1][1] != latest[1]:
+            history.append(latest)
 
     sets = explain.attribute(model, x, method, target=target, progress=watch).sets
     if not sets or not sets[0]:
         return {"size": None}
     first = sets[0][0]
-    history.append([last[0], first.size, last[1] - begun[1], round(last[2] - begun[2], 3)])
+    history.append([latest[0], first.size, *latest[2:]])
     return {"size": first.size, "proof": first.proof, "mask": first.mask, "history": history}
 
 
