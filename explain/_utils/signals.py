@@ -266,7 +266,7 @@ def _is_where_errors_are_lost(frame: FrameType | None) -> bool:
 
 def _step_in_front() -> tuple[tuple[int, _InFront], ...]:
     """Put a handler of ours in front of each of the caller's that has none there yet; return the new ones."""
-    if threading.get_ident() != threading.main_thread().ident:
+    if not _is_main():
         return ()
     placed: list[tuple[int, _InFront]] = []
     try:

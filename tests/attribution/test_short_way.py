@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -13,33 +10,15 @@ import torch
 from torch import nn
 
 import explain
-
-PACKAGE = str(Path(explain.__file__).parent)
-
-
-def network() -> nn.Module:
-    torch.manual_seed(0)
-    layers = [nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU()]
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)).eval()
+from tests.examples.test_benchmarks import BENCHMARKS
+from tests.hooks.test_tour import example
 
 
-def functions_called(work: Callable[[], object]) -> list[tuple[str, str]]:
-    """The package's functions that a second run calls, by file and name, once for each call."""
-    work()
-    calls: list[tuple[str, str]] = []
-
-    def note(frame: FrameType, event: str, argument: Any) -> None:
-        code = frame.f_code
-        if event == "call" and code.co_filename.startswith(PACKAGE):
-            calls.append((code.co_filename, code.co_qualname))
-
-    previous = sys.getprofile()
-    sys.setprofile(note)
-    try:
-        work()
-    finally:
-        sys.setprofile(previous)
-    return calls
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The script that prints these counts."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return example("benchmarks/small")
 
 
 def evaluation(model: nn.Module, x: torch.Tensor) -> Callable[[], object]:
@@ -58,8 +37,12 @@ WORKS: dict[str, Callable[[nn.Module, torch.Tensor], Callable[[], object]]] = {
     ("work", "calls", "functions", "modules"),
     [("gradcam", 420, 290, 41), ("saliency", 290, 215, 34), ("a metric of a given map", 60, 50, 14)],
 )
-def test_a_warm_call_runs_little_of_the_package(work: str, calls: int, functions: int, modules: int) -> None:
-    called = functions_called(WORKS[work](network(), torch.rand(1, 3, 16, 16)))
-    assert 0 < len(called) <= calls
-    assert len(set(called)) <= functions
-    assert len({file for file, _ in called}) <= modules
+def test_a_warm_call_runs_little_of_the_package(
+    small: Any, work: str, calls: int, functions: int, modules: int
+) -> None:
+    run = WORKS[work](small.network(), torch.rand(1, 3, 16, 16))
+    run()
+    counted = small.counted(run)
+    assert 0 < counted.calls <= calls
+    assert counted.functions <= functions
+    assert counted.modules <= modules
